@@ -28,7 +28,7 @@ KERNELS = pytest.mark.parametrize("kernel", all_kernels(), ids=lambda kernel: ke
 
 
 def named(*lists: str) -> list[Any]:
-    """Return a pytest parameter for each entry of the given lists (such as `pre` or `post`) in all contracts."""
+    """Return a pytest parameter for each entry of these lists (such as `preconditions`) in all contracts."""
     found = []
     for one in CONTRACTS:
         for what in [what for part in lists for what in getattr(one, part)]:

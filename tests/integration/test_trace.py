@@ -24,7 +24,7 @@ def test_all_traces_of_a_run_are_reported_and_its_books_still_balance(model: str
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     assert {trace["name"]: trace["trace"] for trace in source["traces"]} == TRACES
-    assert {trace["forwards"] for trace in source["traces"]} == {3}  # Steps 1, 17 and 33 were traced.
+    assert {trace["forwards"] for trace in source["traces"]} == {3}  # Three of the steps were traced: 1, 17 and 33.
     assert [trace["anomalies"] for trace in source["traces"]] == [[]] * 5
     (own,) = [row for row in source["bricks"] if row["name"] == "Trace"]
     assert own["category"] == "Other"

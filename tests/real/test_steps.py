@@ -59,7 +59,8 @@ def test_slow_first_steps_are_a_warm_up_and_in_no_other_figure(run: Run) -> None
     assert faulty.view.warm_up is not None
     assert healthy.view.warm_up is not None
     assert faulty.view.warm_up.took_us > 2 * healthy.view.warm_up.took_us
-    assert faulty.view.warm_up.took_us >= 0.8e6  # At least four of the five slow steps belong to the warm-up.
+    # The program has five slow steps at its start. At least four of them must count as warm-up.
+    assert faulty.view.warm_up.took_us >= 0.8e6
     assert faulty.view.steps is not None
     assert faulty.view.steps.mean_us is not None
     assert faulty.view.steps.mean_us < 0.1e6

@@ -39,7 +39,7 @@ class Watched:
         self.clock = Clock()
         self.profiler: BrickProfiler = profiler_in(directory, self.clock)
         self.store = Store(window_s)
-        # time of the daemon's hello message in s; None: the time of the store's clock
+        # time in s of the hello message of the daemon; None: the present time of the viewer
         self.began_s: float | None = None
         self._directory = directory
         self._source: Source | None = None

@@ -190,8 +190,8 @@ def test_ctrl_c_between_two_tokens_ends_a_turn_in_this_process(
     def counted(self: Decoder, token: int) -> int:
         nonlocal calls
         calls += 1
-        # Send Ctrl-C at the first token of round 4. A round generates two tokens with each of two settings. || There
-        # are a warm-up and three rounds before.
+        # Send Ctrl-C at the first token of round 4. A round generates two tokens with each of two settings. There are
+        # a warm-up and three rounds before.
         if calls == 4 * 2 * 2 + 1:
             os.kill(os.getpid(), signal.SIGINT)
         return decode(self, token)

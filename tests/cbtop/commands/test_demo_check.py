@@ -49,9 +49,9 @@ profiler.close("done")
         # This brick exceeds its budget, which follows from peak rates that each run measures. So it is only shown.
         ("over a budget", 7, 0, ""),
         ("slower", 8, 4, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
-        # test_default_gate.py tests in each default run that one slow process is not enough.
+        # Not in the default run, because test_default_gate.py tests that one slow process is not enough.
         pytest.param("slower once", 8, 0, "", marks=pytest.mark.slow),
-        # test_check.py tests exit code 5 in each default run.
+        # Not in the default run, because test_check.py tests exit code 5.
         pytest.param("drifts", 7, 5, "only a change of ", marks=pytest.mark.slow),
     ],
 )

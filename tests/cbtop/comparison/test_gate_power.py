@@ -98,7 +98,7 @@ def test_a_gate_says_how_small_a_change_it_finds() -> None:
     assert 3.0 < findable["drift"] < 6.0 < findable["loud"]
 
 
-@pytest.mark.slow  # test_check.py tests in each default run that one base run breaks no gate.
+@pytest.mark.slow  # Not in the default run, because test_check.py tests that one base run fails no gate.
 def test_learned_noise_tells_runs_that_differ_from_a_change() -> None:
     """Runs of the same program differ by 4 %. One base run mistakes this for a change, but six base runs do not."""
     noise = Noise(run=0.04)

@@ -326,15 +326,14 @@ def test_caches_compare_up_to_a_fiftieth_beyond_what_each_run_has_seen() -> None
         (part,) = run.parts
         return replace(run, parts=(replace(part, cached_least=least, cached=mean, cached_most=most),))
 
-    # This run has 90 to 110 cached positions, 100 on average. So up to 112.2 positions can be compared with it.
+    # This run has 90 to 110 cached positions. A comparison with it may use up to 112.2 positions.
     base = cached(made_run(1, STEADY), 90, 100, 110)
-    # The runs are compared at the middle of their means: at 112 or 112.5 positions.
+    # The comparison uses the middle between the means of both runs: 112 or 112.5 positions.
     for mean, is_compared in ((124, True), (125, False)):
         now = cached(made_run(2, STEADY), 100, mean, 160)
         for one, other in ((base, now), (now, base)):
             assert (diff(one, other).why_not == "") is is_compared
-    # With a minimum of 114 or 115 in the new run, 111.7 or 112.7 positions is the smallest number that can be
-    # compared.
+    # The other run has at least 114 or 115 positions. The comparison may then use 111.7 or 112.7 positions, or more.
     for least, is_compared in ((114, True), (115, False)):
         assert (diff(base, cached(made_run(2, STEADY), least, 124, 160)).why_not == "") is is_compared
 

@@ -40,9 +40,10 @@ def table() -> NodeTable:
 
 
 def counted(*steps: Sequence[int], flags: dict[int, int] | None = None) -> list[PhaseContents]:
-    """Return the contents of steps. Each step is a list of the nodes of its records, with its own node last.
+    """Return the contents of steps.
 
-    `flags` maps a step number to the flags of its last record.
+    Each step is given as the nodes of its records. The last of them is the node of the step itself. `flags` maps the
+    number of a step to the flags of its last record.
     """
     nodes = [node for step in steps for node in step]
     lasts = np.cumsum([len(step) for step in steps]) - 1

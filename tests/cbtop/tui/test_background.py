@@ -122,7 +122,7 @@ def test_an_answer_in_pieces_among_keys_is_one_and_the_keys_are_pressed(
 
 
 def test_leaving_before_the_answer_comes_leaves_nothing_of_it_to_the_shell(screens: list[Screen]) -> None:
-    # The app waits longer for the answer than this test can take on a busy machine.
+    # With this setting, the app would wait for the terminal's answer longer than the whole test takes.
     screens.append(screen := Screen(ANSWER_WITHIN_S=str(2 * DEADLINE_S)))
     screen.wait_for(ASK.encode())
     os.write(screen.ours, b"q")

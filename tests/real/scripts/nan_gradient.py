@@ -25,7 +25,8 @@ class Root(nn.Module):
 
 model = GPT()
 model.layers[3] = Root(model.layers[3])
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # AdamW would take a quarter of this small step.
+# SGD, because AdamW would take a quarter of the time of a step in such a small model.
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for number, ids in enumerate(batches(), 1):
     if sys.argv[1] == "faulty" and number >= NAN_FROM:
         model.layers[3].factor = 0.0

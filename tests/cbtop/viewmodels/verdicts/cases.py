@@ -206,7 +206,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     ),
 }
 
-# Simulated processes in which the same problems are too small for a verdict.
+# Simulated processes with the problems of CAUSES, too small for a verdict.
 ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
     "not-finite": _of(Decoding(guarded=(GuardedSteps("", 90),))),

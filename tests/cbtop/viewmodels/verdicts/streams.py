@@ -53,7 +53,7 @@ class Decoding:
 
     seconds: float = 12.0
     noise: float = 0.03  # relative noise of the time of each brick
-    # In step n, all times are multiplied by the factor that this function returns.
+    # a function from the number of a step to the factor on all times in this step
     step_factor: Callable[[int], float] = usual
     layer_factor: dict[int, float] = field(default_factory=dict)
     down_factor: float = 1.0  # factor on the time of DownProjection

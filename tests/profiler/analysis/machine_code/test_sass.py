@@ -73,7 +73,7 @@ def test_adjacent_narrow_accesses_are_found_and_a_wide_one_is_not() -> None:
         ("LDG.E R0, [R2.64]", "IADD3 R3, R3, 0x4, RZ", "LDG.E R1, [R2.64+0x4]"),  # its second register
         ("LDG.E R0, [R2.64]", "@P0 BRA 0x20", "LDG.E R1, [R2.64+0x4]"),
         ("LDG.E R0, [R2.64]", "@P0 LDG.E R1, [R2.64+0x4]"),  # One of the two loads is conditional.
-        # 128 bits are the widest access, so these cannot be merged.
+        # These two accesses cannot be merged, because 128 bits are the widest access.
         ("LDG.E.128 R0, [R4.64]", "LDG.E.128 R8, [R4.64+0x10]"),
         ("LDG.E R0, [R2.64]", "LDG.E.CONSTANT R1, [R2.64+0x4]"),  # of different caches
         ("LDS R0, [R2]", "LDS R1, [R2+0x4]"),
