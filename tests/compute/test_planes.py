@@ -1,6 +1,6 @@
 """Tests of planes (the layout of weights on GPUs): they contain exactly the weights.
 
-They are read as their documentation says and as the CUDA C++ of each format does.
+The tests read the planes in two ways: as documented, and as the CUDA C++ of each format reads them.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def test_the_screen_says_why_it_is_refused_and_opens_once_it_is_let_in(
             assert screen.exit_code() == 0
 
 
-# A program that connects without a key, which our viewers never do. || It prints whether a message arrived within two
+# A program that connects without a key, which our viewers never do. It prints whether a message arrived within two
 # seconds.
 KNOCK = """
 import sys, zmq

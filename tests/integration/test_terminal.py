@@ -249,7 +249,7 @@ def test_quitting_during_a_request_for_kernels_leaves_a_clean_terminal() -> None
         screen.wait_for("Sampling")
         screen.send("K")
         screen.wait_for(f"waiting for a step of pid {process.pid}, at most 60 s")
-        screen.send("6")  # The screen still accepts keys during the request.
+        screen.send("6")  # The screen accepts keys while it waits for the step.
         screen.wait_for("layer → brick → kernel", f"waiting for a step of pid {process.pid}")
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
         assert process.communicate(timeout=DEADLINE_S)[0] == b"0\n"

@@ -136,7 +136,7 @@ def test_a_file_that_was_cut_short_is_an_error_and_no_signal(path: Path, size_by
     assert len(late.read().node) == 900
     os.truncate(path, size_bytes)
     for look in (reader.read, late.read, lambda: reader.produced, reader.newest_end_ns):
-        with contextlib.suppress(RingError):  # Some of these calls do not need the missing part, so they may succeed.
+        with contextlib.suppress(RingError):  # A call that does not read the part that was cut off may succeed.
             look()
     with pytest.raises(RingError, match="cut short"):
         reader.read()

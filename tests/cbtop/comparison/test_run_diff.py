@@ -471,7 +471,7 @@ def test_growth_is_shared_if_all_bricks_grow_alike_and_the_unit_by_as_much() -> 
     for part in (
         replace(shared, shared=None),
         replace(shared, shared=1.0, wall=Change(1000.0, 1000.0, 10.0)),
-        replace(shared, places=times_as(longer)),  # It is unknown here how the bricks changed relative to each other.
+        replace(shared, places=times_as(longer)),  # The change relative to the other bricks is unknown here.
         replace(shared, places=(*times_as(alike)[:-1], replace(times_as(alone)[-1], brick=("A", BrickCategory.FFN)))),
         # Without the factor that all bricks share, the step would take 1,030.8 µs, which is over the 3 % that count
         # as noise.

@@ -150,7 +150,7 @@ def test_it_is_on_the_gpus_that_its_process_is_on_or_on_none_of_them() -> None:
     assert devices(NVML, CPU) == (("0",), [])
     assert devices(made_machines.eight(), CPU) == (("0",), [])
     assert devices(made_machines.NO_DRIVER, CPU) == (("cpu",), [])
-    for samples in ((), (made_machines.NO_DRIVER,)):  # In both cases the sampler of the host has not reported yet.
+    for samples in ((), (made_machines.NO_DRIVER,)):  # The sampler of the host has not reported yet.
         assert devices(*samples) == (None, ["its daemon's samplers have not told it"])
     elsewhere = devices(NVML, CPU, namespace=1)
     assert elsewhere == (None, ["it is in another pid namespace than its daemon"])

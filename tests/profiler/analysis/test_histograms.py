@@ -86,7 +86,7 @@ def test_counts_are_those_of_a_table_of_every_bucket(turns: list[tuple[bool, lis
 def test_a_table_stores_only_the_octaves_used_rather_than_all_buckets() -> None:
     sparse = Histograms()
     node = np.arange(1, 366)
-    # The four durations are in three octaves, so each node uses three.
+    # The two durations near 5,000 ns are in the same octave, so each node uses three octaves.
     for duration_ns in (900, 5_000, 5_100, 40_000):
         sparse.add(node * BUCKETS + bucket_of(np.full(len(node), duration_ns)), np.ones(len(node), np.int64))
     assert sparse.size_bytes < 2 * (365 * 3 * SUB_BUCKETS * 2 + 365 * 4 * OCTAVES)

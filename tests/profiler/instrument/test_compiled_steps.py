@@ -339,7 +339,7 @@ def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatc
         return described(*args)
 
     monkeypatch.setattr(ModelCall, "describe", describe)
-    # If calls run in C, Python describes only the first two: they are recorded, and replace and restore calls.
+    # If C code wraps the calls, Python code describes at most the first two of the seven calls.
     for in_python, wanted in ((False, 2), (True, 7)):
         host = Host(Memory(), every, in_python=in_python)
         ran = 0

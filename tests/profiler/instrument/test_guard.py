@@ -1,6 +1,6 @@
 """Tests of the guard: it names the first brick with an output that is not finite.
 
-Plain hooks of torch find the same.
+A test also looks for this brick with forward hooks, and compares the results.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ def test_a_search_that_was_stopped_names_the_commits_that_are_left(
     line: tuple[MadeRepository, list[str]], error: BaseException, end: End
 ) -> None:
     repository, commits = line
-    halves = [commits[4:], commits[5:]]  # Seven suspects have two possible middles.
+    halves = [commits[4:], commits[5:]]  # Either commit splits the seven suspects evenly.
     for runs_before, left in ((5, [[]]), (3 * 3 + 1, [commits[1:]]), (3 * 3 + 6, halves)):
         runs = MadeRuns(since(commits, 6))
 
