@@ -188,7 +188,7 @@ class WeakMemory:
         self.load()
 
     def load(self) -> None:
-        """Choose for each word the moment that the reader's next loads see. All moments are before its next fence."""
+        """Give each word the value of a random moment. The reader sees these values until its next fence."""
         until = draw_between(self.draw, self.now, self.end)
         for word, history in enumerate(self.words):
             at = draw_between(self.draw, self.now, until)

@@ -227,7 +227,7 @@ def test_a_process_that_begins_anew_counts_on_from_the_one_before() -> None:
             act(wire, "keyframe", "one", 0)
             wire.scrape()
     labels = '{phase="decode",source="one"}'
-    # Two processes ran four steps each: one when it begins, and three of the test. Each step has two tokens.
+    # Two processes ran four steps each: one at their start, then three in the loop above. Each step has two tokens.
     assert wire.seen[f"cbtop_tokens_total{labels}"] == 16
     assert wire.seen[f"cbtop_step_duration_seconds_count{labels}"] == 8
     assert wire.seen[f"cbtop_step_duration_seconds_sum{labels}"] == pytest.approx(6 * 105e-6 + 2 * 6e-6)
