@@ -171,7 +171,7 @@ def test_names_of_steps_without_end_do_not_grow_the_host(make: MAKE) -> None:
 
 
 def test_timings_deferred_while_others_are_recorded_lose_none() -> None:
-    class Growing(deque):  # type: ignore[type-arg]  # as if another thread deferred one at each look
+    class Growing(deque):  # type: ignore[type-arg]  # Another timing arrives during each read.
         def __iter__(self):  # type: ignore[no-untyped-def]
             for one in super().__iter__():
                 if len(self) < 5:

@@ -1,4 +1,4 @@
-"""Tests of the limits of a connection to a daemon, as its publisher counts them."""
+"""Tests of the limits of a connection to a daemon. The daemon's publisher enforces these limits."""
 
 from __future__ import annotations
 

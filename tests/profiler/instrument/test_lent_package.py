@@ -166,7 +166,7 @@ def test_without_numpy_one_line_says_what_to_install_and_the_program_runs(tmp_pa
 
 @pytest.fixture
 def hook() -> ModuleType:
-    """Return the import hook as a module. Under the name of this module it does not start anything."""
+    """Return the import hook as a module. With the name that it has here, it does not start anything."""
     spec = importlib.util.spec_from_file_location("hook_to_test", Path(HOOK) / "sitecustomize.py")
     assert spec is not None
     assert spec.loader is not None
