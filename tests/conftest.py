@@ -20,13 +20,13 @@ FOREIGN = (
     "COLUMNS", "LINES", "COLORTERM",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy",
     "ALL_PROXY", "LANGUAGE", "LC_MESSAGES", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "TZ",
-    "PYTHONDONTWRITEBYTECODE",  # if it is set, hundreds of processes compile every module again
+    "PYTHONDONTWRITEBYTECODE",  # With this variable, hundreds of processes would compile every module again.
 )  # fmt: skip
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # creating a directory on disk takes 4 ms
 FOREIGN_PREFIXES = ("OTEL_", "TEXTUAL", "XDG_")
 
-# Examples have no deadline because the machine may be busy. Each run draws new examples and stores none. `make soak`
-# draws more.
+# Settings of hypothesis: examples have no deadline because the machine may be busy. Each run draws new examples and
+# stores none. `make soak` draws more.
 settings.register_profile(
     "cbtop", max_examples=6, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -35,22 +35,27 @@ settings.load_profile("cbtop")
 
 
 def _on_its_own() -> None:
-    """Isolate the environment before anything that reads it is imported, including other conftest.py files."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job
+    """Clean up the environment before anything reads it when it is imported.
+
+    This includes other conftest.py files.
+    """
+    # SIGINT is ignored in a background job. Tests need the usual behaviour.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in list(os.environ):
         if name in FOREIGN or (name.startswith(FOREIGN_PREFIXES) and name != "TEXTUAL_SNAPSHOT_TEMPDIR"):
             del os.environ[name]
-    sys.dont_write_bytecode = False  # so that workers do not compile every test again
+    sys.dont_write_bytecode = False  # Write bytecode, so that the workers of pytest do not compile every test again.
     os.environ |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
-    # numpy and torch start threads in each of hundreds of processes, and these threads spin for a while.
+    # Limit numpy and torch to one thread. Otherwise they start threads in hundreds of processes, and these spin for a
+    # while.
     os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # Compiling the kernels takes 30 s. The cache is shared by test runs but not with the user.
     os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")
 
 
 _on_its_own()
-gc.disable()  # imported objects are permanent, and searching them for garbage took a quarter of the import time
+gc.disable()  # Imported objects live until the end. Searching them for garbage took a quarter of the import time.
 
 
 def pytest_collection_finish() -> None:
@@ -64,19 +69,19 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _what_was_there_is_no_garbage() -> None:
-    """Exclude imported modules and cached data of earlier test files from garbage collection."""
+    """Exclude imported modules and the cached data of earlier test files from later garbage collections."""
     _keep()
 
 
 @pytest.fixture(autouse=True)
 def _what_was_imported_is_no_garbage() -> None:
-    """Exclude modules that a test of this file imported. Dynamo alone has a million objects."""
+    """Exclude the modules that a test has imported from garbage collection. Dynamo alone has a million objects."""
     if len(sys.modules) > _kept_modules + 100:
         _keep()
 
 
 def pytest_sessionfinish() -> None:
-    """Exclude all objects, because pytest runs the garbage collector five times at its end."""
+    """Exclude all objects from garbage collection, because pytest runs it five times at its end."""
     _keep()
 
 
@@ -99,5 +104,6 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ):
         monkeypatch.setenv("CBTOP_RUNTIME_DIR", directory)
         monkeypatch.setenv("HOME", home)
-        monkeypatch.setenv("CI", "true")  # no run measures roofs by itself; tests that need this set it differently
+        # With CI set, no run measures peak rates by itself. Tests of these measurements change the variable.
+        monkeypatch.setenv("CI", "true")
         yield Path(directory)

@@ -1,4 +1,4 @@
-"""The open files of this process."""
+"""Finds the files that this process has open."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def descriptor_of(path: Path) -> int:
 def _is_open(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:  # the descriptor that listed the folder is closed
+    except OSError:  # The descriptor is closed already. It was open only to list the folder.
         return False

@@ -50,7 +50,7 @@ def _row(statistic: Statistic) -> str:
 
 
 def _origins() -> str:
-    """Return the keys of a source by origin, for keys that no table of statistics contains."""
+    """Return a list in Markdown of keys that no table of statistics contains, by where their values come from."""
     items = [
         f"- {origin.value}: {', '.join(f'`{key}`' for key in keys)}" for origin, keys in OTHER_ORIGINS.items() if keys
     ]

@@ -7,8 +7,8 @@ process imports the module, so no file changes. The seed draws some mutants of e
 with their lines. Exits with 1 if fewer than four of five were found in any module.
 """
 
-# This is our own tool, because mutmut copies a tree in which packages are links here. cosmic-ray writes each mutant
-# into the working tree and starts Python and pytest for each one.
+# No existing tool fits: mutmut copies the tree, and here packages are links. cosmic-ray writes each mutant into the
+# working tree and starts Python and pytest each time.
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from types import CodeType, ModuleType
 
 ROOT = Path(__file__).parents[1]
 WANTED = 0.80
-# The tests of each module, the fastest first. The first failure counts as finding the mutant.
+# The files of tests for each module, the fastest first. The first failing test finds the mutant.
 MODULES: dict[str, tuple[str, ...]] = {
     "cbtop.protocol.ring": (
         "tests/protocol/test_ring.py",
@@ -189,17 +189,18 @@ MODULES: dict[str, tuple[str, ...]] = {
     "cbtop.comparison.structure": ("tests/cbtop/comparison/test_structure.py",),
     "cbtop.tuning.paired": ("tests/cbtop/tuning/test_paired.py",),
 }
-# pytest cannot rewrite the assertions of modules that were loaded before the fork.
+# The warning is ignored because modules are loaded before the fork, where pytest cannot rewrite their assertions.
 OPTIONS = (
     "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=1",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",
 )  # fmt: skip
-# Modules that every fork would load again. Modules of cbtop are not here, because they must load the mutant.
+# Modules that are loaded before the fork to save time. No module of cbtop may be here, because it would not load the
+# mutant.
 LOADED = (
     "hypothesis", "jinja2", "msgpack", "numpy", "pytest", "pytest_asyncio", "syrupy", "textual.app", "trio", "yaml",
     "zmq",
 )  # fmt: skip
-GRACE_S = 20.0  # added to PATIENCE times the duration of the tests without a mutant
+GRACE_S = 20.0  # Time limit of a mutant in s, in addition to PATIENCE times what its tests take without a mutant.
 PATIENCE = 4
 POLL_S = 0.02
 
@@ -215,7 +216,10 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A change of one node: number `place` in the order of `ast.walk`, and operand `part` if it has several."""
+    """A change of one node of the syntax tree: node number `place` in the order of `ast.walk`.
+
+    `part` is the number of the operand if the node has several.
+    """
 
     module: str
     place: int
@@ -235,7 +239,8 @@ def mutants(module: str, tree: ast.Module) -> list[Mutant]:
             hidden = [node.annotation]
         elif isinstance(node, ast.FunctionDef):
             hidden = [*node.decorator_list, node.returns]
-        elif isinstance(node, ast.keyword) and node.arg == "strict":  # zip's arguments have equal lengths here
+        elif isinstance(node, ast.keyword) and node.arg == "strict":
+            # `strict` of zip cannot be tested, because the lengths are equal in all calls.
             hidden = [node]
         elif isinstance(node, ast.ClassDef):
             hidden = [*node.decorator_list]
@@ -339,7 +344,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """An import finder for one module with different code."""
+    """An import finder that loads one module from changed code."""
 
     def __init__(self, name: str, path: Path, code: CodeType) -> None:
         self._name, self._path, self._code = name, path, code
@@ -356,9 +361,9 @@ def file_of(module: str) -> Path:
 
 
 def is_found(code: CodeType | None, module: str, tests: Sequence[str]) -> int:
-    """Run the tests of a module in a fork and return its process id.
+    """Start the tests of a module in a forked process. Returns its process id.
 
-    `code` replaces the code of the module. None leaves it unchanged.
+    `code` replaces the code of the module. With None, the module stays as it is.
     """
     pid = os.fork()
     if pid:
@@ -391,14 +396,17 @@ def ended(pid: int, deadline_s: float) -> bool | None:
 
 @dataclass
 class Tally:
-    """Results of one module: the number of mutants tried, and those not found."""
+    """The results of one module: how many mutants were tried, and which of them no test found."""
 
     tried: int
     survived: list[Mutant]
 
 
 def run(modules: Sequence[str], each: int, seed: int, seconds: float, jobs: int) -> dict[str, Tally]:
-    """Try the drawn mutants, one of each module in turn, until all are tried or the time is over."""
+    """Try the selected mutants until all are tried or the time is over.
+
+    The modules take turns. Returns the results by module.
+    """
     begun_s = time.monotonic()
     trees = {module: ast.parse(file_of(module).read_text(encoding="utf-8")) for module in modules}
     patience_s = {}
@@ -455,7 +463,8 @@ def main() -> int:
         parser.error(f"{', '.join(unknown)}: there are {', '.join(MODULES)}")
     for name in LOADED:
         importlib.import_module(name)
-    with tempfile.TemporaryDirectory(prefix="cbm-") as directory:  # a short name, because of socket paths below it
+    # The name is short because a socket path below it may have only 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="cbm-") as directory:
         os.environ["TMPDIR"] = directory
         tempfile.tempdir = None
         os.chdir(ROOT)

@@ -10,7 +10,7 @@ from _pytest.mark import ParameterSet
 
 
 def each_value_once(rows: Iterable[Sequence[Any]]) -> list[Any]:
-    """Return the rows for `parametrize`. Only a few run by default, the others are slow.
+    """Return rows for `parametrize`: only a few of them run by default, the others are slow.
 
     The selected rows contain every value of every column. Each time, the first row with the most missing values is
     selected. Values of a column are equal if their `repr` is equal.

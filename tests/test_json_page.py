@@ -1,4 +1,7 @@
-"""docs/json.md and docs/json-parts.md agree with the table of statistics, and contain every key of the reports."""
+"""Tests of docs/json.md and docs/json-parts.md: they agree with the table of statistics.
+
+They contain every key of the reports.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from cbtop.viewmodels.training import TrainingBrick, TrainingPartRow, TrainingVi
 from tests.cbtop import made_machines, samples, seen_timelines
 from tests.json_page import PAGES, PARTS, generated, main
 
-# The keys inside these are names of bricks, figures or kinds of time.
+# These objects have names as their keys: names of bricks, figures or kinds of time. So the pages do not list them.
 NAMES_INSIDE = {"unknown", "provenance", "totals", "numbers", "parts_ns"}
 
 
@@ -59,7 +62,7 @@ def test_a_changed_part_is_written_anew_and_the_rest_is_left_alone() -> None:
 
 
 def rich_views() -> list[SourceView]:
-    """Return views that together have every part of a report."""
+    """Return views of processes. Together they fill every part of a report."""
     books = samples.LIVE.books
     assert books is not None
     copies = BesideView(1, 2.0, (NamedTime("copy", 2.0),))
@@ -107,7 +110,7 @@ def rich_views() -> list[SourceView]:
         critical_path=CriticalPathView(1_000.0, 2, 3),
         kernels=(BrickKernels("DownProjection", "", 10, (kernel,)),),
         graph=(replace(node, transfer=copied, burst=KernelTimes(node.id, 3, 3, 2.0, 0.1, 1, 3)), *nodes),
-        # Half of the time is outside bricks.
+        # In this view, half of the time is outside bricks.
         books=replace(
             books, unattributed_us=books.wall_us / 2, adopted=copies, exceeded=(NamedTime("Layer 1", 2.0),)
         ),
@@ -125,7 +128,7 @@ def rich_views() -> list[SourceView]:
 
 
 def reports() -> Iterator[Any]:
-    """Yield every JSON report of the rich views."""
+    """Yield the JSON reports of the views that fill every part of a report."""
     replay = ReplayView("run.cbtop", "host", 1.0, 2.0, 3.0, is_complete=True)
     for view in rich_views():
         yield json.loads(REPORTS["json"]([view], [], replay))
@@ -151,7 +154,7 @@ def test_the_pages_name_every_key_of_every_report() -> None:
 
 
 def test_no_part_of_a_report_is_empty_in_all_rich_views() -> None:
-    """The test above cannot see keys inside an empty part."""
+    """The test above does not see keys inside an empty part of a report, so every part must be filled somewhere."""
     filled: dict[tuple[str, ...], bool] = {}
     for report in reports():
         for place, value in places_of(report):

@@ -1,4 +1,4 @@
-"""The check of links finds broken links. The pages of this repository have none."""
+"""Tests of the check of links: it finds broken links, and the pages of this repository have none."""
 
 from __future__ import annotations
 

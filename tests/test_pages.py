@@ -1,4 +1,4 @@
-"""README.md, docs/ and the other pages are listed, and their sizes and tables are readable."""
+"""Tests of README.md, docs/ and the other pages: each is linked, and their sizes and tables are readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the rows that a default run selects."""
+"""Tests of which rows of a table of parameters run by default."""
 
 from __future__ import annotations
 

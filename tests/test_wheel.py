@@ -1,4 +1,4 @@
-"""`make wheel` finds files that are missing and commands that fail. Only `make wheel` itself builds."""
+"""Tests of `make wheel`: it finds files that are missing and commands that fail. The tests build no wheel."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def installed(wheel: Path, directory: Path) -> Path:
 
 
 def trials(commands: Path) -> Iterator[tuple[list[str], str]]:
-    """Yield commands of the installation with a text that each must print."""
+    """Yield commands to try in the installation, each with a text that it must print."""
     cbtop, python = str(commands / "cbtop"), str(commands / "python")
     yield [cbtop, "--version"], f"cbtop {__version__}"
     yield [python, "-m", "cbtop", "--help"], "commands (cbtop help COMMAND)"

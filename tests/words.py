@@ -24,7 +24,7 @@ LIMITS = {
 PHRASES = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
-        r"(?:^|[.:;] )Of [^.:;]{3,80}",  # a sentence that begins with its last part
+        r"(?:^|[.:;] )Of [^.:;]{3,80}",  # a sentence that begins with "Of"
         # a clause as subject
         r"(?:^|[.:;] )(?:What|Who|Whose|Whoever|Which|How) (?!is |are |was |were |to )[^.?;]{3,}",
         r"\b(?:(?:of|by|in|with|for|to|from) which|of whom|whose|that of|those of)\b",

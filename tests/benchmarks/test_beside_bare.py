@@ -11,12 +11,12 @@ from benchmarks.beside_bare import Variant, median_of, run_beside_bare, run_besi
 
 
 class World:
-    """A fake clock and a step. Only steps move the clock. The duration of a step depends on the active variant."""
+    """A fake step and a fake clock that only this step advances. Each variant of the step has its own duration."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cpu_ns = 0
         self.step_ns = 1000
-        self.is_first = False  # True for the first step after a switch
+        self.is_first = False  # True for the first step after a change of the variant
         monkeypatch.setattr("time.thread_time_ns", lambda: self.cpu_ns)
 
     def step(self) -> None:
@@ -53,7 +53,9 @@ def test_a_ratio_is_that_of_steps_that_have_settled_and_of_no_switch(world: Worl
 @pytest.mark.slow
 def test_what_a_recorded_step_adds_is_its_own_and_what_those_after_it_pay(world: World) -> None:
     told: list[bool] = []
-    pays = {0: 3000, 1: 1500}  # duration of a step in ns, by its distance from the recorded step
+    # The recorded step takes 3,000 ns and the step after it 1,500 ns. The keys are the distance from the recorded
+    # step.
+    pays = {0: 3000, 1: 1500}
 
     def tell(is_recorded: bool) -> None:
         told.append(is_recorded)

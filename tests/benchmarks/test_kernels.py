@@ -22,7 +22,7 @@ def test_every_bound_in_a_contract_is_measured_beside_its_roof() -> None:
         (1.0, "AMD EPYC", "AVX2", False),
         (1.29, "AMD EPYC", "AVX2", False),
         (1.31, "AMD EPYC", "AVX2", True),
-        (1.31, "AMD EPYC", "AVX-512 VNNI", False),  # nobody has measured a usual value on this machine
+        (1.31, "AMD EPYC", "AVX-512 VNNI", False),  # The contract of this kernel has no usual value for this machine.
         (1.31, "Intel(R) Xeon(R) Processor", "AVX2", False),
     ],
 )
@@ -32,7 +32,8 @@ def test_a_kernel_that_takes_longer_than_its_contract_allows_is_named(
     monkeypatch.setattr(kernels, "cpu_name", lambda: processor)
     monkeypatch.setattr(kernels, "TIER", tier)
     bound = contract("linear").performance
-    taken_ns = cycle([slower / bound.fraction, 1.0])  # CPU time in ns: first the kernel, then the read of its memory
+    # CPU time in ns: first of the kernel, then of a plain read of the same memory.
+    taken_ns = cycle([slower / bound.fraction, 1.0])
 
     def timed(call: Callable[[], object]) -> float:
         call()

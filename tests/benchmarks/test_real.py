@@ -91,7 +91,7 @@ def test_programs_run_only_in_their_turns() -> None:
 
 def test_the_overhead_is_that_of_turns_between_bare_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bool, float]] = []
-    bare_ms = [10.0, 11.0, 12.0]  # the bare step becomes slower during the run
+    bare_ms = [10.0, 11.0, 12.0]  # duration of the bare step in ms; it grows during the run
 
     class Fake:
         def __init__(self, program: Program, before: list[str]) -> None:
@@ -106,7 +106,7 @@ def test_the_overhead_is_that_of_turns_between_bare_ones(monkeypatch: pytest.Mon
         def step_ms(self, seconds: float) -> turns.StepMs:
             asked.append((self._is_bare, seconds))
             if seconds not in (turns.BARE_SECONDS, turns.WATCHED_SECONDS):
-                return turns.StepMs(99, 99)  # a warm-up turn, which is not counted
+                return turns.StepMs(99, 99)  # The time of a warm-up. It must not be counted.
             index = asked.count((True, turns.BARE_SECONDS)) - 1
             wall = bare_ms[index] if self._is_bare else 1.1 * (bare_ms[index] + 0.5)
             return turns.StepMs(wall, wall / 2)
@@ -168,7 +168,7 @@ EAGER = [
     launch(1, 12),
     launch(2, 40),
     launch(3, 60),
-    launch(4, 200),  # after all annotations have ended
+    launch(4, 200),  # The kernel with the id 4 is launched after all annotations of bricks have ended.
     kernel(1, 300, 5, "norm"),
     kernel(2, 310, 20, "gemm"),
     kernel(3, 340, 2, "copy"),
@@ -210,7 +210,8 @@ def test_shares_are_of_the_time_in_bricks_that_both_time() -> None:
             brick("RopeEmbedding", "Attention", 10),
             brick("LayerNorm", "Norm", 38),
             brick("Embedding", "Other", 2),
-            brick("Sampling", "Other", 500),  # neither brick is a module
+            # Embedding and Sampling are not modules of the model, so they are not compared.
+            brick("Sampling", "Other", 500),
         ],
     }
     kinds = [
@@ -220,7 +221,8 @@ def test_shares_are_of_the_time_in_bricks_that_both_time() -> None:
                 brick("QkvProjection", "Attention", qkv),
                 brick("AttentionBlock", "Attention", 10),
                 brick("LayerNorm", "Norm", 90 - qkv),
-                brick("FeedForwardBlock", "FFN", 900),  # the snapshot of cbtop lacks this brick
+                # The snapshot of cbtop lacks this brick, so it is not compared.
+                brick("FeedForwardBlock", "FFN", 900),
             ],
         }
         for qkv in (42, 48)

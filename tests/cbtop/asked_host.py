@@ -35,7 +35,7 @@ NORM = KernelDefinition(
 
 
 class Host:
-    """A process with a recorder, and a thread that checks for requests as a step of a real program would."""
+    """A process with a recorder, and a thread that checks for requests, as a real program does in each step."""
 
     def __init__(self, directory: Path, answer: Callable[[Host, Request], None]) -> None:
         self._directory = directory
@@ -88,7 +88,7 @@ class Host:
         self.recorder.answer(Answer(number, state, steps).word())
 
     def kernels(self, number: int, steps: int, lost: int = 0) -> None:
-        """Report `steps` steps of kernels, as a burst of kernel recording does."""
+        """Report the kernels of `steps` steps, as cbtop does after it has recorded kernels for some steps."""
         root = self.profiler._path.position.scope
         found = []
         for layer in range(2):

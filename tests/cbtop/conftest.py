@@ -1,4 +1,4 @@
-"""Fixtures: a feed under the control of the test, and the screen as plain text."""
+"""Fixtures for tests of the screen: a feed that the test controls, and the screen as plain text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def _until_nothing_is_left(min_sleep: float = 0.0, max_sleep: float = 1.0)
             screen._dirty_widgets or screen._layout_required or screen._scroll_required or screen._repaint_required
             or screen._recompose_required or screen._callbacks
         ):  # fmt: skip
-            screen._on_timer_update()  # Textual calls this 120 times a second
+            screen._on_timer_update()  # Textual calls this function 120 times per second.
         else:
             return
 
@@ -91,7 +91,7 @@ class ScriptedFeed:
         self.refused = ""
         self.is_complete = True
         self.end: FeedEnd | None = None
-        self.baseline: Comparison | None = None  # the result of marking a baseline; None: there is too little data
+        self.baseline: Comparison | None = None  # result of marking a baseline; None: too few steps for a baseline
         self.baselines: Sequence[Snapshot] = ()
         self.marked: list[str] = []
         self.time: TimeView | None = None
@@ -147,7 +147,7 @@ def feed() -> ScriptedFeed:
 
 
 class KnownCost:
-    """Fixed numbers for the cost of this viewer."""
+    """Fixed numbers instead of the measured cost of this viewer."""
 
     cpu_percent, over_s, resident_bytes = 3.42, 10.0, 84_100_000
 
@@ -157,7 +157,7 @@ class KnownCost:
 
 @pytest.fixture
 def known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the cost of the viewer to the fixed numbers, because goldens show it."""
+    """Replace the cost of the viewer by fixed numbers, because stored screens (goldens) show it."""
     monkeypatch.setattr("cbtop.feeds.feed.OwnCost", KnownCost)
 
 
@@ -182,7 +182,7 @@ def view_of(app: CbtopApp) -> str | None:
 
 @pytest.fixture
 def rows_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the node of each row of a graph that is computed."""
+    """Return a list that records each row of the graph that is computed, by its node."""
     made: list[int] = []
     begin = GraphRow.__init__
 
@@ -196,7 +196,7 @@ def rows_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def golden() -> Callable[[str, str], None]:
-    """Compare with a file in views/goldens; CBTOP_UPDATE_GOLDENS=1 writes it instead."""
+    """Compare the text with a stored file in views/goldens. With CBTOP_UPDATE_GOLDENS=1, write this file."""
 
     def compare(name: str, text: str) -> None:
         path = GOLDENS / f"{name}.txt"

@@ -28,13 +28,13 @@ square, up, down = (
     [random.standard_normal((WIDTH * inputs, WIDTH * outputs), np.float32) for _ in range(LAYERS)]
     for inputs, outputs in ((1, 1), (1, 3), (3, 1))
 )
-# The weights of this layer are strided, so NumPy copies them before each product.
+# The weights of this layer are not contiguous, so NumPy copies them before each product.
 down[SLOW_LAYER] = np.repeat(down[SLOW_LAYER], 4, axis=1)[:, ::4]
 head = random.standard_normal((WIDTH, WIDTH * 8), np.float32)
 
 
 def product(brick: BrickId, weights: np.ndarray, times: int = 1) -> BrickDefinition:
-    """Return the definition of a product with `weights` that runs `times` times. Its elements are outputs."""
+    """Return the definition of a brick that multiplies with `weights` `times` times. Its elements are the outputs."""
     work = Work(0, 2 * weights.shape[0], times * weights.nbytes, 4)
     return BrickDefinition.of(brick, backend="numpy", work=work)
 

@@ -15,7 +15,7 @@ from cbtop.protocol.messages import DaemonHello, Heartbeat, HostHello, Message, 
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.viewmodels.devices import MachineView, machine_view
 
-# Samples of nvml.py and cpu.py next to a torch program on an H100 (driver 580.159.04). The uuid is invented.
+# Samples of devices that cbtop took while a torch program ran on an H100 (driver 580.159.04). The uuid is invented.
 RECORDED = Path(__file__).parent / "h100.json"
 HELLO = DaemonHello(2, 1, 1, "gpubox", "boot", "0.1.0", 0, 0)
 PID, START, NAMESPACE = 755, 10931, 4026531836
@@ -37,7 +37,7 @@ NO_DRIVER = replace(NVML, trouble="no NVIDIA driver is loaded here (NVML Shared 
 
 
 def source(pid: int = PID, start: int = START, namespace: int | None = NAMESPACE) -> SourceCatalog:
-    """Return the catalog of a profiled process with this pid."""
+    """Return the catalog of a profiled process that has this pid."""
     hello = HostHello(
         2, 1, pid, start, "gpubox", "boot", "load.py", "3.12", "compiled", 1, 1, pid_namespace=namespace
     )
@@ -45,7 +45,7 @@ def source(pid: int = PID, start: int = START, namespace: int | None = NAMESPACE
 
 
 def store_of(*said: Message) -> Store:
-    """Return the store of a viewer that received these messages over the wire."""
+    """Return the store of a viewer after it has received these messages, encoded as on the wire."""
     store = Store()
     for message in (HELLO, *said):
         decoded = codec.decode(codec.encode(message))
@@ -55,7 +55,10 @@ def store_of(*said: Message) -> Store:
 
 
 def series(sample: DeviceSample, busy: Sequence[float | None]) -> list[DeviceSample]:
-    """Return one sample a second. `busy` has the utilisation of the first device; the last sample is `sample`."""
+    """Return samples of devices, one per second, and `sample` as the last one.
+
+    `busy` has the utilisation of the first device at each second.
+    """
     first, *others = sample.devices
     return [
         replace(
@@ -125,7 +128,7 @@ def machine(*said: Message, age_s: float = 0.6) -> MachineView:
 
 _WAVES = [None, *(abs(at % 40 - 20) * 5.0 for at in range(100))]
 H100 = machine(source(), *series(NVML, _WAVES), *series(CPU, [3.0, 20.0, 60.0]))
-FIRST = machine(  # the first sample, which has no mean yet
+FIRST = machine(  # The first sample has no mean power yet, because a mean needs two samples.
     replace(NVML, devices=(replace(
         GPU, power_watts=None, unknown=(*GPU.unknown, Unknown("power_watts", "a mean needs two samples"))),)),
 )  # fmt: skip

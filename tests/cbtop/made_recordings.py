@@ -1,4 +1,4 @@
-"""Recordings of a process with a fake clock, so the state at every second is known."""
+"""Makes recordings of a process with a fake clock, so that its state at every second is known."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def made_recording(
     ended_s: int = 0,
     begins_s: int = 0,
 ) -> None:
-    """Record a process in which a decode step of 100 µs ends every `each_s` and is published at once.
+    """Record a process. Its decode step of 100 µs ends every `each_s` seconds and is published at once.
 
-    With the default, 2t steps have ended after t seconds. If `ends`, the process is reported as ended for `ended_s`
-    more seconds. For the first `begins_s` seconds there is no process.
+    By default, 2t steps have ended after t seconds. If `ends`, the process is reported as ended for `ended_s` more
+    seconds. For the first `begins_s` seconds there is no process.
     """
     clock = Clock()
     profiler = profiler_in(runtime, clock)

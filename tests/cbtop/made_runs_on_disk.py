@@ -1,4 +1,4 @@
-"""Recordings of a simulated model with four layers and a fake clock, in the format of `cbtop record`."""
+"""Makes recordings of a simulated model with four layers and a fake clock, in the format of `cbtop record`."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def record(
     quiet: Quiet | None = None,
     gone_after_s: float | None = None,
 ) -> Path:
-    """Record a run of `steps` decode steps. Returns the path.
+    """Record a run of `steps` decode steps. Returns the path of the recording.
 
     DownProjection of Layer 2 takes `slower` times as long. With `lose`, every third batch of records is missing.
-    `fails` is the name of a check of RmsNorm that fails. `budget_us` is the budget of each Attention per token.
-    `quiet` is the state at the end of a running process. `gone_after_s` is the time from the last record to the end
-    of an ended process.
+    `fails` is the name of a check of RmsNorm that fails. `budget_us` is the budget of Attention, per token and layer.
+    `quiet` is the state of the process at the end, if it still runs then. If it has ended, this was `gone_after_s`
+    after the last record.
     """
     runtime.mkdir()
     clock = Clock()
@@ -102,7 +102,10 @@ def record(
 
 
 class Recordings(dict[str, Path]):
-    """Recordings by name, created on first use. `odd` has the arguments of `record` for each name."""
+    """Paths of recordings by name. A recording is created when it is first used.
+
+    `odd` has the arguments of `record` for each name.
+    """
 
     def __init__(self, at: Path, odd: Mapping[str, Mapping[str, Any]]) -> None:
         self._at, self._odd = at, odd

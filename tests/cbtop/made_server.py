@@ -1,4 +1,7 @@
-"""A recording of a simulated server with a fake clock. It answers batches of random size and waits between them."""
+"""Makes a recording of a simulated server with a fake clock.
+
+It answers batches of random size and waits between them.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,14 @@ PROMPT_TOKENS = 64
 
 @dataclass(frozen=True)
 class Served:
-    """What the server did, by its own clock and counts. Times are in seconds and start after the warm-up."""
+    """The work of a simulated server, by its own clock and counts.
+
+    Times are in seconds and start after the warm-up.
+    """
 
     path: Path
     runtime: Path
-    wall_s: float  # from the first step after the warm-up to the end of the last step
+    wall_s: float  # seconds from the first step after the warm-up to the end of the last step
     in_steps_s: Mapping[str, float]
     tokens: Mapping[str, int]
     sequences: Mapping[str, int]

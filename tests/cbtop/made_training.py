@@ -1,4 +1,4 @@
-"""A simulated training process. It uses the real profiler, source, store and feed, and all of its times are known."""
+"""Simulates a training process with the real profiler, source, store and feed. All of its times are known."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, source_of
 
 LAYERS = 3
-LATEST = 64  # number of steps in one report of the process
+LATEST = 64  # A report of the process has the times of this number of latest steps.
 UPDATE_NS = 500_000_000
-# parts that a process only reports if they take time
+# The process reports these parts of a step only if they take time.
 _ABSENT = TrainingPart.COMMUNICATION, TrainingPart.EVALUATION, TrainingPart.NO_KERNEL
 FORWARD_US = {BrickId.RMS_NORM: 200.0, BrickId.QKV_PROJECTION: 1_000.0, BrickId.DOWN_PROJECTION: 1_800.0}
 BACKWARD_FACTOR = 2.0
@@ -87,7 +87,7 @@ class Training:
     phase: str = TRAIN
     data_us: float = 600.0
     loss_us: float = 400.0
-    exposed_us: float = 0.0  # wait for gradients of other ranks
+    exposed_us: float = 0.0  # time in each step that the process waits for gradients of other ranks
     overlapped_us: float | None = 0.0
     clip_us: float = 300.0
     optimizer_us: float = 4_000.0
@@ -95,10 +95,10 @@ class Training:
     other_us: float = 200.0
     between_us: float = 0.0
     recomputes: bool = False
-    is_stacked: bool = True  # whether backward passes have their own layers, as in torch models
+    is_stacked: bool = True  # whether backward passes are in layers of their own, as in torch models
     sequences: int = 8
     tokens: int = 0
-    warm_up: int = 0  # number of first steps
+    warm_up: int = 0  # number of first steps that are warm-up
     reports: bool = True  # whether the process reports the parts of its steps
     gradients: tuple[GradientMessage | TrainingMemory, ...] = ()  # announced together with the parts
     noise: float = 0.0  # relative noise of the time of each brick
@@ -128,7 +128,7 @@ def of_ranks(directory: Path, *plans: Training) -> list[SourceView]:
 
 
 class Seen(StoreViews):
-    """The view of a viewer that received all messages of the process."""
+    """The views that a viewer shows after it has received all messages about the process."""
 
     def __init__(self, window_s: float = 10.0) -> None:
         super().__init__(())
@@ -154,7 +154,7 @@ def trained(directory: Path, plan: Training | None = None) -> Seen:
 
 
 def messages_of(directory: Path, plan: Training) -> Iterator[list[Message]]:
-    """Yield the messages of a daemon about the process, about twice a second."""
+    """Yield what a daemon sends about the process, about twice a second."""
     for source, now_ns, is_whole in _polled(directory, plan):
         yield [*_dated(source.snapshot() if is_whole else source.delta(), now_ns), _heartbeat(source, now_ns)]
 
@@ -173,7 +173,10 @@ def record(directory: Path, path: Path, plan: Training) -> None:
 
 
 def _polled(directory: Path, plan: Training) -> Iterator[tuple[Source, int, bool]]:
-    """Run the process. Yields its source, the time in ns and whether this is the first time, about twice a second."""
+    """Run the process and yield about twice a second.
+
+    Yields its source, the time in ns, and whether this is the first time.
+    """
     clock = Clock(1_000_000_000)
     profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(directory, 1 << 20))
     profiler.announce(Activity(""))
@@ -206,10 +209,10 @@ def _frame(kind: FrameKind, now_ns: int, *messages: WireMessage) -> bytes:
 
 
 class _Steps:
-    """Runs the steps of a process and stores the times of the latest ones."""
+    """Runs steps and stores how long the parts of the latest steps took."""
 
     def __init__(self, profiler: BrickProfiler, clock: Clock, plan: Training) -> None:
-        self.taken_ns: list[dict[str, int]] = []  # time of each part in ns, for each step
+        self.taken_ns: list[dict[str, int]] = []  # duration of each part in ns; one entry for each step
         self._profiler, self._clock, self._plan = profiler, clock, plan
         self._random = random.Random(0)
         self._definitions: dict[str, BrickDefinition] = {}

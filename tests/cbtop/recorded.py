@@ -1,4 +1,7 @@
-"""A process recorded with a fake clock and read by the real source, store and viewmodels. Every number is known."""
+"""Records a process with a fake clock and reads it with the real source, store and viewmodels.
+
+So every number is known.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def source_of(directory: Path) -> Source:
 
 
 def apply(store: Store, messages: Sequence[Message]) -> None:
-    """Encode and decode the messages as the wire does, then apply them."""
+    """Add messages to a store. They are encoded and decoded first, as on the wire."""
     for message in messages:
         decoded = codec.decode(codec.encode(message))
         assert decoded is not None
@@ -59,12 +62,12 @@ def apply(store: Store, messages: Sequence[Message]) -> None:
 
 
 def said_at(messages: Sequence[Message], at_ns: int) -> list[Message]:
-    """Return the messages with the time `at_ns`, as sent by a daemon with the clock of the profiled process."""
+    """Set the time of statistics to `at_ns`, as a daemon with the clock of the profiled process would."""
     return [replace(m, monotonic_ns=at_ns) if isinstance(m, StatsUpdate) else m for m in messages]
 
 
 def record_of(source: Source) -> SourceRecord:
-    """Return the record of `source` in the store of a viewer that joins now."""
+    """Return what a viewer that connects now knows about `source`."""
     source.poll()
     store = Store()
     apply(store, [*source.snapshot()])
@@ -72,7 +75,10 @@ def record_of(source: Source) -> SourceRecord:
 
 
 def seen_at(source: Source, at_ns: int) -> list[Message]:
-    """Return all messages of a daemon at `at_ns` about a process that uses the same clock and began at 0."""
+    """Return all messages of a daemon about a process at `at_ns`.
+
+    Daemon and process have the same clock, and the process began at 0.
+    """
     source.poll()
     state = source.state_message()
     found: list[Message] = []
@@ -85,7 +91,10 @@ def seen_at(source: Source, at_ns: int) -> list[Message]:
 
 
 def decode_run(directory: Path, steps: int = 10) -> SourceRecord:
-    """Record one prefill of 4 tokens and `steps` decode steps of 100 µs. 4 µs of each are outside bricks."""
+    """Record a prefill of 4 tokens and `steps` decode steps.
+
+    A decode step takes 100 µs, and 4 µs of it are outside bricks.
+    """
     clock = Clock()
     profiler = profiler_in(directory, clock)
     profiler.announce(Manifest("toy 2L", "qwen2", "numba-omp×2", "Q4_K", 2, 2, 64, 512, 1_000_000, 560_000))

@@ -1,4 +1,4 @@
-"""Hand-written viewmodels for the tests of the screen. The product does not use them."""
+"""Viewmodels written by hand, for tests of the screen. cbtop itself does not use them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WALL_US = 8_450.0  # wall-clock time of one step
 DISPATCH_US = 310.0
 LAYERS = 10
 
-# name, category, µs per step, calls per step, Mflop per call, MB per call
+# For each brick: name, category, µs per step, calls per step, Mflop per call, MB per call.
 _BRICKS = (
     ("Embedding", BrickCategory.OTHER, 6.0, 1, None, None),
     ("RmsNorm", BrickCategory.NORM, 118.0, 21, 0.004, 0.008),
@@ -110,7 +110,7 @@ def _brick(
 
 
 def _durations(avg_us: float) -> tuple[DurationBar, ...]:
-    """Return a histogram with two modes and a tail. Each bar is an eighth of an octave wide."""
+    """Return a histogram of durations with two modes and a tail. Each bar is an eighth of an octave wide."""
     counts = (1, 40, 610, 320, 25, 0, 3, 90, 85, 14, 2, 0, 0, 1, 0, 0, 0, 2, 0, 1)
     edges = [0.9 * avg_us * 2 ** (at / 8) for at in range(len(counts) + 1)]
     return tuple(DurationBar(*edge, count) for edge, count in zip(pairwise(edges), counts, strict=True))
@@ -305,7 +305,7 @@ LIVE = SourceView(
 
 
 def row_of(view: SourceView, **changes: Any) -> SourceRow:
-    """Return the row of this source in the list of sources, with `changes` applied."""
+    """Return the row of a process in the list of processes. `changes` replaces some of its fields."""
     row = SourceRow(
         key=view.key, pid=view.pid, host=view.host, program=view.program, model=view.model, rank=view.rank,
         local_rank=None, world_size=view.world_size, state=view.state, state_reason=view.state_reason,
@@ -318,7 +318,7 @@ def row_of(view: SourceView, **changes: Any) -> SourceRow:
 
 
 def list_of(*rows: SourceRow, costs: tuple[ProcessCost, ...] = ()) -> ListView:
-    """Return a list of these sources. Ended sources come last."""
+    """Return the list of processes with these rows. Ended processes must come last."""
     ended = sum(row.state != "live" for row in rows)
     return ListView(tuple(row.key for row in rows), ended, {row.key: row for row in rows}.__getitem__, costs)
 
@@ -362,7 +362,7 @@ _COMPARED_ROWS = (
 
 
 def _with_work(snapshot: Snapshot, more: float) -> Snapshot:
-    """Return the snapshot with medians and with `more` times the flops of DownProjection."""
+    """Return the snapshot with median times. Its DownProjection has `more` times as much work (flops)."""
     times = snapshot.phases[0].times
     assert times is not None
     work = {}
@@ -378,7 +378,7 @@ def _with_work(snapshot: Snapshot, more: float) -> Snapshot:
     return with_phase(snapshot, times=replace(times, work=work, places=places, step_us=step_us))
 
 
-# Compared with a baseline: DownProjection of Layer 5 takes 20 % longer, or the batch differs and cannot be compared.
+# Two comparisons with a baseline: a slower DownProjection (20 % in Layer 5), and a batch that cannot be compared.
 COMPARED = judged(
     replace(
         LIVE,
@@ -441,7 +441,7 @@ NO_ROOF = replace(
     ),
 )
 
-_FACTORS = (1.0, 0.98, 1.15, 1.01)  # factor of the time in each rank
+_FACTORS = (1.0, 0.98, 1.15, 1.01)  # factors on the time of a step in four ranks
 SIDE_BY_SIDE = replace(
     LIVE,
     merged=MergedView(MergeMode.RANKS, tuple(f"rank {at}" for at in range(4)), (), left_out=0),
@@ -529,7 +529,7 @@ STALLED_IN_A_SUM = replace(
     stall=replace(STALLED.stall, member="rank 1") if STALLED.stall else None,
 )
 
-# The softmax overlaps the projections.
+# In this graph, the softmax runs at the same time as the projections.
 OVERLAPPED = replace(
     LIVE,
     graph=tuple(

@@ -18,13 +18,16 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import KnownCost
 from tests.cbtop.seen_timelines import RECORDED
 
-# at 20 s the process runs, with a stall within the window; at 13 s it is stalled
+# Seconds in the recording: at 20 the process runs again after a stall in the last seconds, at 13 it is stalled.
 LIVE_S, STALLED_S = 20.0, 13.0
 
 
 @cache
 def states() -> dict[str, SourceView | None]:
-    """Return the shown sources by name; None means no source. Each call returns the same objects."""
+    """Return views of the process in each state, by name of the state. None means that no process is shown.
+
+    Each call returns the same objects.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("cbtop.feeds.feed.OwnCost", KnownCost)
         live = seen_at(LIVE_S)
@@ -41,7 +44,7 @@ def states() -> dict[str, SourceView | None]:
 
 
 def seen_at(at_s: float, of: str = "live") -> SourceView:
-    """Return the view of the recorded process in state `of`, with its last seconds before `at_s`."""
+    """Return the view of the recorded process at `at_s`, in the state with the name `of`."""
     with ReplayFeed(RECORDED) as feed:
         feed.is_playing = False
         feed.follow_records(True)
@@ -68,7 +71,7 @@ def with_losses() -> SourceView:
 
 
 def merged() -> SourceView:
-    """Return the sum of two equal ranks."""
+    """Return the merged view of two ranks. Both ranks have the data of the same recorded process."""
     with ReplayFeed(RECORDED) as feed:
         feed.is_playing = False
         feed.seek(LIVE_S)

@@ -1,4 +1,4 @@
-"""Timelines from the recording imperfect.cbtop, and a process that shows one."""
+"""Make timelines from the recording imperfect.cbtop, and processes with such a timeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORDED = Path(__file__).with_name("imperfect.cbtop")
 
 @lru_cache
 def timeline_at(at_s: float) -> TimelineView:
-    """Return the timeline of the last steps before `at_s`. Equal times give the same object."""
+    """Return the timeline of the last steps before `at_s`. Two calls with the same time return the same object."""
     with ReplayFeed(RECORDED) as feed:
         feed.is_playing = False
         feed.seek(at_s)

@@ -1,4 +1,4 @@
-"""A fixed machine pace for processes of `cbtop check` that a test starts."""
+"""Fixes the machine's pace (how long fixed work takes) in processes of `cbtop check` that a test starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Python imports this file when it starts.
+# Python imports this file when it starts. The file replaces the measurement of the machine's pace.
 CUSTOMIZED = """
 import sys
 
@@ -21,6 +21,9 @@ if "check" in sys.orig_argv:
 
 
 def set_steady_pace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make processes that start from now on measure the same pace at all times."""
+    """Fix the pace that processes measure if they start from now on.
+
+    Python imports a replacement of the measurement from `folder` when it starts.
+    """
     (folder / "sitecustomize.py").write_text(CUSTOMIZED)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, sys.path)]))

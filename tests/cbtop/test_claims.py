@@ -1,4 +1,4 @@
-"""Claims in module docstrings that import contracts cannot check."""
+"""Tests of claims in module docstrings that import contracts cannot check."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_secret_key_is_read_by_load_pair_alone() -> None:
         "make_pair",
         "load_pair",
         "daemon_keys",
-    }  # one writes the key, one reads it, one checks whether it exists
+    }  # The three functions that use the file of the daemon's key: to write it, read it, or check whether it exists.
 
 
 def test_the_changelog_has_the_version_with_its_date() -> None:

@@ -1,4 +1,4 @@
-"""The command line explains itself and rejects unknown arguments."""
+"""Tests of the command line: its help, and errors for unknown arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.integration.hosts import cbtop as run
 from tests.representatives import first_by_default
 
 ROOT = Path(__file__).parents[2]
-ENDPOINT = "tcp://localhost:5555"  # for E1 and E2 in examples
+ENDPOINT = "tcp://localhost:5555"  # This address replaces E1 and E2 in the examples of the help.
 GOLDEN_TEXT = "".join(
     file.read_text(encoding="utf-8") for file in (ROOT / "tests/cbtop/tui/views/goldens").glob("[bcghrs]*.txt")
 )
@@ -99,7 +99,7 @@ def test_a_command_loads_no_other_that_it_has_no_use_for(name: str, others: set[
 
 
 def loaded_by(*arguments: str) -> set[str]:
-    """Return which of the slow modules are loaded when a command line ends."""
+    """Run a command line. Return which of the modules that load slowly are loaded at its end."""
     script = (
         f"import contextlib, sys; from cbtop.cli import main\n"
         f"with contextlib.suppress(SystemExit): main({list(arguments)!r})\n"
@@ -157,9 +157,10 @@ def test_what_an_encoding_lacks_is_written_in_ascii_of_the_same_width(encoding: 
     [
         ({"LC_ALL": "C"}, True),
         ({"LC_ALL": "POSIX", "LANG": "en_US.UTF-8"}, True),
-        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),  # Python sets LC_CTYPE to this if it found LANG=C
-        ({"LANG": "de_DE.ISO-8859-1", "LC_CTYPE": "C.UTF-8"}, True),  # the locale in LANG is not installed
-        ({"LC_CTYPE": "C.UTF-8"}, False),  # Python sets LC_CTYPE to this if it found no locale
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),  # Python sets LC_CTYPE to C.UTF-8 if it finds LANG=C.
+        # Python has set LC_CTYPE, because the locale in LANG is not installed on this machine.
+        ({"LANG": "de_DE.ISO-8859-1", "LC_CTYPE": "C.UTF-8"}, True),
+        ({"LC_CTYPE": "C.UTF-8"}, False),  # Python sets LC_CTYPE to C.UTF-8 if it finds no locale.
         ({}, False),
         ({"LC_ALL": "C", "PYTHONUTF8": "1"}, False),
         ({"LC_ALL": "C", "PYTHONIOENCODING": "utf-8"}, False),
@@ -172,7 +173,8 @@ def test_a_locale_without_utf_8_asks_for_ascii_and_none_at_all_for_nothing(
     environment: dict[str, str], *, is_wanted: bool
 ) -> None:
     assert ascii_signs.are_wanted(environment, is_utf8_mode=True) is is_wanted
-    assert not ascii_signs.are_wanted(environment, is_utf8_mode=False)  # without UTF-8 mode Python uses the locale
+    # Without UTF-8 mode, Python uses the encoding of the locale, so the variables do not decide.
+    assert not ascii_signs.are_wanted(environment, is_utf8_mode=False)
 
 
 def test_the_console_of_linux_gets_ascii() -> None:

@@ -1,4 +1,4 @@
-"""The blocks of docs/data.md run as printed, and its questions have the same answers in polars and in DuckDB."""
+"""The code in docs/data.md runs as printed. Its queries give the same answers in polars and in DuckDB."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import cbtop
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/data.md").read_text(encoding="utf-8")
-# In this recording no two calls took the same time, so rows cannot change places.
+# In this recording no two calls take the same time, so the order of sorted rows is unambiguous.
 RECORDING = ROOT / "tests/cbtop/imperfect.cbtop"
 INSTALL = "pip install pyarrow polars duckdb"
 

@@ -1,4 +1,4 @@
-"""Hosts, viewers and the daemon leave no descriptors open, however often they start and stop."""
+"""Tests of open descriptors: programs with cbtop, viewers and the daemon close all of them in the end."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TIMES = 3
 
 
 def descriptors() -> list[str]:
-    """Return the target of each descriptor of this process."""
-    while gc.collect():  # a finalizer can free further objects
+    """Return the targets (paths) of all open descriptors of this process."""
+    while gc.collect():  # Collect until nothing is left, because the end of one object can make others unreachable.
         pass
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except FileNotFoundError:  # the descriptor of the listing itself
+        except FileNotFoundError:  # This is the descriptor of the listing itself, which is closed now.
             continue
     return sorted(found)
 
@@ -44,7 +44,7 @@ def records(profiler: BrickProfiler) -> None:
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Path:
-    """Return the ring of an ended process."""
+    """Record something in a process that has ended. Returns the path of its ring."""
     profiler = BrickProfiler(recorder=RingRecorder(tmp_path))
     records(profiler)
     profiler.close()
@@ -111,7 +111,7 @@ def test_no_more_are_open_after_than_before(
     ring: Path, whoever: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(ring.parent))
-    whoever(ring)  # the first time opens some descriptors for good: those of ZeroMQ, and of the last profiler
+    whoever(ring)  # The first run opens some descriptors for good: those of ZeroMQ, and of the last profiler.
     before = descriptors()
     for _ in range(TIMES):
         whoever(ring)
@@ -124,7 +124,8 @@ def test_a_daemon_that_ends_lets_go_of_every_process_it_watched(ring: Path, monk
     daemon = DaemonInside(default_endpoint())
     eventually(lambda: ring.name in " ".join(descriptors()))
     daemon.close()
-    assert ring.name not in " ".join(descriptors())  # not even while the daemon still exists
+    # The descriptor of the ring is closed, although the daemon object still exists.
+    assert ring.name not in " ".join(descriptors())
 
 
 def test_a_forked_child_lets_go_of_what_its_parent_read(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Records can be lost in the ring, by rejection and on the wire. A viewer always knows how many."""
+"""Tests of lost records: they can be lost in the ring, by rejection and on the wire.
+
+A viewer always knows how many.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ from tests.cbtop.recorded import apply, source_of
 RING_RECORDS = 32
 
 hops = st.one_of(
-    st.tuples(st.just("record"), st.integers(1, 80)),  # more than the ring holds, so old ones are overwritten
-    st.tuples(st.just("nonsense"), st.integers(1, 5)),  # unknown node or end before begin, so they are rejected
+    # 80 records are more than the ring holds, so old ones are overwritten.
+    st.tuples(st.just("record"), st.integers(1, 80)),
+    # The daemon rejects such records: their node is unknown, or their end is before their begin.
+    st.tuples(st.just("nonsense"), st.integers(1, 5)),
     st.tuples(st.just("new brick"), st.integers(1, 3)),
     st.tuples(st.just("poll"), st.none()),
     st.tuples(st.just("a delta arrives"), st.none()),

@@ -1,4 +1,4 @@
-"""Every view and report of h100.cbtop, which was recorded on an H100 with h100.py."""
+"""Tests of every view and report with h100.cbtop, a recording of h100.py on an H100."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cbtop.viewmodels.source import SourceView
 from tests.cbtop.conftest import screen_text
 
 RECORDED = Path(__file__).with_name("h100.cbtop")
-DECODE_S = 20.0  # the server has loaded its model and serves requests
+DECODE_S = 20.0  # position in the recording at which the server has loaded its model and serves requests
 
 
 pytestmark = pytest.mark.usefixtures("utc")
@@ -73,7 +73,7 @@ def test_no_rate_is_made_of_what_waited_for_the_host(view: SourceView) -> None:
 
 @pytest.mark.slow
 def test_a_run_knows_the_gpu_it_was_on_and_the_clock_while_it_ran() -> None:
-    """The idle clock before the first and after the last step is 345 MHz. It does not count."""
+    """Before the first and after the last step the idle GPU has a clock of 345 MHz, which must not count."""
     (run,) = runs_in(RECORDED)
     assert run.surroundings.devices == ("NVIDIA H100 80GB HBM3",)
     assert run.gpu_clock_mhz == 1980

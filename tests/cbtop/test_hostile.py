@@ -1,4 +1,4 @@
-"""Hostile text from a process or daemon is stored and drawn. Nothing crashes and no control byte is printed."""
+"""Tests of hostile text from a process or daemon: it is stored and drawn without a crash or a control byte."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ HELLO = HostHello(2, 0, 7, 1, "here", "", "forged", "3", "python", 1, 1)
 
 
 def source_saying(said: Sequence[CatalogMessage], records: int = 3) -> Source:
-    """Return a source whose catalog contains `said`, with a few records of the first nodes."""
+    """Return a process that has announced `said` in its catalog and recorded a few calls of the first nodes."""
     path = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "7-1-0.ring"
     path.unlink(missing_ok=True)
     path.with_suffix(".catalog").unlink(missing_ok=True)
@@ -100,7 +100,7 @@ def view_of(source: Source) -> SourceView:
 
 
 def called(name: str) -> list[CatalogMessage]:
-    """Return the messages of a process that uses `name` for everything that has a name."""
+    """Return the messages of a process that gives the name `name` to everything."""
     return [
         HostHello(2, 0, 7, 1, name, name, name, name, name, 1, 1),
         Manifest(name, name, name, name, 1, 1, 1, 1, 1, 1),
@@ -139,7 +139,8 @@ async def test_no_control_byte_of_a_name_reaches_the_screen_and_none_is_markup()
                 shown = screen_text(app)
                 assert not MOVES_THE_CURSOR.search(shown), (ascii(name), key)
                 if name.startswith("[") and key in ("2", "6"):
-                    assert name[:8] in shown, (ascii(name), key)  # unchanged: it was not read as markup
+                    # The name is shown as it is. Textual has not read its brackets as markup.
+                    assert name[:8] in shown, (ascii(name), key)
 
 
 @given(said=st.lists(st.one_of([instances(kind) for kind in get_args(CatalogMessage)]), max_size=8))
@@ -162,7 +163,7 @@ def test_whatever_a_ring_holds_its_source_keeps_its_books(
 ) -> None:
     nodes = [Node(1, None, NodeKind.STEP, "decode"), Node(2, 1, NodeKind.BRICK, "a")]
     source = source_saying([HELLO, *nodes], records=2)
-    # the process does not exist, but this test treats it as running
+    # This process does not exist. The test pretends that it runs.
     source.state, source.ended_at_s = SourceStatus.LIVE, None
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Liveness, "is_alive", lambda liveness, hello: True)

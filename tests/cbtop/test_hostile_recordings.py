@@ -1,4 +1,7 @@
-"""Hostile files: valid frames are shown and exported, the others are counted, and memory stays bounded."""
+"""Tests of hostile recordings: valid frames are shown and exported, and damaged frames are counted.
+
+The memory stays bounded.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return the bytes of a recording of two seconds with its index."""
+    """Return the bytes of a complete recording of two seconds, including its index."""
     directory = tmp_path_factory.mktemp("whole")
     made_recording(directory, directory / "run.cbtop", 2, keyframe_every=1)
     return (directory / "run.cbtop").read_bytes()
@@ -94,7 +97,7 @@ def live(time_ns: int, *messages: Message) -> bytes:
 
 
 def shown_and_exported(path: Path) -> tuple[int, int, int]:
-    """Read the file in every way. Return the number of frames shown, damaged frames, and exported records."""
+    """Replay and export the file. Return the number of frames shown, damaged frames, and exported records."""
     with ReplayFeed(path, clock_s=lambda: 0.0) as feed:
         for at_s in (feed.duration_s / 2, 0.0):
             feed.seek(at_s)
@@ -180,7 +183,7 @@ def encoded(said: list[Message]) -> bytes:
 
 
 def with_index(path: Path, entries: list[tuple[int, int]]) -> None:
-    """Close the recording at `path` with these index entries, followed by a correct last entry."""
+    """Append an index with these entries to the recording at `path`. The last entry that follows them is correct."""
     data = path.read_bytes()
     payload = b"".join(struct.pack("<qq", *entry) for entry in [*entries, (0, len(data))])
     path.write_bytes(data + frame_bytes(FrameKind.INDEX, 0, payload) + struct.pack("<Q8s", len(data), b"CBTOPIDX"))
@@ -208,7 +211,7 @@ def test_a_recording_cut_anywhere_shows_and_exports_what_lies_before(path: Path)
         reader.close()
 
 
-# Damaged files. Each of them occurred or was constructed.
+# Damaged recordings. Each kind of damage has occurred or was constructed.
 
 
 def test_a_process_of_which_only_its_catalog_is_there_is_exported(path: Path) -> None:
@@ -267,7 +270,7 @@ def test_a_file_that_shrinks_while_it_is_read_ends_there(path: Path, whole: byte
 
 def test_terabytes_of_nothing_are_not_walked(path: Path, whole: bytes) -> None:
     path.write_bytes(whole)
-    os.truncate(path, 1 << 40)  # a sparse file that uses no disk space
+    os.truncate(path, 1 << 40)  # The file is sparse: it has a terabyte but uses no disk space.
     shown, damage, _ = shown_and_exported(path)
     assert (shown, damage) == (5, 0)
 
@@ -351,7 +354,7 @@ def test_a_frame_is_inflated_a_message_at_a_time(path: Path) -> None:
 
 
 def crowd(path: Path) -> Path:
-    """Write twenty frames. Each has another source with two hundred nodes."""
+    """Write twenty frames. Each is about another process with two hundred nodes."""
     nodes = [Node(number, None, NodeKind.BRICK, "a") for number in range(1, 201)]
     return written(path, *(live(at, SourceCatalog(f"s{at}", True, (HELLO, *nodes))) for at in range(20)))
 

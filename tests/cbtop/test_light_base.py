@@ -1,6 +1,6 @@
-"""Seven packages are enough to watch, record and compare programs.
+"""Tests of an installation without the extra `compute`: seven packages are enough to watch, record and compare.
 
-The engine of the demo needs the extra `compute`.
+Only the engine of the demo needs the extra.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 RECORDING = str(ROOT / "tests/cbtop/h100.cbtop")
 BLOCKED = ("numba", "llvmlite", "yaml")
-# Python imports this file when it starts, also in processes that cbtop starts.
+# A file that Python imports when it starts, also in processes that cbtop starts. It forbids some imports.
 BLOCK = f"import sys\nsys.modules.update(dict.fromkeys({BLOCKED}))\n"
 PROGRAM = """
 import sys
@@ -53,7 +53,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def light(tmp_path: Path, runtime: Path) -> Run:
-    """Run the command line in a Python that cannot import the packages of the engine."""
+    """Run the command line in a Python that cannot import the packages of the extra `compute`."""
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked/sitecustomize.py").write_text(BLOCK)
     path = os.pathsep.join(filter(None, [str(tmp_path / "blocked"), os.environ.get("PYTHONPATH")]))
@@ -172,5 +172,6 @@ def test_a_torch_program_is_recorded_and_compared_without_the_engine(light: Run,
         assert "cbtop: forward:" in done.stderr
     for command in (("diff", *recordings), ("check", "--baseline", recordings[0], "--new", recordings[1])):
         done = light(*command)
-        assert done.returncode in (0, 3, 4, 5), done.stderr  # fifty short steps may be too few for a verdict
+        # Fifty short steps may be too few for a verdict, so several exit codes are right.
+        assert done.returncode in (0, 3, 4, 5), done.stderr
         assert "Traceback" not in done.stderr

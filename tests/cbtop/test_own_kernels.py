@@ -1,4 +1,7 @@
-"""In a recording of our own kernels on an H100 (h100_own_kernels.py), times add up and kernels belong to bricks."""
+"""Tests with a recording of our own kernels on an H100 (h100_own_kernels.py).
+
+Times add up, and every kernel belongs to a brick.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import Any
 import pytest
 
 RECORDING = Path(__file__).parent / "h100_own_kernels.cbtop"
-LAYERS, KERNELS = 28, 313  # recorded for one token
-BRICKS_OF_LAYER = 9  # the addition at the start of a layer is in its norm, so the last layer has one more brick
+LAYERS, KERNELS = 28, 313  # the model has 28 layers; for one token, 313 kernels run
+# The norm of a layer includes the addition before it, so the last layer has one more brick: its own addition.
+BRICKS_OF_LAYER = 9
 
 
 @pytest.fixture(scope="module")

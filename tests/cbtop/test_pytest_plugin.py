@@ -43,7 +43,7 @@ BODY = """
             now_ns += 20_000
         profiler.close("done")
 """
-# A fake `cbtop check`. The name of the test selects its exit code, its output, and the reason for no verdict.
+# A fake `cbtop check`. The name of the test decides its exit code, its output, and why it has no verdict.
 CHECK = """
     import json
     import os
@@ -90,7 +90,7 @@ NAMES = ("slower", "unsure", "unknown", "moved", "faulty", "short", "fails", "sk
 
 @pytest.fixture(autouse=True)
 def _no_other_plugin(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load only this plugin, which needs a third of the time. Fix the pace of the machine."""
+    """Load no other plugin of pytest, which saves two thirds of the time. Also fix the pace of the machine."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     set_steady_pace(pytester.path, monkeypatch)
 
@@ -100,21 +100,27 @@ def session(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
 
 
 def made_tests(pytester: pytest.Pytester, names: Sequence[str], more: str = "") -> None:
-    """Write a test for each result of a fake check, and `more` tests."""
+    """Write a test file with a test for each of `names`, and with the code `more`.
+
+    The fake check gives each test the result in its name.
+    """
     pytester.makeconftest(CHECK)
     tests = [f"@pytest.mark.cbtop('step <= 1s')\ndef test_{name}():\n    raise RuntimeError" for name in names]
     pytester.makepyfile("\n".join(["import pytest", *tests, dedent(more)]))
 
 
 def checks(pytester: pytest.Pytester) -> list[str]:
-    """Return the test and the arguments of each fake check."""
+    """Return the calls of the fake check: for each, the name of the test and the arguments."""
     return (pytester.path / "checks").read_text().splitlines()
 
 
 def test_a_test_is_measured_in_a_process_and_fails_by_its_brick(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The only default test of this kind. Tests with base files are slow because they need more runs."""
+    """Only this test with a real check runs by default.
+
+    Tests that compare with base files need more runs, so they are slow.
+    """
     pytester.makepyfile(
         BODY
         + """
@@ -324,7 +330,7 @@ def test_a_threshold_on_what_a_base_file_lacks_fails_at_its_update(tmp_path: Pat
         check_names([threshold], file)
 
 
-@pytest.mark.slow  # xdist starts two more processes
+@pytest.mark.slow  # Not in the default run, because xdist starts two more processes.
 def test_parallel_tests_are_warned_of(pytester: pytest.Pytester) -> None:
     made_tests(pytester, ("holds", "fails"))
     done = session(pytester, "-p", "xdist", "-n", "2")
@@ -333,9 +339,9 @@ def test_parallel_tests_are_warned_of(pytester: pytest.Pytester) -> None:
 
 
 def test_an_installed_plugin_loads_nothing_slow_and_warns_of_nothing(tmp_path: Path) -> None:
-    """pytest warns if a package is imported before its asserts can be rewritten.
+    """pytest warns if it cannot rewrite the asserts of a plugin because the plugin is already imported.
 
-    It finds them in the file list of a wheel.
+    It finds the plugin's modules in the file list of an installed wheel.
     """
     installed = tmp_path / "cbtop-9.dist-info"
     installed.mkdir()

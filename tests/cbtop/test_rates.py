@@ -1,4 +1,7 @@
-"""Tokens per second of wall-clock time are equal in all outputs. The clock is fake, so nothing sleeps."""
+"""Tests of tokens per second of wall-clock time: they are equal in all outputs.
+
+The clock is fake, so nothing sleeps.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Paced:
     def __init__(self, directory: Path, ring_bytes: int = 1 << 20, ahead_ns: int = 0) -> None:
         directory.mkdir(exist_ok=True)
         self.clock = Clock(ahead_ns)
-        self._ahead_ns = ahead_ns  # lead over the clock of its host
+        self._ahead_ns = ahead_ns  # time by which the clock of the process is ahead of its host's clock
         self.profiler = profiler_in(directory, self.clock, ring_bytes)
         self.store = Store()
         self._directory = directory
@@ -60,7 +63,7 @@ class Paced:
             self.sleep(sleep_ms)
 
     def sleep(self, ms: float, then_ms: float = 100) -> None:
-        """Let `ms` pass without steps. The daemon reads every `then_ms`."""
+        """Let `ms` milliseconds pass without steps. The daemon reads every `then_ms` milliseconds."""
         until_ns = self.clock.now_ns + round(ms * MS)
         while self._looked_ns + then_ms * MS <= until_ns:
             self.clock.now_ns = max(self.clock.now_ns, self._looked_ns + round(then_ms * MS))
@@ -103,7 +106,7 @@ def header_of(view: SourceView) -> str:
 
 
 def shown_rates(paced: Paced, name: str, *, window: bool) -> dict[str, float]:
-    """Return the number in each output. `name` is its key in JSON."""
+    """Return a rate as text, JSON and the other outputs show it. `name` is its key in JSON."""
     view, row = paced.view(window=window), source_row(paced.record, window=window)
     said = json.loads(REPORTS["json"]([view], []))["sources"][0]["steps"]
     text = REPORTS["text"]([view], ["bricks"])
@@ -242,7 +245,8 @@ def test_the_rate_of_a_process_that_has_stopped_stepping_falls_to_zero(paced: Pa
     assert rates[-1] == 0
     assert view.tokens_per_sec_history[-1] == 0
     assert view.time_range is not None
-    assert view.time_range.between_us == 0  # a step may still be running
+    # The time since the last step does not count as between steps, because a step may be running.
+    assert view.time_range.between_us == 0
     assert view.time_range.since_last_us == view.time_range.wall_us
     rule = "".join(text for text, _ in books_rule(view, "where a step's time goes", 80))
     assert "no step has ended in these 10." in rule
@@ -263,7 +267,7 @@ def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: P
     paced.run(20)
     before = {window: paced.view(window=window) for window in (True, False)}
     paced.end()
-    paced.sleep(60_000, then_ms=5000)  # the next keyframes repeat the state
+    paced.sleep(60_000, then_ms=5000)  # The process has ended. Later keyframes repeat this state.
     for window, running in before.items():
         ended = paced.view(window=window)
         assert ended.steps is not None
@@ -278,7 +282,7 @@ def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: P
 
 def test_since_is_the_begin_of_the_first_seen_record_and_not_of_the_process(tmp_path: Path) -> None:
     late = Paced(tmp_path, ring_bytes=1 << 16)
-    for _ in range(5000):  # more records than the 2,048 that fit in the ring
+    for _ in range(5000):  # 5,000 steps have 10,000 records. The ring has room for only 2,048.
         late.step()
         late.clock.sleep_us(30_000)
     late.look()
@@ -313,7 +317,7 @@ def test_records_lost_in_the_window_are_said_however_many_were_seen_before(tmp_p
     made = Paced(tmp_path, ring_bytes=1 << 12)  # room for 128 records
     made.run(30)
     assert DATA_INCOMPLETE.judge(made.view()) is None
-    for _ in range(70):  # 140 records, which overflow the ring before the daemon reads
+    for _ in range(70):  # 140 records overflow the ring of 128 records before the daemon reads it.
         made.step()
     made.look()
     assert made.record.state is not None
@@ -331,7 +335,7 @@ def test_records_lost_before_a_viewer_came_are_not_of_its_last_seconds(tmp_path:
     for _ in range(70):
         made.step()
     made.look()
-    made.store = Store()  # a new viewer that gets the statistics before the state
+    made.store = Store()  # This new viewer receives statistics before it receives the state of the process.
     made.run(3)
     assert made.view().loss.lost > 0
     said = {window: DATA_INCOMPLETE.judge(made.view(window=window)) for window in (True, False)}
@@ -400,7 +404,8 @@ def test_a_range_of_a_sum_has_members_that_ended_in_it_and_not_those_before(tmp_
 def test_a_clock_ahead_of_the_host_gives_no_since_and_no_time_since_an_end(
     tmp_path: Path,
 ) -> None:
-    ahead = Paced(tmp_path, ahead_ns=1_700_000_000_000_000_000)  # the clock of the process is time.time_ns
+    # The clock of this process is time.time_ns, which is far ahead of the daemon's clock.
+    ahead = Paced(tmp_path, ahead_ns=1_700_000_000_000_000_000)
     ahead.run(15)
     ahead.sleep(6000)
     for window in (True, False):

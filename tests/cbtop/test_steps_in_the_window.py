@@ -1,6 +1,6 @@
-"""The window can cut a step.
+"""Tests of steps at the edge of the window of the last seconds.
 
-The part inside the window counts as time in steps, exact to the nanosecond. Clocks are fake.
+The part of a step inside the window counts as time in steps, exact to the nanosecond. Clocks are fake.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tests.cbtop.recorded import Clock, apply, source_of
 
 MS = 1_000_000
 SECOND = 1000 * MS
-PHASES = ("prefill", "decode")  # phases of nodes 1 and 2
-Span = tuple[int, int, int]  # node, begin and end in ns
+PHASES = ("prefill", "decode")  # Node 1 has the phase prefill, and node 2 the phase decode.
+Span = tuple[int, int, int]  # a step: its node, its begin and its end in ns
 
 
 class Host:
@@ -52,7 +52,7 @@ class Host:
         self.spans: list[Span] = []
 
     def begins(self, at_ns: int = 0) -> None:
-        """Record first steps of zero length, which announce the phases."""
+        """Record a first step of zero length in each phase. This announces the phases."""
         self._clock.now_ns = at_ns
         for phase in PHASES:
             with self.profiler.step(phase, 1):
@@ -64,7 +64,10 @@ class Host:
         self.spans += spans
 
     def said(self, at_ns: int, whole: bool = False) -> list[Message]:
-        """Return the messages of the daemon at `at_ns`. `whole` selects those for a viewer that has just joined."""
+        """Return what the daemon publishes at `at_ns`.
+
+        With `whole`, the messages are complete, as for a viewer that has just connected.
+        """
         self.source.poll()
         return [_dated(m, at_ns) for m in (self.source.snapshot() if whole else self.source.delta())]
 
@@ -98,7 +101,7 @@ class Viewer:
         return found
 
     def shows_what_ran(self) -> None:
-        """Check that the shown overlap of steps and window is exact, for each phase and in total."""
+        """Check that the view has the exact time that steps and the window overlap, for each phase and in total."""
         (record,) = self.store.sources.values()
         if not record.window.has_watched:
             return
@@ -117,9 +120,9 @@ class Viewer:
             self._has_the_rate_of(phase, found.wall_us)
 
     def _has_the_rate_of(self, phase: str, wall_us: float) -> None:
-        """Check that the tokens of whole steps are divided by their own time.
+        """Check the rate in steps: the tokens of whole steps, divided by the time of these steps.
 
-        This rate is at least the rate by wall clock.
+        It must be at least the rate by wall clock.
         """
         (record,) = self.store.sources.values()
         for steps in source_view(record, window=True).phases:
@@ -130,7 +133,7 @@ class Viewer:
 
 
 def covered_ns(spans: Sequence[Span], begin_ns: int, end_ns: int) -> int:
-    """Return how many ns of the range are covered by at least one span."""
+    """Return the time in ns that at least one of the spans covers inside the range."""
     total, reached = 0, begin_ns
     for _, begin, end in sorted(spans, key=lambda span: span[1]):
         total += max(0, min(end, end_ns) - max(begin, reached))
@@ -154,7 +157,7 @@ def a_host(*, has_begun: bool = True) -> Iterator[Host]:
 def test_a_prefill_counts_by_its_part_in_the_window_if_it_ended_after_attach() -> None:
     with a_host() as host:
         viewer = Viewer(host, Store(10.0))
-        viewer.hears(host.said(4 * SECOND, whole=True))  # the viewer joins one second before the step ends
+        viewer.hears(host.said(4 * SECOND, whole=True))  # The viewer connects one second before the step ends.
         host.ran((1, 0, 5 * SECOND))
         viewer.hears(host.said(5_100 * MS))
         host.ran(*((2, at * 100 * MS, (at * 100 + 50) * MS) for at in range(80, 110)))
@@ -167,7 +170,7 @@ def test_a_prefill_counts_by_its_part_in_the_window_if_it_ended_after_attach() -
 
 
 def waited_for_its_first_step(viewer: Viewer) -> None:
-    """Join at 1 s. The first step is at 7 s, then steps of 50 ms take half of the time until 10 s."""
+    """The viewer connects at 1 s. The first step begins at 7 s. Until 10 s, steps of 50 ms take half of the time."""
     viewer.hears(viewer.host.said(SECOND, whole=True))
     for second in range(2, 7):
         viewer.hears([viewer.host.heartbeat(second * SECOND)])
@@ -187,7 +190,8 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         (record,) = viewer.store.sources.values()
         view, row = source_view(record, window=True), source_row(record, window=True)
         assert view.window is not None
-        assert (view.window.covers_s, view.window.is_short) == (3, True)  # the output says which time the rates cover
+        # The report says that the rates cover 3 s only.
+        assert (view.window.covers_s, view.window.is_short) == (3, True)
         assert view.steps is not None
         assert view.steps.tokens_per_sec == pytest.approx(31 / 3)
         assert row.steps_per_sec == pytest.approx(31 / 3)
@@ -195,11 +199,13 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         assert merged.window is not None
         assert merged.window.covers_s == 3
         record.window.is_range = True
-        assert viewer.time_range.wall_us == 9e6  # a selected range counts completely
+        # A range that the user has selected counts completely, also before the first step.
+        assert viewer.time_range.wall_us == 9e6
         record.window.is_range = False
         for second in range(11, 18):
             viewer.hears([host.heartbeat(second * SECOND)])
-        assert viewer.time_range.wall_us == 10e6  # steps have begun, so the rest counts as time between steps
+        # The first step is in the past now, so all other time in the window counts as time between steps.
+        assert viewer.time_range.wall_us == 10e6
 
 
 def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() -> None:
@@ -207,7 +213,7 @@ def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() ->
         viewer = Viewer(host, Store(10.0))
         viewer.hears(host.said(SECOND, whole=True))
         viewer.hears([host.heartbeat(second * SECOND) for second in range(2, 10)])
-        host.recorder.record(1, 2 * SECOND, 10 * SECOND, 8_000)  # a prefill with 1,000 tokens a second
+        host.recorder.record(1, 2 * SECOND, 10 * SECOND, 8_000)  # a prefill of 8 s with 1,000 tokens a second
         viewer.hears(host.said(10 * SECOND))
         for second in range(11, 20):
             viewer.hears([host.heartbeat(second * SECOND)])
@@ -216,12 +222,12 @@ def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() ->
             assert view.steps is not None
             assert view.steps.tokens_per_sec_in_steps == pytest.approx(1_000)
         assert view.time_range is not None
-        assert view.time_range.in_steps_us == 1e6  # the last second of the prefill
+        assert view.time_range.in_steps_us == 1e6  # Only the last second of the prefill is in the window.
         text = REPORTS["text"]([view], ["bricks"])
         assert "1,000 tok/s in steps: steps ran 1.00 s of 10.00 s, and 7.00 s before" in text
 
 
-# A random event: after some time a finished step is recorded, the daemon reads, or the daemon publishes.
+# A random event: a step of random length ends, then the daemon reads or publishes, and some time passes.
 LENGTH = st.integers(0, 6 * SECOND) | st.integers(0, 50 * MS)
 HAPPENS = st.tuples(
     st.integers(0, 3 * SECOND), st.sampled_from((1, 2)), LENGTH, st.just(0) | st.integers(0, 2 * SECOND)
@@ -278,7 +284,7 @@ def test_what_a_lost_update_said_of_steps_is_said_again_by_the_next_keyframe() -
         viewer.hears(host.said(SECOND, whole=True))
         viewer.hears([host.heartbeat(2 * SECOND)])
         host.ran((1, SECOND // 2, 3 * SECOND))
-        host.said(3 * SECOND)  # these messages are lost
+        host.said(3 * SECOND)  # The viewer never receives these messages.
         host.ran((2, 3 * SECOND + 5, 4 * SECOND))
         viewer.hears(host.said(4 * SECOND))
         viewer.hears(host.said(4 * SECOND + 1, whole=True))
@@ -305,7 +311,7 @@ def test_steps_count_whole_with_a_note_if_an_older_daemon_omits_their_time() -> 
         text = REPORTS["text"]([source_view(record, window=True)], ["bricks"])
         assert "a step that began before counts whole" in text
         assert between_steps(viewer.time_range) == "between steps at least 0.0 % (0.00 µs of 3.00 s)"
-        every = source_view(record).time_range  # the range of all data begins with the first step
+        every = source_view(record).time_range  # Without a window, the time range begins with the first step.
         assert every is not None
         assert not every.counts_whole
 

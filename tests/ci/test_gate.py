@@ -1,4 +1,4 @@
-"""action.yml and its script, run in a repository of two commits with the variables of a GitHub runner."""
+"""Tests of action.yml and its script in a repository of two commits, with the variables of a GitHub runner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.representatives import first_by_default
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "ci/gate.sh"
 INPUT = re.compile(r"\bGATE_[A-Z]+")
-# A program with a fake clock. Its second commit is slower if SLOWER is set.
+# A program with a fake clock. Its version in the second commit is slower if SLOWER is set.
 BENCH = """
 from cbtop import BrickProfiler
 
@@ -80,7 +80,7 @@ class Runner:
         return done.stdout.strip()
 
     def run(self, **inputs: str) -> subprocess.CompletedProcess[str]:
-        """Run the action's last step. Missing inputs get the action's defaults."""
+        """Run the last step of the action. Inputs that are not given have their default values."""
         values = {name: known.get("default", "") for name, known in action()["inputs"].items()}
         assert values["baseline"] == "${{ github.event.pull_request.base.sha }}"
         values |= {"baseline": inputs.get("baseline") or self.git("rev-parse", "HEAD~1")} | inputs
@@ -104,23 +104,26 @@ def test_the_script_reads_every_input_and_no_other() -> None:
     install, gate = found["runs"]["steps"]
     inputs = {name: f"${{{{ inputs.{name} }}}}" for name in found["inputs"]}
     assert install["env"] == {f"GATE_{name.upper()}": inputs[name] for name in ("python", "cbtop")}
-    del inputs["cbtop"]  # the install step uses this input
+    del inputs["cbtop"]  # This input belongs to another step, which installs cbtop.
     assert gate["env"] == {f"GATE_{name.upper()}": text for name, text in inputs.items()}
     assert set(INPUT.findall(SCRIPT.read_text(encoding="utf-8"))) == set(gate["env"])
     assert set(INPUT.findall(install["run"])) == set(install["env"])
     assert os.access(SCRIPT, os.X_OK)
-    # GitHub would insert an expression into the script as code. A pull request could choose this code.
+    # GitHub would insert an expression into the script as code, and a pull request could choose this code.
     assert [step["run"] for step in found["runs"]["steps"] if "${{" in step["run"]] == []
 
 
 def test_a_slower_commit_breaks_a_threshold_and_the_summary_names_its_brick(runtime: Path, tmp_path: Path) -> None:
-    """The only default test of this kind. The gate without thresholds needs more runs and is slow."""
+    """Only this test of the gate runs by default.
+
+    Gates without thresholds need more runs, so their tests are slow.
+    """
     runner = Runner(tmp_path, runtime, is_slower=True)
     (runner.checkout / "staged.py").write_text("1\n")
     runner.git("add", "staged.py")
     index = runner.checkout / ".git" / "index"
     before = index.read_bytes()
-    # git sets these variables in a hook
+    # git sets these variables in a hook, and they must not lead the gate to another index.
     runner.variables |= {"GIT_INDEX_FILE": str(index), "GIT_DIR": str(index.parent)}
     formats = f"\n sarif={runner.temp}/check.sarif \n"
     done = runner.run(
@@ -128,7 +131,8 @@ def test_a_slower_commit_breaks_a_threshold_and_the_summary_names_its_brick(runt
     )
     assert done.returncode == 4, done.stderr
     assert index.read_bytes() == before
-    assert "next: cbtop" not in done.stderr  # this line belongs to the summary of a run without a check
+    # The summary of `cbtop run` has a line with the next command. `cbtop check` must not print it.
+    assert "next: cbtop" not in done.stderr
     for text in (done.stdout, runner.summary.read_text(), (runner.temp / "check.sarif").read_text()):
         assert "Attention in Layer 2" in text
     (suite,) = ET.parse(runner.temp / "cbtop-check.xml").getroot()
@@ -163,7 +167,7 @@ def test_equal_speed_passes_and_a_slower_brick_fails_by_its_layer(
         pytest.param(
             {"command": "false | true", "learn": "1"}, 1, "the base commit cannot be measured", marks=pytest.mark.slow
         ),
-        pytest.param(  # slow, because the recorder waits for a process
+        pytest.param(  # This case is slow, because the recorder waits for a process.
             {"command": "exit 9", "learn": "1"}, 1, "the base commit cannot be measured", marks=pytest.mark.slow
         ),
     ],

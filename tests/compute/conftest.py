@@ -90,10 +90,10 @@ def model(request: pytest.FixtureRequest, model_files: dict[str, Path]) -> Model
 
 
 def in_every_family(name: str, kinds: Mapping[str, Any]) -> pytest.MarkDecorator:
-    """Return a mark that parametrizes `name` with `kinds`, and `model` with the families.
+    """Return a mark that parametrizes a test: with the cases `kinds`, as `name`, and with families of models.
 
-    By default it combines all kinds with the first family, and one kind with each other family. Slow tests run all
-    combinations. Use it for code that does not depend on the family.
+    Use it for code that does not depend on the family. By default, all cases run with the first family, and one case
+    runs with each other family. Slow tests run all combinations.
     """
     return pytest.mark.parametrize(
         ("model", name),
@@ -107,8 +107,8 @@ def in_every_family(name: str, kinds: Mapping[str, Any]) -> pytest.MarkDecorator
     )
 
 
-# By default these cases run with one family of each kind. Use it for code that depends on windows, caps, experts or
-# LayerNorm.
+# Parametrize a test with a family of each kind, and with all families in slow tests. Use it for code that depends on
+# windows, caps, experts or LayerNorm.
 of_each_kind = pytest.mark.parametrize(
     "model",
     [
@@ -120,7 +120,8 @@ of_each_kind = pytest.mark.parametrize(
     indirect=True,
 )
 
-# By default these cases run only with the first family. Use it for code that does not depend on the model.
+# Parametrize a test with the first family, and with all families in slow tests. Use it for code that does not depend
+# on the model.
 of_one_family = pytest.mark.parametrize(
     "model",
     [
@@ -133,12 +134,12 @@ of_one_family = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Norms:
-    """The norm of a model: its brick, and the module and name of its kernel."""
+    """The kind of norm that a model uses: its brick, and the module and the name of its kernel."""
 
     brick: str
     module: Any
     name: str
-    behind_sum: str  # the brick of a norm that follows a residual add
+    behind_sum: str  # name of the brick of a norm that follows a residual addition
 
     @classmethod
     def of(cls, model: Model) -> Norms:
@@ -152,7 +153,7 @@ class Norms:
         return kernel
 
     def plant(self, monkeypatch: pytest.MonkeyPatch, implementation: Callable[..., None]) -> None:
-        """Replace the implementation of the kernel."""
+        """Replace the implementation of the norm's kernel, to plant a fault."""
         monkeypatch.setattr(self.module, self.name, replace(self.kernel, implementation=implementation))
 
 

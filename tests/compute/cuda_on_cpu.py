@@ -38,10 +38,10 @@ from cbtop.profiler.definitions import KernelDefinition
 from cbtop.protocol.cache import cache_dir, replace_whole
 from tests.compute.fake_gpu import DeviceArray
 
-# _FORTIFY_SOURCE would reject a longjmp to another stack
+# Without this option, glibc would reject a longjmp to another stack.
 OPTIONS = ("-std=c++17", "-w", "-O1", "-fPIC", "-U_FORTIFY_SOURCE")
-GUARD_BYTES = mmap.PAGESIZE  # before and after each array
-# Signaling NaNs, which change when they are used in arithmetic.
+GUARD_BYTES = mmap.PAGESIZE  # number of guard bytes before and after each array
+# Fill guard bytes with signaling NaNs. They change if they are used in arithmetic.
 GUARD = np.full(GUARD_BYTES // 4, 0x7FA5A5A5, np.uint32).view(np.uint8)
 MULTIPROCESSORS = 4
 
@@ -430,7 +430,8 @@ extern "C" const char* launch_NAME(
     return launch(entry_NAME, arguments, sizes, count, grid, threads, is_reversed);
 }
 """
-# Matches `asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));`: strings, then outputs, inputs and clobbers.
+# Matches an assembler statement: its strings, then outputs, inputs and clobbers. For example, `asm("cvt.f32.f16 %0,
+# %1;" : "=f"(value) : "h"(bits));`.
 ASM = re.compile(r'asm\s*(?:volatile\s*)?\(((?:\s*"(?:[^"\\]|\\.)*")+)(.*?)\);', re.DOTALL)
 OPERAND = re.compile(r'"[=+]?[a-z]"\s*\(')
 TYPEDEF = re.compile(r"^typedef .*_t;\n", re.MULTILINE)  # <cstdint> defines them
@@ -438,7 +439,7 @@ KERNEL = re.compile(r"(KERNEL\s+(?:__launch_bounds__\([^)]*\)\s*)?)(\w+)\(")
 
 
 def _of_ptx(found: re.Match[str]) -> str:
-    """Return a call of the SHIM function that replaces a PTX instruction, with the operands in their order."""
+    """Return the C++ that replaces an assembler statement: a call of a SHIM function with the same operands."""
     text, operands = found.groups()
     name = re.sub(r"\\[nt]|[{}]", "", text.split('"')[1]).split()[0].rstrip(";")
     given = []
@@ -460,12 +461,13 @@ def compiler() -> str:
 
 
 def loaded(source: str, exported: str = "") -> ctypes.CDLL:
-    """Compile CUDA C++ after the prelude for this machine, with `exported` C++, and load it.
+    """Compile CUDA C++ for this machine and load the result.
 
-    An already compiled library is loaded again. Raises ComputeError with the compiler's message, or if there is no
-    compiler.
+    The project's CUDA prelude comes before the source, and `exported` C++ after it. If the same source was compiled
+    before, that library is loaded again. Raises ComputeError with the compiler's message, or without a compiler.
     """
-    renamed = KERNEL.sub(r"\1entry_\2(", source)  # templates can have the same name as an entry
+    # Rename the entries, because templates can have the same name as an entry.
+    renamed = KERNEL.sub(r"\1entry_\2(", source)
     prelude, own = (ASM.sub(_of_ptx, text) for text in (TYPEDEF.sub("", PRELUDE), renamed))
     entries = "".join(ENTRY.replace("NAME", name) for _, name in KERNEL.findall(source))
     whole = f"namespace {{\n{prelude}{own}\n}}\n{entries}{exported}"
@@ -482,7 +484,7 @@ def _shim() -> Path:
 
 
 def _compiled(text: str, suffix: str, *options: str) -> Path:
-    """Return the file that g++ creates from `text`."""
+    """Run g++ on the source `text` and return the path of the file that it creates."""
     command = [compiler(), *OPTIONS, *options]
     kept = cache_dir() / "cuda_on_cpu" / f"{hashlib.sha256(repr((command, text)).encode()).hexdigest()}{suffix}"
     if not kept.exists():
@@ -498,7 +500,10 @@ def _compiled(text: str, suffix: str, *options: str) -> Path:
 
 
 def guarded(values: Any) -> Any:
-    """Return a copy of an array, aligned as GPU memory is, between guard bytes that no launch may change."""
+    """Return a copy of an array, aligned as on a GPU.
+
+    The copy is between guard bytes that no launch may change.
+    """
     values = np.asarray(values)
     pages = mmap.mmap(-1, 2 * GUARD_BYTES + max(values.nbytes, 1))
     space = np.frombuffer(pages, np.uint8)
@@ -509,7 +514,7 @@ def guarded(values: Any) -> Any:
 
 
 def _is_whole(array: Any) -> bool:
-    """Return whether the guard bytes around an array of `guarded`, or a part of one, are unchanged."""
+    """Return whether the guard bytes around `array` are unchanged. `guarded` has created the array or its base."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return bool(np.array_equal(array[:GUARD_BYTES], GUARD) and np.array_equal(array[-GUARD_BYTES:], GUARD))
@@ -519,7 +524,7 @@ class CpuAsGpu(Gpu):
     """A replacement of Gpu with NumPy arrays. Launches run on the host. Raises ComputeError without g++."""
 
     def __init__(self, *, is_reversed: bool = False) -> None:
-        """With `is_reversed`, the threads of a block run in reverse order from one barrier to the next."""
+        """With `is_reversed`, the threads of a block run in reverse order between two barriers."""
         compiler()
         self.name = "this machine"
         self.cupy = SimpleNamespace(ndarray=DeviceArray)
@@ -529,14 +534,14 @@ class CpuAsGpu(Gpu):
         self._process = os.getpid()
 
     def source(self, module: CudaModule) -> str:
-        """Return the source that is compiled for a module."""
+        """Return the CUDA C++ that is compiled for `module`: its source, unchanged."""
         return module.source
 
     def synchronize(self) -> None:
-        """Do nothing, because launches have already finished."""
+        """Do nothing, because each launch ends before it returns."""
 
     def require_room(self, size_bytes: int, what: str) -> None:
-        """Do nothing, because there is always room."""
+        """Do nothing, because the memory of the host is large enough."""
 
     def array(self, values: Any) -> Any:
         """Return a guarded copy."""
@@ -551,11 +556,11 @@ class CpuAsGpu(Gpu):
         return guarded(np.zeros(shape, dtype))
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return the same as `zeros`."""
+        """Return zeros as `zeros` does, because memory of the host needs no pinning."""
         return self.zeros(shape, dtype)
 
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
-        """Return the same planes as on a GPU, in a guarded array."""
+        """Return the planes of a quantised matrix as a GPU gets them, in a guarded array."""
         of_each = [planes_of(matrix.format, rows) for rows in np.split(matrix.data, experts or 1)]
         return guarded(of_each[0] if experts is None else np.stack(of_each))
 
@@ -592,7 +597,7 @@ class CpuAsGpu(Gpu):
 
 
 def bf16_product(weights: Any, x: Any, out: Any, columns: int) -> None:
-    """Compute what `cuda.gemm.bf16_product` computes with cuBLAS."""
+    """Multiply matrices in bfloat16, as `cuda.gemm.bf16_product` does with cuBLAS."""
     tokens, rows = out.shape
     left, right = (
         (one.reshape(-1)[: count * columns].astype(np.uint32) << 16).view(np.float32).reshape(count, columns)

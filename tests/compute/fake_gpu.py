@@ -1,4 +1,4 @@
-"""A fake GPU without arithmetic. Launches write their time stamps, copies copy, and a graph repeats both."""
+"""A fake GPU that computes nothing. Its launches write time stamps, its copies copy, and a graph repeats both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CudaError(RuntimeError):
 
 
 class DeviceArray(np.ndarray[Any, Any]):
-    """A NumPy array with its address in the same attribute as CuPy's."""
+    """A NumPy array that has its address in `data.ptr`, as an array of CuPy has."""
 
     @property
     def data(self) -> Any:
@@ -54,9 +54,9 @@ class FakeStream:
 
 
 class FakeGpu(ShapedArrays):
-    """A fake GPU with the clock `now_ns`. It calls `before_launch` before each launch.
+    """A fake GPU. Its clock is `now_ns`, and it calls `before_launch` before each launch.
 
-    `skipped` is the entry of a kernel that does not run. `in_flight` has the launches since the host last waited.
+    The kernel with the entry `skipped` does not run. `in_flight` has the launches since the host last waited.
     """
 
     label, name = "cuda:0", "fake"

@@ -1,4 +1,4 @@
-"""Links between ranks without a GPU, for threads of this process, or for processes with named pipes."""
+"""Links between ranks without a GPU: for threads of this process, or for processes connected by named pipes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from cbtop.compute.decoder.ranks import Rank, RankLink
 
-DEADLINE_S = 60.0  # only a deadlock takes this long
+DEADLINE_S = 60.0  # deadline in s; only a deadlock lasts longer
 
 
 class Broadcasting(ABC):
-    """A link whose broadcast consists of single sends."""
+    """A link between ranks that broadcasts by sending to each rank in turn."""
 
     def __init__(self, number: int, count: int) -> None:
         self.number, self._count = number, count
@@ -42,7 +42,7 @@ class Broadcasting(ABC):
                 self.send(array, other)
 
     def all_reduce(self, array: Any) -> None:
-        """Add up in the order of the ranks, so that all ranks get the same sum."""
+        """Add up the arrays of all ranks in the order of the ranks, so that all ranks get exactly the same sum."""
         own = np.array(array)
         for sender in range(self._count):
             part = own.copy()
@@ -71,7 +71,8 @@ class PipeLink(Broadcasting):
         super().__init__(number, count)
         self._pipes: dict[tuple[int, int], int] = {}
         for pair in sorted((one, other) for one in range(count) for other in range(count) if one != other):
-            if number in pair:  # all ranks open them in this order, which avoids a deadlock
+            # All ranks open the pipes in the same order. In another order they could wait for each other forever.
+            if number in pair:
                 path = folder / f"{pair[0]}-{pair[1]}"
                 with suppress(FileExistsError):
                     os.mkfifo(path)

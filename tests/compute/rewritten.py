@@ -1,4 +1,4 @@
-"""Copies a GGUF file with changed keys."""
+"""Copies a GGUF file and changes some of its keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 def rewritten(source: Path, path: Path, keys: dict[str, Any], tensors: dict[str, Any] | None = None) -> Path:
     """Write the file `source` to `path` with `keys` added or replaced.
 
-    With `tensors`, these are appended and all tensors become float32.
+    If there are `tensors`, they are appended, and all tensors are written as float32.
     """
     reader = GGUFReader(source)
     values = {name: item.contents() for name, item in reader.fields.items() if not name.startswith("GGUF.")} | keys

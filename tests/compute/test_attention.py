@@ -1,4 +1,4 @@
-"""Attention in pieces is right at any size, and uses nothing that a token must not see."""
+"""Tests of attention computed in pieces: it is right at any size, and reads nothing that a token must not see."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _halves(values: Any) -> Any:
     tokens=st.integers(1, 20),
     start=st.integers(0, 150),
     kv_heads=st.integers(1, 3),
-    group=st.one_of(st.integers(1, 9), st.just(70)),  # 70 heads of a group are more rows than one piece contains
+    # 70 heads with the same keys and values are more rows than a piece contains.
+    group=st.one_of(st.integers(1, 9), st.just(70)),
     head_dim=st.integers(1, 40),
     threads=st.integers(1, 2),
     is_short=st.booleans(),
@@ -164,7 +165,7 @@ def test_a_non_finite_key_or_value_that_is_seen_makes_the_output_non_finite(
 
 @IN_BOTH
 @given(
-    # the next block of 64 begins after these positions
+    # 63 and 127 are the last positions before a new block of 64 positions.
     position=st.one_of(st.integers(1, 130), st.sampled_from([63, 127])),
     tokens=st.integers(2, 40),
     group=st.integers(1, 6),
@@ -208,7 +209,7 @@ def test_caches_as_a_gpu_has_them_hold_and_give_the_same_numbers(name: str, head
 
 
 def launch_of(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: Any = np.uint16) -> CudaLaunch:
-    """Return the launch for a GPU with 132 multiprocessors, without running it."""
+    """Return the launch of attention that a GPU with 132 multiprocessors would get. Nothing runs."""
     q, caches = np.empty((tokens, heads * head_dim), np.float32), plain_caches(kv_heads, 64, head_dim, dtype)
     scratch = np.empty(scratch_shape(132), np.float32)
     [launch] = launches(q, *caches, np.zeros(1, np.int32), 1.0, 0, 0.0, q, scratch)
@@ -238,7 +239,8 @@ def test_what_the_blocks_of_a_gpu_leave_for_the_last_one_fits_its_scratch(
 
 def test_a_context_is_split_across_the_gpu_if_a_single_token_attends_to_it() -> None:
     assert launch_of(1, 28, 4, 128).grid == (33, 4, 1)
-    assert launch_of(1, 8, 4, 256).grid == (16, 4, 2)  # twice as many blocks: each computes half of the output
+    # Twice as many blocks as before: each computes only half of the output.
+    assert launch_of(1, 8, 4, 256).grid == (16, 4, 2)
     assert launch_of(512, 28, 4, 128).grid == (4, 56, 1)
 
 

@@ -1,4 +1,7 @@
-"""Attention in bfloat16 is right on every processor, and in decoders whose other products are rounded, too."""
+"""Tests of attention in bfloat16: it is right on every processor.
+
+It is used in decoders whose other products are rounded to bfloat16, too.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,8 @@ def test_a_decoder_uses_it_if_products_are_int8_the_cache_f16_and_it_pays(
     model = model_to_run(model_files["qwen2"], is_exact=is_exact)
     decoder = Decoder(model, "numba", 1, BrickProfiler(enabled=False), 64, DecoderSettings(cache_type))
     assert {kernel.name for layer in decoder.bricks.layers for kernel in layer.attention.kernels} == {expected}
-    dtype = "bfloat16" if expected == "attention_bf16" else "float32"  # the data type of the roof for this kernel
+    # data type of the peak rate (roof) that this kernel is compared with
+    dtype = "bfloat16" if expected == "attention_bf16" else "float32"
     assert {layer.attention.definition.work.dtype for layer in decoder.bricks.layers} == {dtype}
     assert [one for one in decoder.verify([3, 1, 4, 1, 5]) if not one.passed] == []
 

@@ -1,4 +1,4 @@
-"""The available backends, on a simulated machine."""
+"""Tests of which backends a machine has. The machine is simulated."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def test_what_other_processes_use_is_all_that_is_used_less_our_own(
     others = backends.OtherProcesses()
     now_s, own_s = 110.0, 8.0
     stat.write_text("cpu  2000 300 400 199999 90 20 30 280 7 8\ncpu0 1 1 1 1\n")
-    assert others.percent() == pytest.approx(100 * (14.7 - 5.0) / 40)  # four processors in ten seconds
+    # Four processors have 40 s of time in ten seconds.
+    assert others.percent() == pytest.approx(100 * (14.7 - 5.0) / 40)
     stat.unlink()
     others = backends.OtherProcesses()
     now_s = 120.0

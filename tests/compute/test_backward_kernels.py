@@ -1,4 +1,4 @@
-"""Gradients of kernels equal finite differences of their forward references in float64."""
+"""Tests of kernels for gradients: they equal finite differences of the forward references in float64."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.q4_k import Q4_K
 from tests.representatives import first_by_default
 
-STEP = 1e-5  # step of the finite differences, in float64
+STEP = 1e-5  # step between two points of a finite difference, in float64
 NO_BIAS = np.zeros(0, np.float32)
 SCALE, WINDOW = 0.4, 3
 Inputs = list[Any]  # float64 arrays
-Forward = Callable[..., Any]  # maps float64 inputs to the output
-Backward = Callable[..., Inputs]  # maps inputs and the output gradient to input gradients
+Forward = Callable[..., Any]  # a function from the inputs (float64) to the output
+# a function from the inputs and the gradient of the output to the gradients of the inputs
+Backward = Callable[..., Inputs]
 
 
 def normal(*shape: int) -> Any:
@@ -44,7 +45,7 @@ def normal(*shape: int) -> Any:
 
 
 def called(reference: Callable[..., None], shape: Any, *arguments: Any) -> Any:
-    """Return the float64 output that a reference writes into its last argument."""
+    """Call a reference that writes into its last argument. Return this output in float64."""
     out = np.zeros(shape)
     reference(*arguments, out)
     return out
@@ -71,7 +72,10 @@ def norm(forward: Callable[..., None], backward: Callable[..., None], *bias: Any
 
 
 def product(backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
-    """Return a case for a Q4_K product. Its gradient uses the dequantised weights."""
+    """Return a product of Q4_K weights, its inputs and its gradient for the test.
+
+    The expected gradient uses the dequantised weights.
+    """
     matrix = QuantizedMatrix.of(Q4_K, normal(6, 256).astype(np.float32))
     scratch = linear_backward.scratch_for(1, 256)
 
@@ -100,7 +104,7 @@ def weights(backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
 
 
 def attended(window: int, backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
-    """Return a case with two heads of keys and values and six heads of queries."""
+    """Return attention with two heads of keys and values and six heads of queries, for the test of its gradient."""
 
     def forward(q: Any, k: Any, v: Any) -> Any:
         k_cache, v_cache = plain_caches(2, len(q), 4, np.float64)
@@ -118,7 +122,7 @@ def attended(window: int, backward: Callable[..., None]) -> tuple[Inputs, Forwar
 
 
 def rotated(backward: Callable[..., None], neox: bool) -> tuple[Inputs, Forward, Backward]:
-    """Return a case for rope. The gradient rotates back by the negated angles."""
+    """Return a rotary embedding (rope) for the test of its gradient, which rotates back by the negated angles."""
     table = rope.angle_table(9, np.array([1.0, 0.3]))
 
     def forward(x: Any) -> Any:
@@ -135,7 +139,7 @@ def rotated(backward: Callable[..., None], neox: bool) -> tuple[Inputs, Forward,
 
 
 def loss(backward: Callable[..., None]) -> tuple[Inputs, Forward, Backward]:
-    """Return a case for the mean loss. The gradient of its output is 1."""
+    """Return the mean loss for the test of its gradient. The gradient of its output is 1."""
     targets = np.array([4, 0, 7])
 
     def gradients(logits: Any, d_out: Any) -> Inputs:
@@ -175,7 +179,7 @@ CASES = {
 
 
 def differences(forward: Forward, inputs: Inputs, d_out: Any) -> Inputs:
-    """Return the numerical gradient of each input, from two calls per number."""
+    """Return the numerical gradient of each input: a central difference for each of its numbers."""
     gradients = []
     for one in inputs:
         gradient = np.zeros_like(one)

@@ -1,4 +1,4 @@
-"""Roofs of the processor are the best of several rounds, and the variation of the rounds is stored."""
+"""Tests of measured peak rates of the processor: the best of several rounds counts, and their variation is stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_a_processor_ceiling_reports_the_load_of_other_processes(
     used_s = iter([10.0, 10.0])
     monkeypatch.setattr(backends, "_others_s", lambda: next(used_s))
     assert ceilings.measured("read", "bandwidth", 1.0, lambda: None).load_percent == 0
-    used_s = iter([10.0, 1e9])  # more than the available time, because the system clock counts in 10 ms
+    # The used time can exceed the available time, because the system clock counts in steps of 10 ms.
+    used_s = iter([10.0, 1e9])
     assert ceilings.measured("read", "bandwidth", 1.0, lambda: None).load_percent == 100
 
 
@@ -61,7 +62,7 @@ def test_reading_uses_a_quarter_of_the_free_memory_also_in_a_control_group(
 ) -> None:
     left = None if available_mib is None else available_mib << 20
     monkeypatch.setattr(ceilings, "_last_level_cache_bytes", lambda: 32 << 20)
-    # the real function also checks the limits of control groups
+    # The real function also reads the memory limits of control groups, which differ between machines.
     monkeypatch.setattr(ceilings, "available_bytes", lambda: left)
     assert ceilings.dram_buffer_bytes() == buffer_mib << 20
 
@@ -84,8 +85,9 @@ print(next(iter(function.inspect_asm().values())))
 @first_by_default(
     ("tier", "function", "instruction", "at_once"),
     [
-        (f"haswell {AVX2}", "_multiply_bytes", "vpmaddubsw", 12),  # instructions on 32 bytes each
-        # instructions on 8 numbers each, independent of each other
+        # The loop has 12 instructions. Each works on 32 bytes.
+        (f"haswell {AVX2}", "_multiply_bytes", "vpmaddubsw", 12),
+        # The loop has 12 instructions that do not depend on each other. Each works on 8 numbers.
         (f"haswell {AVX2}", "_multiply_add", "vfmadd213ps", 12),
         pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_bytes", "vpdpbusd", 12, marks=pytest.mark.slow),
         pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_add", "vfmadd213ps", 12, marks=pytest.mark.slow),
@@ -104,14 +106,14 @@ def test_the_timed_loop_of_a_ceiling_is_mostly_the_kernels_instruction(
     environment = os.environ | {
         "NUMBA_CPU_NAME": processor,
         "NUMBA_CPU_FEATURES": features,
-        "NUMBA_CACHE_DIR": os.devnull,  # code from the cache has no assembly text
+        "NUMBA_CACHE_DIR": os.devnull,  # Compile without a cache, because code from the cache has no assembly text.
     }
     command = [sys.executable, "-c", MACHINE_CODE, function]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.split(".Lfunc_end0:")[0].splitlines()]
     words = [line[0] for line in lines if line]
-    loops = [  # each loop goes from a label to a jump back to it
+    loops = [  # Find the loops: each goes from a label to a jump back to this label.
         words[words.index(f"{line[1]}:") : at]
         for at, line in enumerate([line for line in lines if line])
         if len(line) == 2 and line[0].startswith("j") and f"{line[1]}:" in words[:at]
@@ -120,4 +122,5 @@ def test_the_timed_loop_of_a_ceiling_is_mostly_the_kernels_instruction(
     assert timed.count(instruction) >= at_once
     assert timed.count(instruction) % at_once == 0
     others = [one for one in timed if one not in (instruction, "vpaddw") and not one.startswith((".", "#"))]
-    assert len(others) <= timed.count(instruction) // 4 + 2  # loop control only, without spills or shuffles
+    # All other instructions only control the loop. Registers are not spilled or shuffled.
+    assert len(others) <= timed.count(instruction) // 4 + 2

@@ -1,4 +1,4 @@
-"""The text of an assertion about an output, and the combined result of a brick's checks in all places."""
+"""Tests of checks of a brick's outputs: the text of an assertion, and the combined result of all layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How kernels are compiled: with fewer passes, and with a separate cache for each set of Numba's variables."""
+"""Tests of how kernels are compiled: with fewer passes, and with a cache for each set of Numba's variables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_python_cannot_call_inlined_code_before_or_after_compiled_code_does() ->
 
 @pytest.mark.parametrize("decorator", [jit, jit_as_written, jit_inlined])
 def test_a_kernel_goes_through_the_passes_it_has_a_use_for(decorator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each skipped pass must still exist in Numba. A renamed pass would run again without notice."""
+    """Each pass of Numba that we skip must still exist. If Numba renamed a pass, it would run again unnoticed."""
     passed: list[str] = []
     registry: Any = vars(compiler_machinery)["_pass_registry"]
     run: Any = vars(compiler_machinery.PassManager)["_runPass"]
@@ -60,7 +60,7 @@ def test_a_kernel_goes_through_the_passes_it_has_a_use_for(decorator: Any, monke
 def test_code_that_variables_of_numba_change_is_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with NUMBA_OPT=0 must not leave slow code to later runs.
 
-    Before, their ceilings were 100 times too low.
+    Before, later runs measured peak rates (ceilings) that were 100 times too low.
     """
     monkeypatch.setattr(compiling.settings, "CACHE_DIR", str(tmp_path))
     found = {compiling.usable_numba_cache()}

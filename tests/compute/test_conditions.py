@@ -1,4 +1,7 @@
-"""The conditions of a contract become one function with the same meaning. C code checks most of them."""
+"""Tests of the conditions of a kernel's contract: they become one function with the same meaning.
+
+C code checks most of them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.representatives import each_value_once
 from .test_expressions import EXPRESSIONS, NAMES, NUMBERS
 
 ARRAYS = ("a", "b", "c", "n")
-BLOCK = 1024  # elements per block of the C code
+BLOCK = 1024  # The compiled C code checks this number of elements at a time.
 compiled = pytest.mark.skipif(conditions.compiled is None, reason="no compiler was at hand")
 
 
@@ -29,7 +32,7 @@ def meaning(expression: Expression) -> Any:
 
 
 def alone(text: str, names: tuple[str, ...], ask: Any = None) -> Any:
-    """Return the function for one condition. It calls `ask` if C cannot decide."""
+    """Return the compiled check of one condition. The check calls `ask` if C cannot decide."""
     expression = parsed(text, names)
     return failing([expression], names, [ask or meaning(expression)])
 
@@ -39,7 +42,7 @@ def never(_: Any) -> bool:
 
 
 def is_said(text: str, names: tuple[str, ...], values: Any) -> bool:
-    """Return whether C alone finds that a condition holds."""
+    """Return whether C alone can tell that a condition holds."""
     return bool(alone(text, names, ask=lambda _: False)(values) == 0)
 
 
@@ -63,7 +66,8 @@ def test_conditions_of_kernels_are_evaluated_without_numpy(kernel: Kernel, monke
         return holds(condition, values)
 
     monkeypatch.setattr(Condition, "holds", noted)
-    said = contract.__wrapped__(kernel.contract.name)  # a new contract, whose functions are not yet compiled
+    # Read the contract again, because the functions of the cached one are already compiled.
+    said = contract.__wrapped__(kernel.contract.name)
     arguments = kernel.examples(np.random.default_rng(5), 7)
     earlier = with_copies(arguments, {*kernel.outputs, *said.earlier})
     assert said.before.failed(arguments) == 0
@@ -197,7 +201,7 @@ def test_comparisons_of_elements_mean_what_numpy_means(
 @pytest.mark.parametrize(
     ("text", "a"),
     [
-        ("all(a < 9007199254740993)", np.array([[1, 1 << 53]])),  # equal to 1 << 53 as float64
+        ("all(a < 9007199254740993)", np.array([[1, 1 << 53]])),  # As float64, both numbers are equal to 1 << 53.
         ("all(a != 1)", np.array([[2, 1 << 60]])),
         ("max(a) == 9007199254740992", np.array([[1, (1 << 53) + 1]])),
         ("finite(a)", np.zeros((1, 2), ">f4")),
@@ -222,7 +226,7 @@ def test_deep_conditions_are_asked_and_long_ones_hold() -> None:
     ("nodes", "found"),
     [
         ([("power", 0, 0)], [0]),
-        ([("add", 0, 0)], [0]),  # the number is added to itself
+        ([("add", 0, 0)], [0]),  # An expression that adds the number to itself.
         ([("constant", 1), ("add", 0, 1)], [1]),
         ([("constant", 1), ("add", 0)], [1]),
         ([("argument", 1 << 40)], [0]),

@@ -1,4 +1,7 @@
-"""Bricks run between the checks of their contracts. The results are announced, and the computation is unchanged."""
+"""Tests of running bricks with checks of their contracts before and after: the results are announced.
+
+The computation is not changed.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,7 @@ def test_a_violation_in_a_later_step_of_the_workload_is_announced(
         nonlocal calls
         calls += 1
         rms_norm_int8.rms_norm_int8(x, weight, epsilon, out, *codes)
-        if calls == 17:  # earlier calls are the warm-up and the checks before the first step
+        if calls == 17:  # The first 16 calls are the warm-up and the checks before the first step.
             out[:] = np.nan
 
     monkeypatch.setattr(rms_norm_int8, "RMS_NORM_INT8", replace(rms_norm_int8.RMS_NORM_INT8, implementation=wrong))

@@ -1,4 +1,4 @@
-"""Contracts of the kernels are read strictly and kept by every kernel, and each line of them can fail."""
+"""Tests of the kernels' contracts: they are read strictly, every kernel keeps its own, and each line can fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KERNELS = pytest.mark.parametrize("kernel", all_kernels(), ids=lambda kernel: ke
 
 
 def named(*lists: str) -> list[Any]:
-    """Return a pytest parameter for each entry of these lists in each contract."""
+    """Return a pytest parameter for each entry of these lists (such as `preconditions`) in all contracts."""
     found = []
     for one in CONTRACTS:
         for what in [what for part in lists for what in getattr(one, part)]:
@@ -51,7 +51,7 @@ def test_a_contracts_arguments_are_its_kernels_in_their_order(kernel: Kernel) ->
 
 
 def right_call(kernel: Kernel, size: int) -> tuple[Any, Any]:
-    """Return the arguments before and after a correct call."""
+    """Return two sets of arguments of a kernel: as they are before a correct call, and as they are after it."""
     arguments = kernel.examples(np.random.default_rng([SEED, size]), size)
     earlier = with_copies(arguments, {*kernel.outputs, *kernel.contract.earlier})
     kernel.reference(*arguments)
@@ -60,10 +60,13 @@ def right_call(kernel: Kernel, size: int) -> tuple[Any, Any]:
 
 @cache
 def found_of(name: str) -> dict[str, list[bool]]:
-    """For each fault and condition of a contract, return whether it was found at each size where it was planted."""
+    """Plant each fault of a kernel at several sizes, and violate each condition of its contract.
+
+    Return for each fault and condition whether it was found at each size.
+    """
     found: dict[str, list[bool]] = {}
     held = attention_bf16.kernel_for(slides=True, cap=2.0)
-    # some of these kernels cannot run on this machine
+    # Some of these kernels cannot run on this machine. Only their contracts are tested.
     kernels = *(variant.kernel for variant in variants()), held, *all_kernels()
     kernel = next(kernel for kernel in kernels if kernel.contract.name == name)
     for size in SIZES:
@@ -90,7 +93,7 @@ def test_a_bias_of_another_size_can_be_planted_in_the_smallest_product() -> None
     assert broken["precondition size(bias) == 0 or size(bias) == rows(weights)"]
 
 
-# A contract holds for every format. By default, faults are planted in the outputs of only one of its kernels.
+# A contract applies to the kernels of all formats. By default, faults are planted in the outputs of only one of them.
 @pytest.mark.parametrize(
     "kernel",
     [

@@ -1,4 +1,7 @@
-"""Planted crossovers are found. None is reported if noise hides it or there is only one thread."""
+"""Tests of the measurement of crossovers (the size from which a faster method wins). Planted crossovers are found.
+
+No crossover is reported if noise hides it, or if there is only one thread.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class Clock:
 
 
 def ladder(noise: Noise = lambda: 0, waking_ns: int = WAKING_NS) -> list[PairedTimes]:
-    """Return measured times: one thread takes 10 ns a unit, four threads take a quarter of it plus a time to wake."""
+    """Return simulated times by size.
+
+    One thread takes 10 ns per unit of work. Four threads take a quarter of that and a fixed time to wake up.
+    """
     clock = Clock()
     rungs = [
         Rung(
@@ -143,7 +149,7 @@ def test_with_one_thread_the_defaults_stay_and_it_is_said_why() -> None:
 @pytest.mark.parametrize("name", CROSSOVERS)
 @pytest.mark.usefixtures("few")
 def test_the_very_kernels_run_on_both_ways_and_at_every_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counted function belongs to the path after the crossover. The path before it must never call it."""
+    """The counted function belongs to the method for large sizes. The method for small sizes must never call it."""
     ran: list[str] = []
 
     def counted(way: str, function: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""On both sides of each crossover, the stated path runs and its results fulfil the contract."""
+"""Tests below and above each crossover: the right method runs, and its results fulfil the contract of the kernel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _static() -> Iterator[None]:
 
 @pytest.fixture
 def threaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the name of each loop over threads that runs."""
+    """Return a list that records the name of each loop that runs over several threads."""
     ran: list[str] = []
 
     def counted(name: str, loop: Callable[..., None]) -> Callable[..., None]:
@@ -69,7 +69,7 @@ def is_right(kernel: Kernel, arguments: tuple[Any, ...]) -> bool:
 
 
 def work_of(kernel: Kernel, arguments: tuple[Any, ...]) -> int:
-    """Return bytes of weights times tokens."""
+    """Return the work of a kernel: bytes of weights times number of tokens."""
     matrices = [one for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8]
     tokens = len(arguments[kernel.outputs[0]])
     return tokens * sum(matrix.size for matrix in matrices)
@@ -120,7 +120,8 @@ def test_with_one_thread_nothing_goes_to_threads_whatever_was_measured(threaded:
 def test_tokens_use_bfloat16_from_their_crossover_on_and_are_right_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(linear_int8, "HAS_TILES", True)  # computed without tiles if the processor has none
+    # Pretend that the processor has tiles (AMX). Without them, the result is computed in a plain loop.
+    monkeypatch.setattr(linear_int8, "HAS_TILES", True)
     rounded: list[int] = []
     round_tokens = linear_bf16.round_tokens
 
@@ -142,7 +143,8 @@ def test_a_scratch_with_tiles_serves_int8_after_the_bfloat16_crossover_rises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(linear_int8, "HAS_TILES", True)
-    monkeypatch.setattr(linear_bf16, "round_tokens", None)  # calling None would raise
+    # A call of `round_tokens` would raise, because it is None.
+    monkeypatch.setattr(linear_bf16, "round_tokens", None)
     use_crossovers(Crossovers(bf16_tokens=5))
     kernel = linear_int8.kernel_for(Q4_K, 5)
     arguments = kernel.examples(np.random.default_rng(3), 8)

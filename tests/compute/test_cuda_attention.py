@@ -1,4 +1,4 @@
-"""Attention on a GPU at the sizes of real models, at the edges of pieces and tiles."""
+"""Tests of attention on a GPU at the sizes of real models, and at the edges of the pieces that it is computed in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELD = 50.0
 
 
 class _Call:
-    """A call whose caches contain NaN outside the visible positions."""
+    """A call of attention. Its caches contain NaN in all positions that must not be read."""
 
     def __init__(
         self, gpu: Gpu, dtype: Any, tokens: int, start: int, heads: int, kv_heads: int, head_dim: int, window: int,
@@ -47,14 +47,14 @@ class _Call:
         return self._gpu.host(self.out)
 
     def error(self, found: Any, start: int | None = None) -> float:
-        """Return the largest error relative to the largest output."""
+        """Return the largest error of the outputs, divided by the largest output."""
         expected = np.empty_like(self.q)
         at = self._start if start is None else start
         attention.reference(self.q, *self._caches, at, *self._scores, expected, None)
         return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-# tokens, start, heads, kv_heads, head_dim, window, cap
+# shapes of calls: tokens, start, heads, kv_heads, head_dim, window, cap
 SHAPES = [
     (1, 0, 28, 4, 128, 0, 0.0), (1, 63, 28, 4, 128, 0, 0.0), (1, 1000, 28, 4, 128, 0, 0.0),
     (1, 8191, 28, 4, 128, 0, 0.0), (3, 500, 28, 4, 128, 0, 0.0), (1, 2000, 14, 2, 64, 0, 0.0),
@@ -70,7 +70,7 @@ def test_shapes_of_models_agree_with_the_reference_call_by_call(gpu: Gpu, shape:
     call = _Call(gpu, dtype, *shape)
     first = call.found()
     assert call.error(first) <= TOLERANCE
-    # a second call gives the same result, so scratch memory was reset
+    # The second call has the same result, so the first call has reset the scratch memory.
     np.testing.assert_array_equal(call.found(), first)
 
 

@@ -1,4 +1,4 @@
-"""Code compiled by NVRTC is cached, and read only from where no other user can write."""
+"""Tests of the cache of code that NVRTC has compiled. It is only read from folders that no other user can write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every CUDA source compiles for old and new GPUs, with and without stamps. No GPU is needed."""
+"""Tests that all CUDA sources compile for old and new GPUs, with and without time stamps. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from cbtop.profiler.analysis.ptx.lints.base import LintSeverity
 from cbtop.profiler.analysis.ptx.parser import parse
 from tests.representatives import first_by_default
 
-OF_MODELS = (  # compiled only for models that have these formats; those of Q4_K_M files are among the variants
-    qkv.kernel_for((Q5_K.code, Q5_K.code, Q6_K.code), is_int8=True),
-)
+# This kernel is compiled only for models that mix these formats. Kernels for Q4_K_M files are in the list of
+# variants.
+OF_MODELS = (qkv.kernel_for((Q5_K.code, Q5_K.code, Q6_K.code), is_int8=True),)
 MODULES: dict[str, CudaModule] = {
     module.name: module
     for kernel in (*all_kernels(), *(one.kernel for one in variants()), *OF_MODELS)
     if kernel.cuda is not None
     for module in kernel.cuda.modules
 }
-EVERY_WAY = "q4_k"  # a default run compiles only this format, and each module for one GPU
+EVERY_WAY = "q4_k"  # By default, only kernels of this format are compiled, and each for one GPU.
 OTHERS = tuple(one.name.lower() for one in FORMATS.values() if one.name.lower() != EVERY_WAY)
-TIGHTEST = "expert_linear_in_turn_4x1_iq4_xs"  # the module that spilled most while its numbers of units had 64 bits
-# Spills that remain with NVRTC 13.5: the four units of a thread, of two rows, fill its 128
-# registers. With 168, an SM would run 12 warps instead of 16. Each is one or two registers.
-SPILLS = {  # by module, architecture, and whether it is stamped; of its only entry
+# This module spilled the most registers when its numbers of units had 64 bits.
+TIGHTEST = "expert_linear_in_turn_4x1_iq4_xs"
+# Spills of registers that remain with NVRTC 13.5, at most two registers each. A thread computes four units of two
+# rows, which fills its 128 registers. With 168 registers, a multiprocessor would run 12 warps instead of 16.
+SPILLS = {  # Keys: module, architecture, and whether launches write time stamps. Each module has one entry.
     ("linear_in_turn_4x1_iq4_xs", "sm_80", True): Spills(8, 8),
     ("qkv_in_turn_4x1_iq4_xs_iq4_xs_iq4_xs", "sm_121", False): Spills(8, 48),
 }
 
 
 def builds() -> Iterator[Any]:
-    """Yield each module, with and without stamps, for three GPUs. Most combinations are slow tests."""
+    """Yield each module for three GPUs, with and without time stamps. Most combinations are slow tests."""
     turn = 0
     for name, module in MODULES.items():
         is_slow = name.endswith(OTHERS) and name != TIGHTEST
@@ -82,7 +83,8 @@ def test_every_entry_takes_a_stamp_and_writes_it_first_and_last(module: CudaModu
     assert len(entries) == module.source.count("KERNEL ")
     for name, parameters, body in entries:
         assert parameters.endswith(" STAMP"), name
-        before, _, _ = body.partition("ENTER")  # before ENTER, kernels may only read weights
+        # Before the macro ENTER, a kernel may only begin to read its weights (`ahead`).
+        before, _, _ = body.partition("ENTER")
         assert {line.partition("<")[0] for line in before.split("\n") if line.strip()} <= {"    ahead"}, name
         assert body.split()[-1] == "LEAVE", name
         assert "return" not in body, f"{name}: a thread that returns never reaches LEAVE"

@@ -1,4 +1,4 @@
-"""Every CUDA kernel gives the result of its reference on its own examples."""
+"""Tests of all CUDA kernels on a GPU: each gives the result of its reference, on its own examples."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_rows_of_every_format_are_looked_up_by_tokens_of_either_size(
 def product_of(
     name: str, formats: Sequence[BlockFormat], columns: int, tokens: int, is_int8: bool
 ) -> tuple[Kernel, Arguments]:
-    """Return a product kernel and its arguments, with 48 rows of each matrix."""
+    """Return a kernel that multiplies matrices, and arguments for it. Each matrix has 48 rows."""
     rng, rows, outs, matrices = np.random.default_rng(columns), 48, [], []
     for block_format in formats:
         matrix = QuantizedMatrix.of(block_format, floats(rng, rows, columns))
@@ -68,7 +68,8 @@ def product_of(
     return kernel, (*matrices, x, *outs, scratch)
 
 
-@pytest.mark.parametrize("columns", [3584, 9216])  # more units per row than a warp or two blocks have threads
+# The rows are longer than the threads of a warp, or of two blocks, can read at once.
+@pytest.mark.parametrize("columns", [3584, 9216])
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 @pytest.mark.parametrize(
     ("name", "formats", "is_int8"),
@@ -97,7 +98,7 @@ def test_products_of_rows_as_long_as_in_models_agree_with_their_reference(
 def error_of_product(
     name: str, formats: Sequence[BlockFormat], columns: int, tokens: int, is_int8: bool, gpu: Gpu
 ) -> float:
-    """Return the largest error in units of the contract's tolerance."""
+    """Return the largest error of the product, divided by the tolerance of its contract."""
     kernel, arguments = product_of(name, formats, columns, tokens, is_int8)
     expected = with_copies(arguments, kernel.outputs)
     kernel.reference(*expected)

@@ -1,4 +1,7 @@
-"""Every CUDA kernel gives the result of its reference on the simulated GPU. The simulation finds planted faults."""
+"""Tests of all CUDA kernels on a simulated GPU: each gives the result of its reference.
+
+The simulation finds planted faults.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def gpu() -> CpuAsGpu:
 
 
 def is_quick(name: str, how: str) -> bool:
-    """Return whether a default run includes this variant. g++ takes about one second per module."""
+    """Return whether a default run tests this kernel in this case. g++ needs about one second for a module."""
     if name == "attention":
         return how in ("1 token, f16 cache", "6 tokens, f16 cache")
     return name in QUICK or (name in QUICK_PRODUCTS and how.startswith(("1 token", "3 experts")))
@@ -96,7 +99,7 @@ def test_a_non_finite_logit_draws_no_token_and_the_next_draw_is_right(
     right = logits[0, 77]
     logits[0, 77] = weird
     run_on(gpu, DRAWN, (logits, 0.8, top_k, top_p, 3, 7, 1, out))  # type: ignore[arg-type]
-    assert out[0] >= 700  # the decoder rejects such a token
+    assert out[0] >= 700  # This is no valid token, so the decoder rejects it.
     logits[0, 77] = right
     run_on(gpu, DRAWN, (logits, 0.8, top_k, top_p, 3, 7, 1, out))  # type: ignore[arg-type]
     DRAWN.reference(logits, 0.8, top_k, top_p, 3, 7, 1, expected)
@@ -109,14 +112,14 @@ def test_a_non_finite_logit_chooses_no_token_and_the_next_choice_is_right(weird:
     right = logits[0, 77]
     logits[0, 77] = weird
     run_on(gpu, GREEDY, (logits, out))  # type: ignore[arg-type]
-    assert out[0] == 700  # the decoder rejects such a token
+    assert out[0] == 700  # This is no valid token, so the decoder rejects it.
     logits[0, 77] = right
     run_on(gpu, GREEDY, (logits, out))  # type: ignore[arg-type]
     assert out[0] == logits.argmax()
 
 
 def long_products() -> Iterator[Any]:
-    """Yield rows of one warp and of several warps. The last warp has less work."""
+    """Yield products with long rows. One warp or several warps compute a row, and the last warp has less work."""
     for columns in (3584, 9216, 18944):
         for name, formats, is_int8, quick in (
             ("linear", (Q4_K,), True, (9216,)),
@@ -145,7 +148,7 @@ def test_products_of_rows_shared_by_several_warps_agree_with_their_reference(
 
 
 def error_of_norm(kernel: Kernel, hidden: int, gpu: CpuAsGpu, *, has_bias: bool = True) -> float:
-    """Return the error relative to the tolerance."""
+    """Return the largest error of a norm, divided by the tolerance of its contract."""
     rng = np.random.default_rng(hidden)
     x, weights = floats(rng, 2, hidden) + np.float32(1), weights_of(kernel, rng, hidden)
     if not has_bias:
@@ -158,7 +161,8 @@ def error_of_norm(kernel: Kernel, hidden: int, gpu: CpuAsGpu, *, has_bias: bool 
     return float(error / kernel.contract.tolerance)
 
 
-# Sizes: single numbers, groups of four in registers, some idle threads, and more than fit into registers.
+# The threads share a row in different ways: single numbers (7), groups of four in registers, idle threads, and rows
+# that are too long for registers.
 @NORMS
 @pytest.mark.parametrize("hidden", [7, 40, 768, 3584, 8192, 8256])
 def test_a_norm_agrees_with_its_reference_however_its_threads_share_a_row(
@@ -179,7 +183,10 @@ def with_codes(kernel: Kernel, *arguments: Any) -> Sequence[CudaLaunch]:
 
 
 def codes_of_norm(kernel: Kernel, hidden: int, rows: int, gpu: CpuAsGpu) -> tuple[list[Any], list[Any]]:
-    """Return output, codes and factors of the fused norm, and those of a norm followed by quantize_rows."""
+    """Return the results of the fused kernel (output, int8 codes, factors) and the expected ones.
+
+    The expected results come from a norm and then quantize_rows.
+    """
     rng = np.random.default_rng(hidden)
     weights = weights_of(kernel, rng, hidden)
     for one in weights:
@@ -299,7 +306,7 @@ def test_rows_are_rounded_to_the_bit_as_on_the_cpu_whatever_is_in_them(gpu: CpuA
     x[0], x[1], x[2, 40], x[3, 3], x[4, 63] = 0, -0.0, np.nan, np.inf, -np.inf
     x[5] *= np.float32(1e-41)  # becomes subnormal
     x[6, :32], x[6, 32:] = 1e-38, 3e38
-    x[7] = np.arange(64) * 0.5 - 16  # exactly between two codes
+    x[7] = np.arange(64) * 0.5 - 16  # Each of these numbers is exactly between two int8 codes.
     x[7, 0] = 127
     found, expected = empty_codes(9, 64), empty_codes(9, 64)
     run_on(gpu, QUANTIZE_ROWS, (x, *found))
@@ -349,7 +356,7 @@ def decoder_of(gpu: CpuAsGpu, model: Model, *, is_exact: bool) -> Decoder:
 
 
 def pass_of(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> list[str]:
-    """Return the names of the entries that a pass launches, in the way of GpuDecoder."""
+    """Run a pass as GpuDecoder launches it, with fused kernels. Return the entries of its launches."""
     takes_int8 = decoder.model.layers[0].q.weight.takes_int8
     ran = LaunchedPass(gpu, None, decoder.int8_scratch if takes_int8 else None)
     decoder.plan(tokens, ran.run, ran.layer)
@@ -357,7 +364,7 @@ def pass_of(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> list[str]
 
 
 def kernel_by_kernel(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> None:
-    """Run a pass with one launch for each kernel, without fusing."""
+    """Run a pass without fusing: each kernel has its own launch."""
 
     def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
         for kernel, arguments in zip(brick.kernels, calls, strict=True):
@@ -409,7 +416,7 @@ def test_a_pass_launches_what_the_plan_says(
     assert names == [one.kernel for one in plan for _ in range(one.launches)]
     assert sum(name.endswith(norm) for name in names) == 2 * layers + 1
     assert names.count("add_rms_norm_int8") == (2 * layers - 1 if norm == "rms_norm_int8" else 0)
-    # outputs of attention and of gated activations are quantized separately
+    # The outputs of attention and of the gated activation are quantized in separate launches.
     assert names.count("quantize_rows") == 2 * layers
 
 
@@ -470,24 +477,24 @@ def test_a_prompt_of_a_mixture_in_bfloat16_has_the_logits_of_a_float64_pass(
     assert off(decoder.logits, forward_reference(model, tokens, 64)[-1]) < 0.12
 
 
-# --- that faults are found ------------------------------------------------------------------------------------------
+# --- planted faults are found ---------------------------------------------------------------------------------------
 
 
 class Faulty(CpuAsGpu):
-    """A simulated GPU that replaces `old` by `new` in all modules before it compiles them."""
+    """A simulated GPU that plants a fault: it replaces `old` by `new` in all modules before it compiles them."""
 
     def __init__(self, old: str, new: str, *, is_reversed: bool = False) -> None:
         super().__init__(is_reversed=is_reversed)
         self._old, self._new = old, new
 
     def source(self, module: CudaModule) -> str:
-        """Return the source with the fault, if it contains `old`."""
+        """Return the source with `old` replaced by `new`. A module without `old` stays as it is."""
         return module.source.replace(self._old, self._new)
 
 
 @pytest.fixture
 def faulty(gpu: CpuAsGpu) -> type[Faulty]:
-    """Return Faulty. The `gpu` fixture skips the test without a compiler."""
+    """Return the class `Faulty`. The fixture `gpu` skips the test if there is no compiler."""
     return Faulty
 
 
@@ -552,7 +559,7 @@ def test_experts_that_are_mixed_up_are_found(name: str, old: str, new: str, faul
     kernel = variant.kernel
     arguments = kernel.examples(np.random.default_rng(1), 7)
     if name == "route":
-        arguments[0][:] = np.round(arguments[0])  # rounded, so that some numbers are equal
+        arguments[0][:] = np.round(arguments[0])  # Round the logits of the router, so that some of them are equal.
     expected = with_copies(arguments, kernel.outputs)
     kernel.reference(*expected)
     run_on(faulty("no such text", ""), kernel, arguments)
@@ -569,7 +576,7 @@ def test_a_context_of_one_token_has_room_for_activations_of_all_its_experts(
     decoder = Decoder(model, "cuda", 1, BrickProfiler(enabled=False), 1, machine=GpuMachine(gpu, 64))
     assert model.experts is not None
     assert model.experts.used * model.feed_forward > model.hidden
-    pass_of(gpu, decoder, [1])  # without enough room, a launch would write outside an array
+    pass_of(gpu, decoder, [1])  # If the scratch were too small, a launch would write outside its array and fail.
 
 
 @pytest.mark.parametrize("old", ["x = other;", "columns = other_columns;"])

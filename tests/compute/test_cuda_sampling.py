@@ -1,4 +1,4 @@
-"""Tokens chosen on a GPU equal those of the references, for whole vocabularies and for equal logits."""
+"""Tests of tokens that a GPU chooses: they equal those of the references, for whole vocabularies and equal logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def logits(kind: str) -> Any:
     made = 3 * floats(np.random.default_rng(5), 1, VOCABULARY)
     return {
         "spread": made,
-        "in steps": np.round(made),  # contains many equal values
+        "in steps": np.round(made),  # Round the logits, so that many are equal.
         "all equal": np.zeros_like(made),
         "one far above": np.where(np.arange(VOCABULARY) == 77_777, np.float32(300), made),
         "all below zero": made - 40,

@@ -1,4 +1,4 @@
-"""The decoder equals a plain float64 forward pass. Its records are right."""
+"""Tests of the decoder: it equals a plain forward pass in float64, and its records are right."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_prompt_that_takes_several_passes_ends_as_in_one(
 
 
 class CountingHost(Host):
-    """A CPU that stores the size in bytes of the buffers and of the caches that it makes."""
+    """A CPU that records the size in bytes of each buffer and each cache that it allocates."""
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
@@ -167,10 +167,9 @@ def test_while_a_thread_uses_a_decoder_no_other_one_can(model: Model, decoder_fo
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 def test_what_runs_inside_a_pass_cannot_use_its_decoder(model: Model, decoder_for: MakeDecoder) -> None:
-    """A signal handler or an observer could call the decoder.
+    """A signal handler or an observer could call the decoder during a pass. Such calls raise an error.
 
-    Before such calls were errors, a token inside a prompt moved the rest of the prompt beyond the cache. The result
-    was then another token.
+    Before, a token decoded inside a prompt moved the rest of the prompt beyond the cache, and the result was wrong.
     """
     decoder = decoder_for(model, 1)
     expected = decoder.prefill(PROMPT)
@@ -215,9 +214,9 @@ def test_a_fork_made_while_a_thread_uses_a_decoder_can_use_it(model: Model, deco
 def test_other_threads_can_use_the_decoder_after_an_interrupt_at_any_place(
     model: Model, decoder_for: MakeDecoder
 ) -> None:
-    """Python can raise an interrupt when a function begins and when a call returns.
+    """Python can raise KeyboardInterrupt when a function begins and when a call returns.
 
-    Both happen while the decoder is locked.
+    The test does both while the decoder is locked.
     """
     decoder = decoder_for(model, 1)
 
@@ -275,7 +274,8 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     gate = ["GateUpActivation (fused)"] if is_fused else ["GateProjection", "UpProjection", "Activation"]
     feed_forward = [*gate, "DownProjection"]
     in_layers = [node.name for node in ran if node.parent in [layer.id for layer in layers]]
-    if model.experts is not None:  # expert bricks run once for each chosen expert
+    # A step has a record of the expert brick for each chosen expert. Count them as one.
+    if model.experts is not None:
         in_layers = [name for at, name in enumerate(in_layers) if in_layers[at - 1 : at + 1] != ["MoeExperts"] * 2]
         feed_forward = ["MoeRouter", "MoeExperts", "MoeCombine"]
     in_layer = [
@@ -362,7 +362,7 @@ def test_a_product_wrong_only_for_one_token_or_only_for_many_fails_its_check(
 ) -> None:
     def wrong(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
         linear.linear(code, weights, bias, x, out, scratch)
-        # The output matrix gets one token in every pass.
+        # Plant no fault in the output matrix. It multiplies one token in every pass, also for a prompt.
         if (x.shape[0] == 1) == alone and weights is not model.lm_head.data:
             fault(out)
 
@@ -410,7 +410,10 @@ def test_if_weights_make_a_nan_their_brick_fails_and_later_ones_are_skipped(
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 def test_a_nan_that_no_cache_keeps_hides_nothing_of_the_next_pass(model: Model, decoder_for: MakeDecoder) -> None:
-    """A NaN after the last layer does not reach the next token. A wrong product of one token must still be found."""
+    """A NaN after the last layer enters no cache, so it does not affect the next pass.
+
+    A product that is wrong only for single tokens must still be found in this next pass.
+    """
     decoder = decoder_for(model, 1)
     down = decoder.bricks.layers[0].down
     assert down is not None

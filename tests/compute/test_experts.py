@@ -1,4 +1,7 @@
-"""Mixtures of experts equal llama.cpp and a float64 pass. Their work is counted from the bytes that were read."""
+"""Tests of mixtures of experts: they equal llama.cpp and a float64 pass.
+
+Their work is counted from the bytes that were read.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ MakeDecoder = Callable[[Model, int], Decoder]
 
 @pytest.fixture(scope="module")
 def expert_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the files of tiny mixtures of each kind, with the keys that llama.cpp and cbtop need."""
+    """Return files of tiny models with experts, one for each architecture.
+
+    They have the keys that llama.cpp and cbtop need.
+    """
     folder = tmp_path_factory.mktemp("experts")
     for name, shape in SHAPES.items():
         llama_peer.write_model(folder / name, shape)
@@ -51,7 +57,7 @@ def path(request: pytest.FixtureRequest, expert_files: dict[str, Path]) -> Path:
 
 
 def logits_of(decoder: Decoder, tokens: list[int]) -> np.ndarray:
-    """Return the logits of a prompt and of each further token, decoded one by one."""
+    """Return the logits after the prompt and after each further token, which are decoded one by one."""
     decoder.prefill(tokens[: len(PROMPT)])
     found = [decoder.logits.copy()]
     for token in tokens[len(PROMPT) :]:
@@ -87,7 +93,7 @@ def test_with_int8_activations_logits_are_near_those_of_a_float64_pass(path: Pat
     tokens = [*PROMPT, 7]
     model = read_model(path, FAMILIES)
     assert model.experts is not None
-    # All experts are used, so rounding cannot change the choice.
+    # Use all experts for each token, because rounding could otherwise change which are chosen.
     every = replace(model.experts, used=model.experts.count)
     expected = forward_reference(replace(model, experts=every), tokens)[len(PROMPT) - 1 :]
     model = interleaved(model)
@@ -171,7 +177,7 @@ def test_each_expert_is_read_once_a_pass_and_only_those_that_are_chosen(
 
 
 def of_format(monkeypatch: pytest.MonkeyPatch, block_format: BlockFormat) -> None:
-    """Make the demo model write experts in this format."""
+    """Make the demo model write the weights of its experts in this format."""
     tensors: Any = demo_model.tensors_of
 
     def changed(shape: ModelShape) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Contract expressions have the meaning of Python. Forbidden ones are rejected before evaluation."""
+"""Tests of the expressions in contracts: they mean what they mean in Python, and forbidden ones are rejected."""
 
 from __future__ import annotations
 

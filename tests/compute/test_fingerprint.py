@@ -1,4 +1,4 @@
-"""A function is compiled again if and only if something that its code depends on has changed."""
+"""Tests of when a function is compiled again: only if something that its code depends on has changed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fingerprints_in(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """Copy our source files, so that a test can edit them."""
+    """Copy the source files of cbtop, so that a test can edit them."""
     ours = Path(cbtop.__file__).parent
     for room in ("compute", "profiler", "protocol"):
         shutil.copytree(ours / room, tmp_path / "cbtop" / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -61,7 +61,7 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-@pytest.mark.slow  # a test below edits one kernel and adds a comment
+@pytest.mark.slow  # Not in the default run, because a faster test below edits one kernel and adds a comment.
 def test_an_edit_changes_what_it_is_inlined_into_and_a_comment_nothing(sources: Path) -> None:
     before = fingerprints_in(sources)
     assert len(set(before.values())) == len(before)
@@ -73,8 +73,8 @@ def test_an_edit_changes_what_it_is_inlined_into_and_a_comment_nothing(sources: 
         )
     assert fingerprints_in(sources) == before
 
-    # The edits: a Q4_K helper in its own file, an overload in a function that writes to a cache, a constant of
-    # IQ4_NL, and files that no kernel depends on.
+    # Edit four things: a helper of Q4_K in its own file, an overload in a function that writes to a cache, a constant
+    # of IQ4_NL, and files that no kernel depends on.
     edit(
         compute / "quantization" / "six_bits.py",
         "def byte_of(",
@@ -109,9 +109,9 @@ tens = jit(copy_of(_plain, "tens", NUMBER=20))
 
 @pytest.fixture
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], ModuleType]:
-    """Return a function that imports a kernel and its helper as in a new process.
+    """Return a function that imports a kernel and its helper as a new process would.
 
-    Its cache is in a folder of the test.
+    The compiled code is cached in a folder of the test.
     """
     (tmp_path / "cache").mkdir()
     monkeypatch.setattr(compiling, "NUMBA_CACHE", tmp_path / "cache")
@@ -133,7 +133,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
 
 
 def called(module: ModuleType) -> tuple[int, int, int]:
-    """Return the results of both kernels, and how many of the two came from the cache."""
+    """Return the result of each of two kernels, and how many of the two came from the cache."""
     return (
         module.kernel(1),
         module.tens(1),
@@ -186,7 +186,8 @@ TEXTS = ("A module.", "A class.", "A method.", "A function.")
 def hashes(folder: Path, *texts: str) -> set[str]:
     found = set()
     for text in texts:
-        file = folder / f"file_{zlib.crc32(text.encode())}.py"  # hashes are cached by file name
+        # Forget the cached hashes, because they are cached by file name.
+        file = folder / f"file_{zlib.crc32(text.encode())}.py"
         file.write_text(text)
         found.add(fingerprint.hash_of_file(str(file), (0, 0, 0)))
     return found
@@ -226,9 +227,10 @@ def test_a_constant_beyond_the_256th_counts(tmp_path: Path) -> None:
 
 
 def test_what_compiles_a_function_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fingerprint includes the compiler passes.
+    """The fingerprint of a function includes the compiler passes.
 
-    Before, code from other passes was still used, because for most kernels only their own file counted.
+    Before, code that other passes had compiled was reused, because the fingerprint of most kernels covered only their
+    own file.
     """
     hashed: list[str] = []
     monkeypatch.setattr(fingerprint, "hash_of_file", lambda path, stamp: hashed.append(path) or "")
@@ -258,7 +260,9 @@ def test_loaded_cache_files_stay_and_unused_ones_are_removed_once_a_process(
         file.touch()
         os.utime(file, (0, time.time() - UNUSED_S - 1))
     loaded = {file.name for name in ("_plain", "tens") for file in cache.glob(f"kernel_of_a_test.{name}*")}
-    called(imported(HELPER, KERNEL))  # loads only these two, not the kernels that they contain
+    # Only the code of the two kernels is loaded from the cache. The functions inside them are not loaded by
+    # themselves.
+    called(imported(HELPER, KERNEL))
     kernel_cache.remove_unused_files(tmp_path / "none", time.time())
     kernel_cache._LOOKED_AFTER.discard(cache)
     kernel_cache.remove_unused_files(cache, time.time())
@@ -266,5 +270,5 @@ def test_loaded_cache_files_stay_and_unused_ones_are_removed_once_a_process(
     old = cache / "old.nbc"
     old.touch()
     os.utime(old, (0, 0))
-    kernel_cache.remove_unused_files(cache, time.time())  # this runs once per process
+    kernel_cache.remove_unused_files(cache, time.time())  # A second call in the same process does nothing.
     assert old.exists()

@@ -1,4 +1,4 @@
-"""Weights that are not finite are found by their block scales and reported by name."""
+"""Tests of weights that are not finite: they are found by the scales of their blocks and reported by name."""
 
 from __future__ import annotations
 

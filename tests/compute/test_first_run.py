@@ -1,4 +1,4 @@
-"""The first run compiles in a fork, which leaves only the cache behind."""
+"""Tests of the first run, which compiles kernels in a forked process. Only the cache remains of it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_a_fork_that_hangs_is_ended_and_this_process_goes_on(monkeypatch: pytest
         time.sleep(60)
         (tmp_path / "by itself").touch()
 
-    # The clock shows 0 for the first two readings. It shows 1 as soon as the fork hangs, even if that was earlier.
+    # A fake clock: 0 until the forked process hangs, then 1, so that the time limit is reached. The first two
+    # readings are always 0.
     looks = count()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(looks) > 1 and (tmp_path / "pid").exists()))
     compile_in_fork(hang, lambda: told.append(1))

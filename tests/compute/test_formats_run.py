@@ -1,4 +1,4 @@
-"""A model with all matrices in one block format runs from its file to its tokens."""
+"""Tests of models with all matrices in one block format: they run, from their file to their tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.interleaved import InterleavedMatrix
 
 PROMPT = [3, 141, 59, 26, 5]
-# sizes that are no multiples of 256
+# The sizes of this model cannot be divided by 256, the length of the larger blocks.
 NARROW = replace(TINY, hidden=224, heads=7, kv_heads=1, feed_forward=352, layers=1)
 WIDE = replace(TINY, layers=1)
 
@@ -45,7 +45,7 @@ def model_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Block
     return made
 
 
-@pytest.mark.parametrize(  # by default the demo's format, one of floats and one with uneven levels
+@pytest.mark.parametrize(  # By default, run the format of the demo, a format of floats, and one with uneven levels.
     "block_format",
     [
         pytest.param(one, marks=() if one.name in ("F16", "Q4_K", "IQ4_NL") else pytest.mark.slow, id=one.name)
@@ -68,7 +68,7 @@ def test_a_model_of_any_format_decodes_and_its_checks_hold(
     assert error < 1e-3 * np.abs(expected[-1]).max()
 
 
-@pytest.mark.parametrize(  # by default one format with blocks of 32 and one with blocks of 256
+@pytest.mark.parametrize(  # By default, run one format with blocks of 32 weights and one with blocks of 256.
     "block_format",
     [
         pytest.param(FORMATS[code], marks=() if code in (20, 23) else pytest.mark.slow, id=FORMATS[code].name)

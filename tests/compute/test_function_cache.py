@@ -1,4 +1,7 @@
-"""A cache file is loaded unchanged or its code is compiled again, whatever happens to the disk."""
+"""Tests of the cache of compiled functions.
+
+A damaged or missing cache file only means that a function is compiled again.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def hashed(text: str) -> int:
 
 
 def new(folder: Path, function: Callable[..., Any] = plain) -> Any:
-    """Return the function as in a new process, not yet compiled."""
+    """Return the function as a new process has it: not compiled yet, with the cache in `folder`."""
     dispatcher: Any = numba.njit(function)
     dispatcher._cache = FunctionCache(folder, function, dispatcher.targetoptions)
     return dispatcher
@@ -39,7 +42,7 @@ def hits(dispatcher: Any) -> int:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """Return the cache file of `plain` for one int64 argument."""
+    """Return the cache file of the function `plain`, compiled for one int64 argument."""
     new(tmp_path).compile(ONE)
     (file,) = tmp_path.iterdir()
     again = new(tmp_path)

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 equal llama.cpp and a float64 pass. Leaving out any of their features is found."""
+"""Tests of Gemma 2 and 3: they equal llama.cpp and a float64 pass. Leaving out any of their features is found."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, 512, 60)]
 PROMPT = 40  # number of tokens in the prompt; the others are decoded one by one
 GEMMA2 = replace(TINY_GEMMA2, context_length=256)
 GEMMA3 = replace(TINY_GEMMA3, context_length=256)
-WHOLE_GEMMA3 = replace(GEMMA3, window_period=0, layers=7)  # the sixth layer attends to all positions
-SMALL = {"hidden": 64, "key_length": 32, "feed_forward": 96}  # a head has 32 dimensions; hidden / heads would be 16
+# In GEMMA3 the sixth layer attends to all positions. Here, no layer does.
+WHOLE_GEMMA3 = replace(GEMMA3, window_period=0, layers=7)
+# A head has 32 dimensions, although hidden / heads is 16.
+SMALL = {"hidden": 64, "key_length": 32, "feed_forward": 96}
 Keys = dict[str, Any]
 Write = Callable[..., Path]
 
@@ -145,7 +147,7 @@ def test_logits_are_llama_cpps_beyond_the_window_and_no_part_can_be_omitted(
     def error(model: Model) -> float:
         return error_of(found, forward_reference(model, TOKENS)[PROMPT - 1 :])
 
-    assert error(model) < 5e-3  # llama.cpp looks up GELU in a float16 table
+    assert error(model) < 5e-3  # The allowed error includes that llama.cpp reads GELU from a table in float16.
     for fault in faults:
         assert error(fault(model)) > 1e-2
 

@@ -1,4 +1,4 @@
-"""A model file that cannot run gives an error of one line, whatever is wrong with it."""
+"""Tests of model files that cannot run: whatever is wrong, the error is one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.protocol.test_hostile import peak_of
 
 
 def message_of(path: Path) -> str:
-    """Return the error line of reading `path`."""
+    """Return the error message of reading the model in `path`. Check that it is one line."""
     with pytest.raises(ModelError) as caught:
         read_model(path, FAMILIES)
     message = str(caught.value)
@@ -43,7 +43,7 @@ def message_of(path: Path) -> str:
 
 
 def write_gguf(path: Path, architecture: str = "llama", edit: Callable[[GGUFWriter], None] | None = None) -> Path:
-    """Write a GGUF file with the keys of a tiny llama and the changes of `edit`. Its only tensor is one embedding."""
+    """Write a GGUF file with the keys of a tiny llama, changed by `edit`. Its only tensor is the embedding."""
     writer = GGUFWriter(path, architecture)
     writer.add_block_count(1)
     writer.add_context_length(64)
@@ -152,7 +152,7 @@ def test_every_truncation_is_refused(model_files: dict[str, Path], tmp_path: Pat
 
 
 class WatchedFile(io.FileIO):
-    """A file that calls `before_read` with the size of each read."""
+    """A file that calls `before_read` before each read, with the number of bytes to read."""
 
     def __init__(self, path: Path, before_read: Callable[[int], None]) -> None:
         super().__init__(path)
@@ -164,7 +164,7 @@ class WatchedFile(io.FileIO):
 
 
 def header_error(path: Path, before_read: Callable[[int], None]) -> str:
-    """Return the error line of reading the header of `path`."""
+    """Return the error message of reading only the header of `path`. Check that it is one line."""
     file: Any = WatchedFile(path, before_read)
     with file, pytest.raises(ModelError) as caught:
         gguf_header.read_header(file, path)
@@ -173,14 +173,15 @@ def header_error(path: Path, before_read: Callable[[int], None]) -> str:
 
 
 def with_array(kind: int, count: int, elements: bytes) -> bytes:
-    """Return a file with one key: an array with the stated length `count`."""
+    """Return the bytes of a file with one key. Its value is an array that claims to have `count` items."""
     return b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"a", 9, kind, count) + elements
 
 
 @pytest.mark.parametrize("count", [300_000, pytest.param(2_000_000, marks=pytest.mark.slow)])
 def test_empty_strings_by_the_million_are_passed_over_and_none_is_kept(tmp_path: Path, count: int) -> None:
     path = tmp_path / "model.gguf"
-    path.write_bytes(with_array(8, count, bytes(8 * count)))  # a list of these would need as many bytes
+    # A list of these strings in memory would need at least as many bytes as the file.
+    path.write_bytes(with_array(8, count, bytes(8 * count)))
     with peak_of() as peak:
         assert "has no general.architecture" in message_of(path)
     assert peak() < 1 << 20
@@ -219,7 +220,8 @@ def test_texts_of_a_file_that_is_cut_while_it_is_read_are_missed(tmp_path: Path)
     path.write_bytes(with_array(8, 100_000, bytes(800_000)))
 
     def cut(size: int) -> None:
-        if size == gguf_header.PIECE_BYTES:  # the texts are read in such pieces
+        # The file becomes shorter while its texts are read, which happens in pieces of this size.
+        if size == gguf_header.PIECE_BYTES:
             os.truncate(path, 400_000)
 
     assert "is truncated" in header_error(path, cut)
@@ -256,14 +258,17 @@ def test_a_file_truncated_while_its_header_is_read_is_refused_in_one_line(tmp_pa
     path.write_bytes(with_array(8, 500_000, bytes(4_000_000)))
 
     def cut(size: int) -> None:
-        if size == 1:  # the name of the key, which is the last thing that is left
+        if size == 1:  # The file becomes shorter just before the read of one byte, the name of a key.
             os.truncate(path, 33)
 
     assert "is truncated" in header_error(path, cut)
 
 
 def read_after(path: Path, change: Callable[[], None]) -> str:
-    """Return the error line of reading `path` if `change` runs between its header and its weights."""
+    """Return the error message of reading the model in `path`.
+
+    `change` runs after the header was read and before the weights are.
+    """
     real = GgufFile.load
 
     def changed(file: GgufFile) -> None:
@@ -283,7 +288,7 @@ def copied(model_files: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def overwrite(path: Path) -> None:
-    """Overwrite the file in place with the same number of bytes."""
+    """Overwrite the whole file with other bytes. Its size stays the same."""
     size = path.stat().st_size
     with path.open("r+b") as stream:
         stream.write(b"\xff" * size)
@@ -450,5 +455,5 @@ def test_a_damaged_header_ends_in_a_model_or_a_model_error(
         content[at : at + data.draw(st.sampled_from([cut, len(put)]))] = put
     path = tmp_path / "damaged.gguf"
     path.write_bytes(content[: data.draw(st.none() | st.integers(0, 3000))])
-    with contextlib.suppress(ModelError):  # any other exception fails the test
+    with contextlib.suppress(ModelError):  # If another exception is raised, the test fails.
         read_model(path, FAMILIES)

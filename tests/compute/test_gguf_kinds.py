@@ -1,4 +1,4 @@
-"""A file that is not a model is named by its real type, with advice."""
+"""Tests of files that are not a model: the error names their real type and what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.compute.test_gguf import message_of, write_gguf
 def test_the_second_file_of_a_split_model_is_named_with_the_first_one(tmp_path: Path) -> None:
     path = tmp_path / "m-00002-of-00003.gguf"
     writer = GGUFWriter(path, "llama")
-    del writer.kv_data[0]["general.architecture"]  # llama-gguf-split omits it in all files but the first
+    # Of a split model, llama-gguf-split writes this key only into the first file.
+    del writer.kv_data[0]["general.architecture"]
     writer.add_uint16("split.no", 1)
     writer.add_uint16("split.count", 3)
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file equals what was written. Each value has the requested type."""
+"""Tests of the metadata of a GGUF file: it equals what was written. Each value has the requested type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARRAYS = {
     "add_uint64": st.integers(0, (1 << 64) - 1),
     "add_float64": st.floats(allow_nan=False),
     "add_bool": st.booleans(),
-    "add_string": st.text(min_size=1),  # gguf cannot write an empty string
+    "add_string": st.text(min_size=1),  # The package gguf cannot write an empty string.
 }
 
 

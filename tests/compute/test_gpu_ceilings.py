@@ -1,4 +1,4 @@
-"""The roofs of a GPU, measured on a fake library that reports what was run and how long it took."""
+"""Tests of the measured peak rates of a GPU, with a fake library that reports what ran and for how long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTES_PER_SEC, FLOP_PER_SEC = 2e12, 5e14
 
 
 class Made:
-    """A fake GPU that reads BYTES_PER_SEC and computes FLOP_PER_SEC. Its float32 products fail."""
+    """A fake GPU that reads BYTES_PER_SEC and computes FLOP_PER_SEC. Its products in float32 fail."""
 
     name = "made"
 
@@ -110,7 +110,10 @@ def test_where_little_memory_is_free_the_cache_is_not_measured_in_its_place(monk
 
 
 class FakeNvml(types.ModuleType):
-    """A fake nvidia-ml-py. Its GPU is `used_percent` busy at first, then used by `processes` (pid, percent)."""
+    """A fake nvidia-ml-py with one GPU.
+
+    It is first `used_percent` busy. Later, `processes` lists which processes use it, as (pid, percent).
+    """
 
     class NVMLError(Exception):
         pass
@@ -148,7 +151,8 @@ OURS, OTHER = 10, 11
         (0, [(OURS, 99)], 0),
         (0, [(OURS, 60), (OTHER, 40)], 40),
         (30, [(OURS, 99)], 30),
-        (0, [(OTHER, 99)], 0),  # the other pid may be our own process as seen outside the container
+        # In a container, this process may have another pid for the driver, so the unknown pid may be its own.
+        (0, [(OTHER, 99)], 0),
         (0, [], 0),
     ],
 )

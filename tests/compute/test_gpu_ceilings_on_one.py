@@ -1,4 +1,4 @@
-"""The roofs of a real GPU are measured by the command, stored, and announced for a model on this GPU."""
+"""Test of `cbtop calibrate` on a real GPU: it measures and stores peak rates. Models on this GPU announce them."""
 
 from __future__ import annotations
 

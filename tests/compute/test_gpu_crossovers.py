@@ -1,4 +1,7 @@
-"""The size from which a GPU is faster, measured on a fake GPU, and the amount of work of a model."""
+"""Tests of the size from which a GPU is faster (crossover), with a fake GPU.
+
+Also tests how the size of a model is counted.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def test_each_step_runs_on_the_cpu_one_way_and_on_the_gpu_the_other(fake: FakeGp
     sizes: list[list[int]] = []
 
     def planted(rungs: Sequence[Rung]) -> list[PairedTimes]:
-        """Return times in which the GPU is faster from the second size on for decoding, and never for prompts."""
+        """Return simulated times. For decoding, the GPU is faster from the second size on.
+
+        For prompts, it is never faster.
+        """
         sizes.append([rung.size for rung in rungs])
         for rung in rungs:
             rung.before()
@@ -65,7 +71,8 @@ def test_the_work_of_a_token_is_a_layers_weights_with_only_the_used_experts(
             weights += sum(one.weight.size_bytes for one in (layer.q, layer.k, layer.v, layer.output))
             weights += share * sum(one.weight.size_bytes for one in (layer.gate, layer.up, layer.down))
         weights /= len(model.layers)
-        assert weights <= layer_bytes(model_files[name]) < 1.1 * weights  # norms, biases and a router are included
+        # The bytes of a layer also include its norms, its biases and the router of its experts.
+        assert weights <= layer_bytes(model_files[name]) < 1.1 * weights
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""The decoder on a fake GPU handles errors correctly."""
+"""Tests of errors and interrupts in the decoder on a GPU. The GPU is fake."""
 
 from __future__ import annotations
 
@@ -49,12 +49,13 @@ def interrupted_at(count: int) -> Any:
 
 
 def kinds(recorder: ListRecorder) -> list[NodeKind | None]:
-    """Return the kind of each record. None is a record without a node, which counts lost records."""
+    """Return the kind of node of each record. A record without a node (None) reports lost records."""
     nodes = {one.id: one.kind for one in recorder.messages if isinstance(one, Node)}
     return [nodes.get(tag & NODE) for tag, _ in recorder.records]
 
 
-@pytest.mark.parametrize("count", [5, 37, 69, 101])  # first pass, its capture, and the same for the second graph
+# Interrupt one of four calls: in the first pass, in its capture as a graph, and both again for the second graph.
+@pytest.mark.parametrize("count", [5, 37, 69, 101])
 def test_an_interrupt_while_a_graph_is_made_leaves_no_token_and_no_capture(
     count: int, gpu: FakeGpu, model_files: dict[str, Path]
 ) -> None:
@@ -106,7 +107,8 @@ def test_an_interrupt_while_a_prompt_that_has_run_is_told_of_appends_nothing(
     gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
-    monkeypatch.setattr(decoder, "tell", interrupted_at(2))  # the first call belongs to the step before
+    # The first call reports the step before, so the second one is interrupted.
+    monkeypatch.setattr(decoder, "tell", interrupted_at(2))
     with pytest.raises(KeyboardInterrupt):
         decoder.prefill([1, 2, 3])
     assert decoder.position == 0
@@ -153,7 +155,7 @@ def test_a_step_with_a_skipped_kernel_has_no_parts_and_the_next_one_has_all(
     whole = kinds(recorder)
     assert whole.count(NodeKind.KERNEL) > 10
     recorder.records.clear()
-    gpu.skipped = "greedy"  # both time stamps of this kernel are from the step before
+    gpu.skipped = "greedy"  # The fake GPU skips this kernel. So its time stamps are those of the step before.
     decoder.decode(1)
     decoder.tell()
     assert kinds(recorder) == [None, NodeKind.STEP]
@@ -220,7 +222,7 @@ def test_a_token_that_is_none_of_the_vocabulary_is_no_result(
 
     def spoilt(target: Any, source: Any, kind: int) -> None:
         if kind == gpu.cupy.cuda.runtime.memcpyDeviceToHost and source.dtype == np.int64:
-            source[0] = 1 << 22  # the chosen token on the device
+            source[0] = 1 << 22  # The GPU reports a token that the vocabulary does not have.
         copy(target, source, kind)
 
     monkeypatch.setattr(gpu, "copy", spoilt)
@@ -253,7 +255,7 @@ def test_a_matrix_whose_rows_are_not_of_whole_eights_is_refused(gpu: Any, model_
 
 def test_what_is_checked_is_what_a_pass_launches(gpu: FakeGpu, model_files: dict[str, Path]) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False), is_eager=True)
-    decoder.decode(1)  # this step prepares the launches and runs them
+    decoder.decode(1)  # The first step prepares the launches and runs them.
     launched: list[str] = []
     gpu.before_launch = lambda one: launched.append(one.entry)
     decoder.decode(1)
@@ -275,11 +277,11 @@ def test_a_mixture_token_needs_no_copy_to_the_host_and_repeats_its_graph(
     monkeypatch.setattr(gpu, "host", host)
     launched: list[str] = []
     gpu.before_launch = lambda one: launched.append(one.entry)
-    decoder.decode(1)  # this call captures the graph
+    decoder.decode(1)  # This step captures the launches as a graph.
     assert launched.count("expert_gated_in_turn") == launched.count("route") > 0
     launched.clear()
     decoder.decode(2)
-    assert launched == []  # the graph replays them without new launches
+    assert launched == []  # The graph runs the captured launches, so the host launches nothing.
     with pytest.raises(AssertionError, match="a copy to the host"):
         decoder.prefill([1, 2, 3])
 
@@ -312,7 +314,8 @@ def test_what_a_decoder_has_on_a_gpu_goes_with_it(
 def test_stamps_are_valid_only_if_all_launches_begin_and_end_in_order() -> None:
     whole = np.array([(5_000, 6_000), (6_416, 9_000), (9_416, 9_416)], np.uint64)
     assert have_run(whole, 4_000)
-    assert not have_run(whole, 9_416)  # the stamps of the first kernel are from an earlier pass
+    # The first kernel has time stamps of an earlier pass, so this pass has not run completely.
+    assert not have_run(whole, 9_416)
     for at, value in (((1, 1), 4_000), ((1, 1), 90_000), ((2, 0), 1), ((2, 1), 9_415)):
         stamps = whole.copy()
         stamps[at] = value
@@ -320,7 +323,7 @@ def test_stamps_are_valid_only_if_all_launches_begin_and_end_in_order() -> None:
 
 
 def given_to(gpu: FakeGpu, entry: str, kind: Any) -> list[list[int]]:
-    """Return a list that gets the values of type `kind` that launches of `entry` read from now on."""
+    """Return a list that records the arguments of later launches of `entry`: the values of arrays of type `kind`."""
     found: list[list[int]] = []
 
     def note(one: Any) -> None:
@@ -343,7 +346,7 @@ def test_parts_of_a_prompt_have_their_tokens_and_positions_also_if_repeated(
         decoder.prefill(range(first, first + 6))
         assert tokens == [[first, first + 1, first + 2, first + 3], [first + 4, first + 5]]
     starts = given_to(gpu, "rope", np.int32)
-    decoder.prefill(range(6))  # continues after the first sequence
+    decoder.prefill(range(6))  # The second prompt continues the sequence after the first prompt.
     layers = len(decoder.model.layers)
     assert starts == [[6]] * layers + [[10]] * layers
     tokens = given_to(gpu, "embedding", np.int64)

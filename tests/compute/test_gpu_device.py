@@ -1,4 +1,4 @@
-"""A GPU with a fake CuPy on the host: the current device, errors of the driver, and lack of memory."""
+"""Tests of a GPU with a fake CuPy: the current device, errors of the driver, and lack of memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cbtop.profiler.device.cuda_calls import DriverError
 
 
 class FakeDevice:
-    """A fake device that counts how often it becomes current. `mem_info` is (free, total) in bytes."""
+    """A fake device that counts how often it is made the current device. `mem_info` is (free, total) in bytes."""
 
     id, mem_info = 0, (1_000_000_000, 2_000_000_000)
 
@@ -85,7 +85,10 @@ def test_a_driver_that_refuses_its_clock_ends_no_pass(gpu: Gpu, monkeypatch: pyt
 
 
 class FakeDriver:
-    """A fake driver that stores, for each launch, whether it may begin early, and the words of its arguments."""
+    """A fake driver.
+
+    For each launch, it records whether the launch may begin early, and the words of its arguments.
+    """
 
     count = 0  # number of arguments of a launch
 
@@ -141,7 +144,7 @@ def test_a_prepared_launch_gives_the_driver_the_same_arguments_each_time(
     assert first[1][:4] == np.int32(-5).tobytes()
     assert first[2][:4] == np.float32(1.5).tobytes()
     assert first[3] == np.int64(-7).tobytes()
-    assert first[4] == (0x5678).to_bytes(8, "little")  # address of the time stamp
+    assert first[4] == (0x5678).to_bytes(8, "little")  # The last argument is the address of the time stamp.
 
 
 def test_a_launch_that_the_driver_refuses_is_named(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

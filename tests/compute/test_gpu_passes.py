@@ -1,4 +1,4 @@
-"""A recorded GPU pass is divided into launches by brick, and bricks by layer."""
+"""Tests of a recorded GPU pass: it is divided into the launches of each brick, and the bricks of each layer."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_brick_run_once_per_expert_is_recorded_each_time_with_its_elements() -
 def launches_of_norm_and_product(rows: int, *, is_other: bool) -> list[str]:
     """Return the launches of a norm followed by a product.
 
-    The product uses the norm's output, or other activations.
+    The product reads the output of the norm or, if `is_other`, other activations.
     """
     x, normed, other = (np.zeros((rows, 256), np.float32) for _ in range(3))
     space = Int8Scratch(np.zeros((8, 256), np.uint8), np.zeros((8, 32), np.float32), 4, None)
@@ -121,7 +121,8 @@ def test_codes_that_another_product_has_written_over_are_made_again() -> None:
     assert product(normed) == ["quantize_rows", "linear_in_turn"]
 
 
-@pytest.mark.parametrize("hidden", [256, 8448])  # one launch makes the codes of 256; 8448 is too long for it
+# With 256 columns, one launch computes the norm and its int8 codes. Rows of 8,448 are too long for that.
+@pytest.mark.parametrize("hidden", [256, 8448])
 def test_codes_of_an_array_are_not_used_after_it_was_written_again(hidden: int) -> None:
     x, normed = (np.zeros((1, hidden), np.float32) for _ in range(2))
     space = Int8Scratch(np.zeros((8, hidden), np.uint8), np.zeros((8, hidden // 8), np.float32), 4, None)

@@ -1,4 +1,4 @@
-"""Tests of every reaction of the guard to every fault, planted in a brick of a running model."""
+"""Tests of the guard, which checks outputs of bricks: every reaction to every fault, planted in a running model."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ PLANTED: dict[Fault, float] = {
 
 
 def stopped() -> float:
-    """Return 0, so that samples seem free and one is taken in each pass."""
+    """A clock that always shows 0. So samples of the guard cost no time, and it takes one in each pass."""
     return 0.0
 
 
 def broken(model: Model, profiler: BrickProfiler, reaction: Reaction, fault: Fault) -> tuple[Decoder, int]:
-    """Return a decoder with a fault in a brick of LAYER, which is sampled first, and the next token."""
+    """Return a decoder that has a fault in a brick of layer LAYER, and the next token to decode.
+
+    The guard takes its first sample in this layer.
+    """
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     token = decoder.prefill(PROMPT)
     brick = decoder.bricks.layers[LAYER].ffn_norm
@@ -50,7 +53,7 @@ def broken(model: Model, profiler: BrickProfiler, reaction: Reaction, fault: Fau
 
 
 def plant(brick: ComputeBrick, value: float) -> None:
-    """Make the brick add `value` to the first number of its first output from now on."""
+    """Make the brick wrong from now on: it adds `value` to the first number of its first output."""
     right: Callable[..., None] = brick.kernels[0].implementation
 
     def wrong(*arguments: Any) -> None:
@@ -283,7 +286,10 @@ def test_of_all_bricks_behind_one_that_computes_a_nan_only_that_one_fails(
 def test_a_key_that_its_cache_cannot_hold_is_found_where_it_is_written(
     model: Model, profiler: BrickProfiler, cache_type: str, bias: float, sign: int
 ) -> None:
-    """An infinite key would give weight 0 for queries of the other sign, so later checks would pass."""
+    """An infinite key would get the weight 0 from queries with the other sign.
+
+    Then all later checks would pass, so the fault must be found when the key is written into its cache.
+    """
     decoder = Decoder(model, "numba", 1, profiler, model.context_length, DecoderSettings(cache_type))
     key_bias = model.layers[LAYER].k.bias
     kept = key_bias.copy()
@@ -301,7 +307,10 @@ def test_a_key_that_its_cache_cannot_hold_is_found_where_it_is_written(
 
 
 def beyond_the_rows_that_are_compared(decoder: Decoder, times: int) -> None:
-    """Make the output product leave a NaN in a row that is not compared with the reference, for `times` calls."""
+    """Make the output product write a NaN for `times` calls.
+
+    It is in a row that the guard does not compare with the reference.
+    """
     (right,) = decoder.bricks.lm_head.implementations
 
     def wrong(*arguments: Any) -> None:
@@ -338,7 +347,7 @@ def test_a_fault_in_one_row_is_found_because_each_sample_compares_other_rows(
 
     def wrong(*arguments: Any) -> None:
         right(*arguments)
-        # row 44 of 512; the first sample compares no rows from 41 to 47, a sample of sixteen none from 32
+        # Row 44 of 512 is wrong. The first sample does not compare rows 41 to 47, so only a later sample can find it.
         arguments[4][0, 44] += 10.0
 
     def go_on(token: int) -> None:
@@ -450,7 +459,8 @@ def test_samples_rest_after_their_share_of_time_and_the_others_are_skipped(
 
     decoder = Decoder(model, "numba", 1, profiler, model.context_length)
     decoder.guard = JidokaGuard(Reaction.STOP, profiler, decoder.bricks.places(), clock_s)
-    token = decoder.prefill(PROMPT)  # one sample takes two seconds, which are MAX_SHARE of 400 s
+    # A sample takes two seconds. To stay within its allowed share (MAX_SHARE), the guard then waits 400 s.
+    token = decoder.prefill(PROMPT)
     for _ in range(3):
         token = decoder.decode(token)
     decoder.guard.finish()

@@ -1,4 +1,4 @@
-"""float32 is converted to the bits of binary16 and back without the processor's own instructions."""
+"""Tests of the conversion from float32 to the bits of binary16 and back, which uses no instruction for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hyper-parameters of a model file are used as in llama.cpp, or rejected by name."""
+"""Tests of the hyper-parameters in a model file: they are used as in llama.cpp, or rejected by name."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def architecture(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def saying(model_files: dict[str, Path], tmp_path: Path, architecture: str) -> Rewrite:
-    """Return a function that writes the tiny model of the architecture with keys added or replaced.
+    """Return a function that writes the tiny model of the architecture with some keys added or replaced.
 
-    With `tensors`, these are appended and all tensors become float32.
+    If it gets `tensors`, it appends them and writes all tensors as float32.
     """
 
     def rewrite(
@@ -58,7 +58,8 @@ def refusal(path: Path) -> str:
     return message
 
 
-HONOURED = [  # keys, then the scale and the magnitude of positions
+# Each case: keys of the file, then the factor on positions, then the factor on the length of rotated vectors.
+HONOURED = [
     ({}, 1.0, 1.0),
     ({"rope.scale_linear": 4.0}, 0.25, 1.0),
     ({"rope.scaling.factor": 4.0}, 0.25, 1.0),
@@ -104,7 +105,8 @@ def test_llama_cpp_finds_the_same_logits(saying: Rewrite, keys: dict[str, Any]) 
     llama = Llama(path)
     found = llama.decode(PROMPT)
     llama.close()
-    # llama.cpp rounds activations. Each of these keys changes the logits by at least 0.2 of the largest.
+    # llama.cpp rounds activations, so results differ a little. Each of these keys changes the logits by at least 20
+    # %.
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
@@ -123,7 +125,7 @@ def test_every_family_in_floats_is_llama_cpps_unless_gate_and_up_are_swapped(say
     keys: dict[str, Any] = {"vocab_size": 512}
     path = saying(keys, {"tokenizer.ggml.model": "none"}, {})
     model = read_model(path, FAMILIES)
-    if model.experts is not None:  # use all experts, because on some processors rounding would choose others
+    if model.experts is not None:  # Use all experts, because rounding would choose other experts on some processors.
         path = saying(keys | {"expert_used_count": model.experts.count}, {"tokenizer.ggml.model": "none"}, {})
         model = read_model(path, FAMILIES)
     llama = Llama(path)
@@ -302,7 +304,7 @@ def test_a_context_ends_where_a_window_would_slide(saying: Rewrite, window: int,
 
 
 def every_key() -> list[str]:
-    """Return all keys of an architecture that gguf knows."""
+    """Return all keys that the package gguf knows for an architecture."""
     found, groups = [], [Keys]
     for group in groups:
         groups += [item for item in vars(group).values() if isinstance(item, type)]

@@ -1,4 +1,4 @@
-"""Interleaved matrices have the same bytes in another order. Products with them are right."""
+"""Tests of interleaved matrices: they have the same bytes in another order, and products with them are right."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_only_whole_groups_of_a_format_with_units_are_interleaved() -> None:
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=32, max_size=32))
-@example([0.0] * 31 + [2.0**-126])  # the scale of this block has an infinite inverse
+@example([0.0] * 31 + [2.0**-126])  # The inverse of this block's scale is infinite.
 @example([0.0] * 31 + [2.0**-149])
 def test_rows_of_any_size_are_rounded_as_the_reference_rounds_them(values: list[float]) -> None:
     x = np.array([values], np.float32)
@@ -102,16 +102,17 @@ def test_a_value_halfway_between_two_codes_is_rounded_as_by_the_reference() -> N
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-# by default one format with blocks of 32 and one with blocks of 256, both with the largest codes
+# By default, test one format with blocks of 32 weights and one with blocks of 256. The code 8 is Q8_0, 14 is Q6_K.
 @pytest.mark.parametrize(
     "code", [code if code in (8, 14) else pytest.param(code, marks=pytest.mark.slow) for code in INTERLEAVABLE]
 )
 def test_sums_of_the_largest_weights_and_codes_fit(code: int, sign: int) -> None:
     block_format = FORMATS[code]
-    columns = 1280  # more columns than are summed at a time
+    # The row is so long that the kernel cannot sum up all products as integers before it converts them to float.
+    columns = 1280
     levels = np.where(np.arange(columns) % 2, 1, 0.999).astype(np.float32)
     matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, np.tile(sign * levels, (16, 1))))
-    # a group of four tokens and a single one
+    # Five tokens: a group of four, which is computed together, and a single one.
     x = np.ones((5, columns), np.float32) * np.array([[1], [-1], [1], [-1], [1]], np.float32)
     out, expected = np.zeros((5, 16), np.float32), np.zeros((5, 16), np.float32)
     arguments = code, matrix.data, np.zeros(0, np.float32), x
@@ -137,7 +138,7 @@ def test_what_is_no_number_makes_none_of_what_its_token_is_multiplied_with(value
 def test_int8_products_differ_from_float64_by_activation_rounding(
     model_files: dict[str, Path], profiler: BrickProfiler
 ) -> None:
-    # `mixtral` is left out, because rounding chooses other experts
+    # `mixtral` is left out, because rounding would make it choose other experts.
     for path in (model_files[family] for family in FAMILIES):
         expected = forward_reference(read_model(path, FAMILIES), PROMPT)[-1]
         errors = []
@@ -177,7 +178,8 @@ def test_a_product_that_is_wrong_in_one_format_fails_its_check(
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     down = "DownProjection" if model.experts is None else "MoeExperts"
     assert failed >= {"OutputProjection", down}
-    # Outputs of an RMSNorm are already rounded, so they are not rounded again.
+    # A model with RMSNorm has already rounded these inputs in its norm. Only a model with LayerNorm rounds them in
+    # the product.
     is_rounded_here = Norms.of(model).brick == "LayerNorm"
     assert ["QkvProjection" in failed, "LmHead" in failed] == [is_rounded_here, is_rounded_here]
 
@@ -194,14 +196,14 @@ def test_a_norm_whose_codes_for_products_differ_from_its_output_fails(
 
         def wrong(*arguments: Any, right: Any = right, place: int = place) -> None:
             right(*arguments)
-            arguments[place][0, 20] += arguments[place].dtype.type(1)  # the scale of one block
+            arguments[place][0, 20] += arguments[place].dtype.type(1)  # Change the scale of one block of activations.
 
         brick.implementations = (wrong,)
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     assert failed == {"AddRmsNorm (fused)", "RmsNorm", "QkvProjection", "LmHead"}
 
 
-# Features of a processor without AVX-512, in LLVM's names.
+# Features of a processor with AVX2 and without AVX-512, with LLVM's names.
 FEATURES_WITH_AVX2 = "+sse4.2,+ssse3,+popcnt,+avx,+avx2,+fma,+f16c,+bmi2"
 VNNI = "AVX-512 VNNI", "znver4", f"{FEATURES_WITH_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni"
 AVX2, GENERIC = ("AVX2", "haswell", FEATURES_WITH_AVX2), ("generic", "generic", "")
@@ -209,7 +211,7 @@ needs_another = pytest.mark.skipif(
     not cpu.HAS_AVX2 or cpu.TIER == "AVX2", reason="AVX2 is what all kernels are compiled for here, or it has none"
 )
 
-# Rows of the table of `cbtop verify`: the first of each kernel and peer, or all.
+# A program that tests rows of the table of `cbtop verify`: the first row of each kernel and peer, or all rows.
 ON_ANY_PROCESSOR = """
 import sys
 from cbtop.compute.jit import cpu
@@ -224,9 +226,9 @@ for one in rows if is_whole == "True" else firsts.values():
 assert {name for name, _ in firsts} == set(names) and {peer for _, peer in firsts} == set(PEERS)
 print("passed")
 """
-# attention uses the same half-precision code as kv_write, and takes long
+# Attention is left out here. It takes long, and kv_write uses the same code for half precision.
 ALONE = "attention", "embedding", "rms_norm", "swiglu"
-# Kernels with separate code for some processors: half precision and products of bytes.
+# These kernels have separate code for some processors: half precision, and products of bytes.
 BY_TIER = "kv_write", "f16_linear", "q8_0_linear_int8", "q8_0_gated_int8"
 
 
@@ -251,7 +253,7 @@ def test_kernels_fused_and_apart_are_right_on_a_processor_that_can_do_less(
     tier: tuple[str, str, str], formats: list[str], is_whole: bool
 ) -> None:
     name, processor, features = tier
-    # Numba's cache distinguishes processors, so later runs reuse this code.
+    # Numba's cache distinguishes processors, so the compiled code stays in the cache for later runs.
     environment = os.environ | {"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": features}
     of_formats = (kernel for one in formats for kernel in of_format(one.lower()))
     names = (*{*BY_TIER, *of_formats, *(ALONE if is_whole else ())},)
@@ -276,12 +278,15 @@ print(next(iter(function.inspect_asm().values())))
 
 
 def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
-    """Return the machine code of the product in a format, compiled for another processor. It must not be run here."""
+    """Return the machine code of a product for another processor, which must not run here.
+
+    `code` is the format of the weights.
+    """
     name, processor, features = tier
     environment = os.environ | {
         "NUMBA_CPU_NAME": processor,
         "NUMBA_CPU_FEATURES": features,
-        "NUMBA_CACHE_DIR": os.devnull,  # code from the cache has no assembly text
+        "NUMBA_CACHE_DIR": os.devnull,  # Compile without a cache, because code from the cache has no assembly text.
     }
     command = [sys.executable, "-c", MACHINE_CODE, name, str(code)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -292,9 +297,9 @@ def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
 @pytest.mark.parametrize("told", [{"NUMBA_CPU_FEATURES": "-avx2,-f16c"}, {"NUMBA_ENABLE_AVX": "0"}])
 @pytest.mark.slow
 def test_a_product_is_compiled_without_the_features_that_numba_disables(told: dict[str, str]) -> None:
-    """LLVM used to end the process."""
+    """With these settings, LLVM once ended the process instead of raising an error."""
     environment = os.environ | told | {"NUMBA_CACHE_DIR": os.devnull}
-    command = [sys.executable, "-c", MACHINE_CODE, "generic", "8"]  # format 8 compiles fastest
+    command = [sys.executable, "-c", MACHINE_CODE, "generic", "8"]  # Format 8 is Q8_0, which compiles fastest.
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -321,7 +326,7 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     assert {feature for feature in cpu.FEATURES if not cpu.has_feature(feature)} == lacks
 
 
-@pytest.mark.slow  # this tests speed, not results
+@pytest.mark.slow  # Not in the default run, because it checks the speed of the code, not its results.
 @pytest.mark.parametrize(
     ("code", "one_token"),
     [
@@ -332,11 +337,13 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     ],
 )
 def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one_token: int) -> None:
-    four_tokens = 4 * 8  # products; if all iterations were unrolled there would be 64 for one token
+    # For one token, the number of products differs by format. For four tokens, the loop has 32. Without a loop, one
+    # token would have 64.
+    four_tokens = 4 * 8
     assert machine_code_of(code, VNNI).count("vpdpbusd") == one_token + four_tokens
 
 
-@pytest.mark.slow  # tests above show that kernels for AVX2 run
+@pytest.mark.slow  # Not in the default run, because tests above already run the kernels for AVX2.
 @pytest.mark.parametrize(
     ("code", "four_tokens"),
     [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],
@@ -348,8 +355,8 @@ def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512(code:
     assert "vpmaddwd" in text
     assert "vpdpbusd" not in text
     assert "zmm" not in text
-    # A line has two or four products of a token. LLVM may unroll two lines and treat the last one separately. A
-    # completely unrolled Q4_K block would have 128 for one token.
+    # A turn of the loop has two or four products per token. LLVM may put two turns into one and compile the last one
+    # separately. Without a loop, a block of Q4_K would have 128 products for one token.
     assert text.count("vpmaddubsw") - four_tokens <= 16
 
 
@@ -382,7 +389,7 @@ def test_matrices_from_the_measured_size_on_stay_plain_and_the_plan_agrees(
 ) -> None:
     monkeypatch.setattr(int8, "TIER", tier)
     if tier == "generic" and wanted == NEVER:
-        least = 1  # on an unknown processor, floats are multiplied
+        least = 1  # On an unknown processor, weights are always multiplied as floats.
     assert STATIC_CROSSOVERS.exact_bytes == NEVER
     assert int8.exact_bytes() == (1 if tier == "generic" else NEVER)
     with with_crossovers(Crossovers(measured=frozenset({"exact_bytes"}))):

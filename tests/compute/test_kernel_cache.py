@@ -1,4 +1,7 @@
-"""Compiled kernels whose source no longer exists are removed. Files in use and files of others are never removed."""
+"""Tests of the cleaning of the cache: compiled kernels are removed if their source no longer exists.
+
+Files in use and files of other users are never removed.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,8 @@ def test_a_group_of_others_may_not_write_to_it(tmp_path: Path, monkeypatch: pyte
     group = directory.stat().st_gid
     is_own = group == os.getegid() == os.geteuid()
     assert use_directory(tmp_path, OURS) == (directory if is_own else None)
-    for name in ("getegid", "geteuid"):  # a group with another id than the user may have other members
+    # If the id of the group differs from the id of the user, the group may have other members.
+    for name in ("getegid", "geteuid"):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, lambda: group + 1)
             assert use_directory(tmp_path, OURS) is None

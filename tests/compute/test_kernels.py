@@ -1,4 +1,7 @@
-"""Every kernel gives the result of its reference, of single tokens, and of its parts, on its own examples."""
+"""Tests of all kernels on their own examples.
+
+The results equal those of the reference, of single tokens, and of parts.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +34,17 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.verification import REFERENCE, SIZES, Variant, variants, verified
 from tests.representatives import first_by_default
 
-FEW = (7, 200)  # sizes; the last one is enough work for two threads
-EVERY_WAY = "q4_k"  # this format is compared in every way; others in one way each by default
-# By default, these formats are compared in every way: floats, blocks of 32, blocks of 256. Other formats differ only
-# in how sixteen weights are read. This code is compiled for each and tested with one thread in one way.
+FEW = (7, 200)  # sizes of the examples; the last one is enough work for two threads
+EVERY_WAY = "q4_k"  # This format is compared in every way. Each other format is compared in one way by default.
+# Formats of these kinds are compared in every way by default: floats, blocks of 32, blocks of 256. Other formats
+# differ only in how sixteen weights are read, so by default they are tested with one thread and in one way.
 IN_EVERY_KIND = ("f32", "q8_0", "q4_k")
 ALONE = "linear", "linear_backward", "linear_int8"  # single products
 WITH_OTHERS = "qkv", "gated", "expert_linear", "expert_gated"
 
 
 def is_repetition(variant: Variant) -> bool:
-    """Return whether a product in a format repeats a test that other formats have by default."""
+    """Return whether this product tests only what is already tested by default with another format."""
     name = variant.kernel.contract.name
     if name not in (*ALONE, *WITH_OTHERS) or variant.kernel.name.startswith(IN_EVERY_KIND):
         return False
@@ -51,7 +54,7 @@ def is_repetition(variant: Variant) -> bool:
 def table() -> Iterator[Any]:
     """Yield the rows of the table of `cbtop verify`.
 
-    By default some rows at few sizes; slow tests have all rows at all sizes.
+    By default, some rows at a few sizes. Slow tests have all rows at all sizes.
     """
     ways: dict[tuple[str, ...], list[Variant]] = {}
     for variant in variants():
@@ -94,7 +97,8 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
 def test_column_major_arrays_are_multiplied_correctly_or_refused(block_format: BlockFormat) -> None:
     kernel = kernel_for(block_format)
     code, weights, bias, x, out, scratch = kernel.examples(np.random.default_rng(1), 8)
-    two = np.asfortranarray(np.concatenate([x, x]))[:1]  # the elements of this row are two numbers apart
+    # The row is a part of a larger array, so its neighbouring elements are two numbers apart in memory.
+    two = np.asfortranarray(np.concatenate([x, x]))[:1]
     expected = np.zeros_like(out)
     kernel.reference(code, weights, bias, x, expected, scratch)
     for arguments in ((weights, bias, two), (np.asfortranarray(weights), bias, x)):
@@ -129,7 +133,8 @@ print([sum(function.stats.cache_hits.values()) for function in compiled])
 """
 
 
-@pytest.mark.slow  # test_function_cache.py and test_kernel_cache.py test the caches
+# Not in the default run, because test_function_cache.py and test_kernel_cache.py test the caches.
+@pytest.mark.slow
 def test_only_formats_that_run_are_compiled_and_the_next_process_finds_them(tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
 
@@ -161,7 +166,7 @@ def test_only_formats_that_run_are_compiled_and_the_next_process_finds_them(tmp_
 )
 def test_a_product_of_activations_that_are_not_float32_is_refused(kernel: Kernel) -> None:
     arguments = list(kernel.examples(np.random.default_rng(1), 8))
-    place = kernel.outputs[0] - 1  # x comes before the output
+    place = kernel.outputs[0] - 1  # position of the input x among the arguments, just before the output
     for dtype in (np.float64, np.float16):
         arguments[place] = arguments[place].astype(dtype)
         with pytest.raises(ValueError, match="; float32 are wanted: give"):

@@ -1,6 +1,7 @@
-"""Every kernel has each of the five kinds of tests that apply to its contract."""
+"""Every kernel has all of the five kinds of tests that its contract requires."""
 
-# The cases are counted from the marks of the tests, so a removed case is missed here. `pytest -s` prints the list.
+# Cases of tests are counted from their pytest marks, so a removed case makes this test fail. `pytest -s` prints the
+# list.
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from cbtop.compute.kernels import all_kernels
 from cbtop.compute.verification import PARTS, REFERENCE, SINGLE_TOKENS, Variant
 from tests.compute import test_contracts, test_kernels
 
-# Kernels that only run on processors with tiles or fast bfloat16. Their contracts are tested on every processor.
+# These kernels run only on processors with tiles or fast bfloat16. Their contracts are tested on every processor.
 NOT_HERE = {*["linear_bf16"] * (not HAS_TILES), *["attention_bf16"] * (not BF16_PAYS)}
 
 
@@ -28,7 +29,7 @@ def cases(test: Callable[..., None]) -> list[tuple[Any, ...]]:
 
 
 def variants_beside(*peers: str) -> list[Variant]:
-    """Return the variants that are compared with these peers, including slow ones."""
+    """Return the cases (kernel and peer) that are compared with one of these peers. Slow cases are included."""
     table = cases(test_kernels.test_a_kernel_agrees_with_what_it_is_beside_and_no_planted_fault_passes)
     return [variant for variant, _ in table if variant.peer in peers]
 

@@ -1,4 +1,4 @@
-"""LayerNorm equals torch's, and has the right properties for any row."""
+"""Tests of LayerNorm: it equals torch's, and its result has mean 0 and variance 1 for any row."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_layer_norm_is_torchs(columns: int, has_bias: bool) -> None:
 @pytest.mark.parametrize("shift", [-100, 100])
 def test_what_is_added_to_a_whole_row_changes_nothing(shift: float) -> None:
     x, weight, bias = rows_of(515)
-    x = np.round(x * 64) / np.float32(64)  # rounded, so that the sum is exact
+    x = np.round(x * 64) / np.float32(64)  # Round the numbers, so that adding `shift` causes no rounding error.
     np.testing.assert_allclose(normed(x + np.float32(shift), weight, bias), normed(x, weight, bias), atol=2e-5)
 
 

@@ -1,4 +1,4 @@
-"""Products of many tokens in bfloat16. Without tiles, the same result is computed in a plain loop."""
+"""Tests of products of many tokens in bfloat16. Without tiles (AMX), a plain loop computes the same result."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from cbtop.compute.settings import STATIC_CROSSOVERS
 from cbtop.compute.verification import Variant, verified
 
 FROM_TOKENS = STATIC_CROSSOVERS.bf16_tokens
-PROMPT = np.random.default_rng(5).integers(0, 512, 2 * FROM_TOKENS + 11).tolist()  # not a multiple of the tile size
-# Without tiles, each format takes 20 s, half of it to compile.
+# The length of this prompt is not a multiple of the tile size.
+PROMPT = np.random.default_rng(5).integers(0, 512, 2 * FROM_TOKENS + 11).tolist()
+# On a processor without tiles (AMX), the test of a format takes 20 s, half of that to compile.
 SOON = {Q4_K.code}
 CODES = [
     pytest.param(code, marks=[] if code in SOON else [pytest.mark.slow], id=FORMATS[code].name)
@@ -42,7 +43,7 @@ CODES = [
 
 
 def product(code: int, tokens: int, rows: int, columns: int, seed: int = 1) -> tuple[Any, ...]:
-    """Return the arguments of a product with bias."""
+    """Return the arguments of a matrix product with bias."""
     kernel = linear_bf16.kernel_for(FORMATS[code], tokens)
     _, weights, _, x, *_ = kernel.examples(np.random.default_rng(seed), max(8 * (rows // 16 - 1), columns // 8 - 32))
     rng = np.random.default_rng(seed)
@@ -76,7 +77,8 @@ def test_products_of_every_format_are_verified_and_no_planted_fault_passes(
 @given(st.lists(st.floats(width=32), min_size=32, max_size=32))
 def test_activations_are_rounded_as_the_reference_rounds_them(values: list[float]) -> None:
     x = np.array([values], np.float32)
-    if cpu.HAS_BF16:  # the processor's conversion turns the smallest numbers into zeros, as the products do
+    # The processor's instruction converts the smallest numbers to zero. The products also treat them as zero.
+    if cpu.HAS_BF16:
         x[np.abs(x) < np.finfo(np.float32).tiny] = 0
     tiles = TileScratch.of(1, 32, 1).tiles
     linear_bf16.round_tokens(x, tiles)
@@ -126,7 +128,7 @@ def test_a_decoder_with_tiles_passes_checks_that_fail_if_rounding_is_coarse(
     monkeypatch.setattr(linear_bf16, "round_tokens", coarse)
     failed = {result.brick for result in decoder.verify(PROMPT) if not result.passed}
     assert "QkvProjection" in failed
-    assert "LmHead" not in failed  # the head gets only one token
+    assert "LmHead" not in failed  # The LM head multiplies only one token, so it does not use the faulty code.
 
 
 FEATURES_WITH_TILES = (
@@ -151,20 +153,20 @@ def test_machine_code_uses_tiles_only_between_configuration_and_release() -> Non
     environment = os.environ | {
         "NUMBA_CPU_NAME": "sapphirerapids",
         "NUMBA_CPU_FEATURES": FEATURES_WITH_TILES,
-        "NUMBA_CACHE_DIR": os.devnull,  # code from the cache has no assembly text
+        "NUMBA_CACHE_DIR": os.devnull,  # Compile without a cache, because code from the cache has no assembly text.
     }
     done = subprocess.run(
         [sys.executable, "-c", MACHINE_CODE], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    function = done.stdout.split(".Lfunc_end0:")[0]  # the code after it converts Python's arguments
+    function = done.stdout.split(".Lfunc_end0:")[0]  # The code after this label only converts arguments from Python.
     instructions = [line.split()[0] for line in function.splitlines() if line.startswith("\t")]
     of_tiles = [one for one in instructions if one.startswith(("tile", "tdp", "ldtile"))]
     assert of_tiles[0] == "ldtilecfg"
     assert instructions.count("tilerelease") == instructions.count("retq") == 1
     assert "tilerelease" in instructions[: instructions.index("retq")]
     assert {"tdpbf16ps", "tileloadd", "tilestored", "tilezero"} <= set(of_tiles)
-    # For 32 weights, a vector each: expanded, converted to float, scaled, rounded.
+    # For each vector of 32 weights, count the instructions that expand, convert, scale and round.
     assert instructions.count("vcvtne2ps2bf16") == 64
     assert instructions.count("vpshufb") <= 130
     assert not {"vpermw", "vpermt2b", "vpermi2b"} & set(instructions)

@@ -1,8 +1,8 @@
-"""Files of every type that llama.cpp's quantiser writes, in four shapes, run or are rejected with correct advice.
+"""Tests of files of every type that llama.cpp's quantiser writes: each runs or is rejected with correct advice.
 
-llama_cpp_types.json has the types that the quantiser chose: for each shape and file type, the type of each matrix.
-The key "" has the type of all other matrices. It was recorded with `llama_model_quantize` of the llama.cpp in
-llama-cpp-cffi 0.4.42 without an importance matrix, for each accepted `LlamaFileType` of gguf.
+The types of matrices that the quantiser chose for four shapes are in llama_cpp_types.json. The key "" has the type of
+all other matrices. It was recorded with `llama_model_quantize` of the llama.cpp in llama-cpp-cffi 0.4.42 without an
+importance matrix, for every `LlamaFileType` of gguf that is accepted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F32
 from tests.representatives import each_value_once, first_by_default
 
-# These shapes have fewer layers and columns than the real models. Their columns have the same divisors.
+# The models are smaller than those in their names: fewer layers and columns. Their columns can be divided by the same
+# block lengths.
 SHAPES = {
     "0.5B": ModelShape("qwen2", 224, 7, 1, 512, 3, 512, 64),
     "135M": ModelShape("llama", 288, 9, 3, 768, 3, 512, 64),
@@ -51,7 +52,10 @@ def runs(shape: str, file_type: str) -> bool:
 
 
 def format_of(name: str) -> BlockFormat:
-    """Return the format with this name. An unknown format is replaced by zeros of the same size."""
+    """Return the block format with this name.
+
+    If cbtop does not know the format, return one of the same size that writes zeros.
+    """
     if name in KNOWN:
         return KNOWN[name]
     code = GGMLQuantizationType[name]
@@ -65,7 +69,7 @@ def format_of(name: str) -> BlockFormat:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Return a function that writes a file of a type and shape."""
+    """Return a function that writes a model file with the given shape and file type."""
     tensors: Any = demo_model.tensors_of
 
     def written(shape: str, file_type: str) -> Path:
@@ -86,7 +90,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 FILES = [(shape, file_type) for shape, files in CHOSEN.items() for file_type in files]
 
 
-# By default every shape and every file type appears once.
+# By default, test a selection of the files that has every shape and every file type once.
 RUNNING = each_value_once(one for one in FILES if runs(*one))
 REFUSED = each_value_once(one for one in FILES if not runs(*one))
 

@@ -59,9 +59,9 @@ IN_TWO = {"proc/self/cgroup": "0::/a/b\n"}
         (IN_TWO | group_of_two("/a/b", 1000, 600, 100), 520),
         (IN_TWO | group_of_two("/a/b", "max", 600), None),
         (SYSTEM | IN_TWO | group_of_two("/a/b", 64 * GIB, GIB), 8000 << 10),
-        # the parent group has less memory
+        # The parent control group has less free memory than the group itself.
         (IN_TWO | group_of_two("/a/b", 9000, 600) | group_of_two("/a", 2000, 1700), 320),
-        (IN_TWO | group_of_two("", 3000, 1000), 2020),  # a container sees its own group as the root
+        (IN_TWO | group_of_two("", 3000, 1000), 2020),  # In a container, the own control group looks like the root.
         (IN_TWO | group_of_two("/a/b", 1000, 2000), 0),
         (IN_ONE | group_of_one("/a/b", 1000, 600, 30), 430),
         (IN_ONE | group_of_one("/a", 9000, 600), 8400),
@@ -88,7 +88,8 @@ def test_memory_is_zero_and_private_also_if_there_are_no_huge_pages(kind: type[m
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(part, 16) for part in line.split()[0].split("-"))
         if first <= begin < last:
-            assert line.split()[1] == "rw-p"  # private, because shared memory hardly ever gets huge pages
+            # The memory is private to the process. Shared memory rarely gets huge pages.
+            assert line.split()[1] == "rw-p"
             return
     raise AssertionError("it lies nowhere")
 

@@ -1,4 +1,7 @@
-"""Two files of one model: the error of each tensor and the divergence of each layer, next to NumPy in float64."""
+"""Tests of the comparison of two files of one model: error of each tensor, and divergence after each layer.
+
+Both are compared with NumPy in float64.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def written(path: Path, shape: ModelShape, matrices: BlockFormat | None = None, 
 
 
 def weights_of(path: Path) -> dict[str, Wide]:
-    """Return the tensors of a file, with rows first as in NumPy."""
+    """Return the tensors of a file by name. Their shapes are (rows, columns), as in NumPy."""
     with GgufFile.open(path) as file:
         return {
             name: next(file.rows(name, 1 << 20)).astype(np.float64).reshape(shape[::-1])
@@ -50,7 +53,7 @@ def offset_of(path: Path, name: str) -> int:
 
 
 def log_predictions(weights: dict[str, Wide], tokens: NDArray[Any], shape: ModelShape) -> list[Wide]:
-    """Return the logarithm of the prediction after each layer of a Llama, written from its definition."""
+    """Return the log probabilities of the next token after each layer of a Llama, in plain NumPy."""
     size, group = shape.head_dim, shape.heads // shape.kv_heads
     angles = np.arange(len(tokens))[:, None] / shape.rope_base ** (np.arange(0, size, 2) / size)
 
@@ -95,7 +98,8 @@ def log_predictions(weights: dict[str, Wide], tokens: NDArray[Any], shape: Model
 def test_errors_and_divergences_are_those_of_numpy_in_float64(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PIECE_ELEMENTS", 5_000)  # several pieces for each matrix, and an incomplete last one
+    # Read matrices in several pieces. The last piece is incomplete.
+    monkeypatch.setattr(module, "PIECE_ELEMENTS", 5_000)
     path, against = written(tmp_path / "q4", TINY_LLAMA), written(tmp_path / "f16", TINY_LLAMA, F16)
     found = model_difference(path, against, silent)
     weights, original = weights_of(path), weights_of(against)

@@ -1,4 +1,4 @@
-"""A new block format needs one file and one line in a list. All other code reads the list."""
+"""Tests that a new block format needs only one file and one line in a list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import cbtop
 
-# Q8_0 with the scale after the weights.
+# The source of a new block format: like Q8_0, with the scale after the weights.
 OWN_FILE = '''
 """Q8_2: 32 signed bytes, then their scale."""
 
@@ -50,7 +50,8 @@ Q8_2 = BlockFormat(
 '''
 LINE = '    "Q8_2": "q8_2",\n'
 
-# Prints the kernels of this format in `cbtop verify` and how many pass, for the first variant of each.
+# A program that prints which kernels of the new format `cbtop verify` tests, and how many pass. It uses one case of
+# each kernel.
 VERIFIED = """
 import json
 from cbtop.commands.demo import DESCRIPTION
@@ -68,7 +69,7 @@ KERNELS = "expert_gated", "expert_linear", "gated", "linear", "qkv"
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """Copy our source files and add the format."""
+    """Copy the source files of cbtop and add the new format to the copy."""
     ours = tmp_path / "cbtop"
     shutil.copytree(Path(cbtop.__file__).parent, ours, ignore=shutil.ignore_patterns("__pycache__"))
     (ours / "compute" / "quantization" / "q8_2.py").write_text(OWN_FILE)

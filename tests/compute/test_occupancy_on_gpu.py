@@ -1,4 +1,4 @@
-"""Resources and occupancy read from machine code are those that the driver reports for every kernel."""
+"""Tests with a real GPU: resources and occupancy that are read from machine code equal what the driver reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.compute.test_cuda_compiles import MODULES
 
 pytestmark = pytest.mark.gpu
 THREADS = (32, 64, 96, 128, 256, 384, 512, 1024)
-DYNAMIC_SHARED_BYTES = (0, 1, 5_000, 20_000)  # with static ones under 48 KiB: more needs an opt-in
+# sizes of dynamic shared memory; with the static part they stay below 48 KiB, because more needs an opt-in
+DYNAMIC_SHARED_BYTES = (0, 1, 5_000, 20_000)
 MAX_SHARED_BYTES = 48 * 1024
 SHARED_BYTES, LOCAL_BYTES, REGISTERS = 1, 3, 4  # CUfunction_attribute
 

@@ -1,4 +1,7 @@
-"""The decoder on a GPU equals a float64 pass: launch by launch, as a captured graph, and with records."""
+"""Tests of the decoder on a real GPU.
+
+It equals a float64 pass in three modes: launch by launch, as a captured graph, and with records.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,12 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 
 
 def weights_of(kernel: Kernel, rng: np.random.Generator, hidden: int) -> tuple[Any, ...]:
-    """Return the arguments of a norm between its rows and epsilon."""
+    """Return random parameters of a norm: the weight and, if its kernel has one, the bias."""
     return tuple(floats(rng, hidden) for name in ("weight", "bias") if name in kernel.contract.arguments)
 
 
 def off(found: np.ndarray, expected: np.ndarray) -> float:
-    """Return the root mean square error in standard deviations of the expected values."""
+    """Return the root mean square error, divided by the standard deviation of the expected values."""
     return float(np.sqrt(((found - expected) ** 2).mean()) / expected.std())
 
 
@@ -67,7 +70,8 @@ def test_logits_are_those_of_a_float64_pass(
     on = model_on(gpu, model, is_exact=is_exact)
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, is_eager=is_eager)
     tokens = list(PROMPT)
-    decoder.prefill(tokens[::-1])  # the graph of this pass is launched again below
+    # A first prompt captures the graph. The prompt below runs this graph with other tokens.
+    decoder.prefill(tokens[::-1])
     decoder.restart()
     tokens.append(decoder.prefill(tokens))
     found = [decoder.logits]
@@ -102,7 +106,7 @@ def test_drawn_tokens_are_the_same_in_a_graph_and_launch_by_launch(model_files: 
             drawn.append(tokens)
     first, again, of_graph, again_of_graph = drawn
     assert (of_graph, again_of_graph) == (first, again)
-    assert first != again  # another sequence gets other random numbers
+    assert first != again  # The second sequence gets other random numbers than the first.
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])
@@ -115,7 +119,7 @@ def test_a_recorded_token_has_each_planned_launch_under_its_brick_and_layer(
     recorder: ListRecorder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # If others use the GPU, its clock cannot always be compared with the host's, and a step would be lost.
+    # If other processes use the GPU, its clock cannot always be compared with the host's, and a step would be lost.
     monkeypatch.setattr(gpu, "offset_ns", lambda device_ns: 0)
     on = model_on(gpu, read_model(model_files[family], FAMILIES), is_exact=False)
     decoder = GpuDecoder(gpu, on, BrickProfiler(recorder=recorder), 2048, is_eager=is_eager)
@@ -138,8 +142,10 @@ def test_a_recorded_token_has_each_planned_launch_under_its_brick_and_layer(
 
 
 def chosen_experts(model: Model, tokens: Iterable[int]) -> set[tuple[int, ...]]:
-    """Return the different choices of experts that the first layer's router makes on the CPU, for one token at a
-    time."""
+    """Return the sets of experts that the first layer chooses on the CPU.
+
+    The model decodes these tokens one by one.
+    """
     decoder = Decoder(model, "numba", 1, BrickProfiler(enabled=False), 64)
     first = decoder.bricks.layers[0].experts
     assert first is not None
@@ -229,7 +235,7 @@ def test_codes_of_a_norm_are_those_of_its_output(kernel: Kernel, hidden: int, gp
 
 
 def sums_and_norms(gpu: Any, rows: int, hidden: int) -> tuple[list[Any], list[Any]]:
-    """Return the outputs of a fused sum and norm (plain, codes, bfloat16), and those of separate launches."""
+    """Return the results of a fused sum and norm (float32, int8 codes, bfloat16), and those of separate launches."""
     rng = np.random.default_rng(hidden)
     x, *others = floats(rng, rows, hidden), floats(rng, rows, hidden), floats(rng, hidden)
     delta, weight = (gpu.array(one) for one in others)

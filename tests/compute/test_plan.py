@@ -1,4 +1,4 @@
-"""The launches of a model follow from the decoder's plan."""
+"""Tests of the plan of a model, which lists its launches before a run: the decoder makes exactly these launches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Place = tuple[str, str, str]  # (layer, brick, kernel)
 
 
 def recorded(recorder: ListRecorder) -> set[Place]:
-    """Return the kernels in a catalog with brick and layer."""
+    """Return the recorded kernels, each with its brick and layer."""
     nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}
     found = set()
     for node in nodes.values():

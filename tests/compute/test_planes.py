@@ -1,4 +1,7 @@
-"""Planes contain exactly the weights, by their documented layout and as the CUDA C++ of each format reads them."""
+"""Tests of planes (the layout of weights on GPUs): they contain exactly the weights.
+
+The tests read the planes in two ways: as documented, and as the CUDA C++ of each format reads them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from cbtop.compute.quantization.planes import ALIGNED, UNIT, PlaneLayout
 from tests.compute.cuda_on_cpu import compiler, guarded, loaded
 
 IN_PLANES = {one.name: one for one in FORMATS.values() if one.block_elements > 1}
-# Offsets of the binary16 scales in a block. All other bytes may have any value.
+# For each format, the offsets of the binary16 scales in a block. All other bytes may have any value.
 HALVES = {
     "Q8_0": (0,),
     "Q5_0": (0,),
@@ -54,13 +57,13 @@ def layout_of(block_format: BlockFormat) -> PlaneLayout:
 
 
 def blocks_of(block_format: BlockFormat) -> st.SearchStrategy[Bytes]:
-    """Draw up to twelve blocks of random bytes with finite scales."""
+    """Generate up to twelve blocks of random bytes. Their scales are finite."""
 
     def made(count: int, data: bytes, seed: int) -> Bytes:
         blocks = np.random.default_rng(seed).integers(0, 256, (count, block_format.block_bytes), np.uint8)
         blocks[0, : len(data)] = np.frombuffer(data, np.uint8)
         for place in HALVES[block_format.name]:
-            blocks[:, place + 1] &= 0xBF  # absolute values below 2
+            blocks[:, place + 1] &= 0xBF  # Clear one bit, so that the absolute value of the scale is less than 2.
         return blocks
 
     some_bytes = st.binary(max_size=block_format.block_bytes)
@@ -68,7 +71,7 @@ def blocks_of(block_format: BlockFormat) -> st.SearchStrategy[Bytes]:
 
 
 def unpacked(plane: Bytes, bits: int) -> Bytes:
-    """Return the codes in a plane, uint8 of shape (units, 32), read bit by bit as described in planes.py."""
+    """Return the codes in a plane as uint8, shape (units, 32). They are read bit by bit, as planes.py documents."""
     units = plane.reshape(-1, UNIT * bits // 8)
     codes = np.zeros((len(units), UNIT), np.uint8)
     for weight in range(UNIT):
@@ -84,7 +87,10 @@ def unpacked(plane: Bytes, bits: int) -> Bytes:
 
 @pytest.fixture(scope="module")
 def readers() -> Callable[[str], Any]:
-    """Return a function that gives the compiled reader of a format. Skip the test without a compiler."""
+    """Return a function that compiles and returns the CUDA C++ that reads a format.
+
+    Skip the test if there is no compiler.
+    """
     try:
         compiler()
     except ComputeError as error:

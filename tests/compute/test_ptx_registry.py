@@ -1,4 +1,4 @@
-"""PTX is found by its hash, also by another process, until there are too many entries."""
+"""Tests of stored PTX: any process can find it by its hash, until there are too many entries."""
 
 from __future__ import annotations
 
@@ -89,4 +89,4 @@ def test_ptx_with_another_first_line_has_no_name_until_it_is_registered(tmp_path
 
 
 def test_the_hash_of_a_ptx_is_the_first_64_bits_of_its_sha256() -> None:
-    assert hash_ptx(b"abc") == 0xBA7816BF8F01CFEA  # FIPS 180-2, appendix B.1
+    assert hash_ptx(b"abc") == 0xBA7816BF8F01CFEA  # an example of the standard: FIPS 180-2, appendix B.1

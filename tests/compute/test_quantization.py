@@ -1,4 +1,4 @@
-"""Every block format is read as gguf reads it, and survives a round trip."""
+"""Tests of all block formats: each is read as gguf reads it, and survives a round trip."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ ALL_FORMATS = pytest.mark.parametrize("block_format", FORMATS.values(), ids=lamb
 
 
 def each_format_once_with(values: Collection[Any]) -> list[Any]:
-    """Return each format with each of `values`. By default each format has only one value, in turn."""
+    """Return test parameters: each format with each of `values`.
+
+    By default each format runs with only one of the values, and formats take turns.
+    """
     rows = list(product(FORMATS.values(), enumerate(values)))
     return [
         pytest.param(
@@ -39,7 +42,7 @@ def each_format_once_with(values: Collection[Any]) -> list[Any]:
     ]
 
 
-# Relative error of rounding a weight once.
+# Largest relative error if a weight is rounded once to this format.
 ROUNDING = {"F32": 0.0, "F16": 2**-11, "BF16": 2**-8}
 
 
@@ -48,7 +51,10 @@ def random_weights(seed: int, rows: int = 3, columns: int = 768) -> np.ndarray:
 
 
 def any_bytes(seed: int, rows: int, row_bytes: int) -> np.ndarray:
-    """Return random bytes. They are read-only as in a file, because writable arrays would be compiled separately."""
+    """Return random bytes as weights. They are read-only as in a file.
+
+    Numba would compile kernels separately for writable arrays.
+    """
     data = np.random.default_rng(seed).integers(0, 256, (rows, row_bytes), dtype=np.uint8)
     data.flags.writeable = False
     return data
@@ -172,15 +178,17 @@ def test_a_weight_that_a_format_cannot_hold_is_refused_or_kept(block_format: Blo
 
 @ALL_FORMATS
 @given(exponent=st.integers(-149, 15), seed=st.integers(0, 2**32 - 1))
-@example(exponent=-24, seed=345977955)  # the largest number is slightly more than half of the smallest binary16
-@example(exponent=-17, seed=1022)  # one of its scales is slightly more than half of the smallest binary16
+# With this seed, the largest weight is a little more than half of the smallest number in binary16.
+@example(exponent=-24, seed=345977955)
+# With this seed, one of the scales is a little more than half of the smallest number in binary16.
+@example(exponent=-17, seed=1022)
 def test_weights_of_any_size_come_back_finite_and_no_larger(
     block_format: BlockFormat, exponent: int, seed: int
 ) -> None:
     weights = np.ldexp(random_weights(seed, 2, 256) / 8, exponent).astype(np.float32)
     found = block_format.dequantize(block_format.quantize(weights))
     assert np.isfinite(found).all()
-    # A number of half the smallest float16 or bfloat16 is rounded up to the smallest, which doubles it.
+    # Half of the smallest number in float16 or bfloat16 is rounded up to the smallest number, so it is doubled.
     most = 1.5 if exponent > -14 else 2.001
     assert np.abs(found).max() <= most * np.abs(weights).max()
 
@@ -202,7 +210,7 @@ def test_compiled_code_reads_any_bytes_as_the_reference_does(
     found = np.zeros_like(expected)
     for row in range(rows):
         block_format.dequantize_row(data, np.uint64(row), found, np.uint64(row))
-    # The quantiser may confuse infinity with NaN and subnormal numbers with zero.
+    # The quantiser of ggml may write infinity as NaN, and subnormal numbers as zero.
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(np.isfinite(found), finite)
     np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-6, atol=2.0**-126)

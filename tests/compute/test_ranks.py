@@ -1,4 +1,4 @@
-"""A model split over several ranks: the part of each rank, and the common result, which equals that of one rank."""
+"""Tests of a model that is split over several ranks: what each rank has, and that the result equals one rank's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONTEXT = 64
 
 
 def deeper(model: Model, layers: int = LAYERS) -> Model:
-    """Return a tiny model with more layers, all of them different."""
+    """Return the tiny model with `layers` layers. No two layers are equal."""
     own = [model.layers[at % len(model.layers)] for at in range(layers)]
     varied = (
         replace(one, attention_norm=replace(one.attention_norm, weight=one.attention_norm.weight * (1 + at / 8)))
@@ -58,7 +58,7 @@ def tiny(model_files: dict[str, Path]) -> Model:
 
 
 def ran(decoder: Decoder) -> tuple[list[int], list[np.ndarray]]:
-    """Return the tokens and logits of two sequences. Only the last rank has logits."""
+    """Return the tokens and logits of two sequences. Ranks other than the last have no logits."""
     tokens, logits = [], []
     for _ in range(2):
         decoder.restart()
@@ -86,7 +86,7 @@ def test_more_ranks_than_layers_are_one_line(tiny: Model) -> None:
         part_of(tiny, Rank(2, 6, None))
 
 
-# these models have biases, norms of heads, and a router
+# Together, these models have biases, norms of heads, and a router of experts.
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mixtral"])
 def test_parts_hold_each_layer_once_and_their_sizes_add_up_to_the_file(
     family: str, model_files: dict[str, Path]
@@ -101,7 +101,7 @@ def test_parts_hold_each_layer_once_and_their_sizes_add_up_to_the_file(
 
 
 class CountingGpu(FakeGpu):
-    """A fake GPU that stores the shapes of its arrays of zeros."""
+    """A fake GPU that records the shapes of the arrays of zeros that it allocates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,8 @@ def test_a_rank_has_only_the_weights_and_cache_of_its_own_layers_on_its_gpu(numb
     GpuDecoder(gpu, on, BrickProfiler(enabled=False), CONTEXT, rank=rank)
     caches = gpu.shapes.count((tiny.kv_heads, CONTEXT, padded(tiny.head_dim)))
     assert len(on.layers) == caches / 2 == len(rank.layers_of(LAYERS))  # keys and values
-    assert (on.embedding is tiny.embedding) == (number != 0)  # only rank 0 copies the embedding to its GPU
+    # Only rank 0 copies the embedding to its GPU. The other ranks do not use it.
+    assert (on.embedding is tiny.embedding) == (number != 0)
     assert (on.lm_head is tiny.lm_head) == (number != 2)
 
 
@@ -150,9 +151,9 @@ def test_ranks_choose_the_tokens_and_have_the_logits_of_one_decoder(
 
 
 def in_small_blocks(model: Model) -> Model:
-    """Return the model with blocks of 32 columns, which can be split.
+    """Return the model with blocks of 32 columns, which can be split between ranks.
 
-    A tiny model has only one or two blocks of 256.
+    The tiny model has only one or two blocks of 256 columns.
     """
 
     def small(one: Projection) -> Projection:
@@ -168,8 +169,10 @@ def in_small_blocks(model: Model) -> Model:
 def test_ranks_that_share_every_layer_have_the_tokens_and_logits_of_one(
     count: int, family: str, model_files: dict[str, Path]
 ) -> None:
-    model = in_small_blocks(deeper(read_model(model_files[family], FAMILIES)))  # a model with biases, and a mixture
-    if count > model.kv_heads:  # each head gets its own keys and values; the ranks have 2, 1 and 1 heads
+    # The test runs with a model that has biases, and with one that has experts.
+    model = in_small_blocks(deeper(read_model(model_files[family], FAMILIES)))
+    # For three ranks, give each query head its own keys and values. The ranks then get 2, 1 and 1 heads.
+    if count > model.kv_heads:
         model = with_heads_of_their_own(model)
 
     def decoder_of(rank: Rank) -> Decoder:
@@ -217,7 +220,8 @@ def test_shares_of_every_layer_hold_each_weight_once_and_report_their_size(tiny:
 
 def test_heads_and_columns_that_cannot_be_shared_out_are_one_line(tiny: Model) -> None:
     with pytest.raises(ModelError, match=r"^2 heads of keys and values are 1 x 2 for 2 GPUs; give --split layers$"):
-        part_of(tiny, Rank(0, 2, None, "heads"))  # one block of 256 columns contains all four query heads
+        # All four query heads are in one block of 256 columns, so they cannot be split.
+        part_of(tiny, Rank(0, 2, None, "heads"))
     several = r"^2 heads of keys and values are 2 x 1 for 3 GPUs; give --gpus 2 or fewer, or --split layers$"
     with pytest.raises(ModelError, match=several):
         part_of(in_small_blocks(tiny), Rank(0, 3, None, "heads"))
@@ -248,7 +252,7 @@ def test_checks_of_ranks_are_of_their_own_bricks_and_hold(tiny: Model) -> None:
 
 
 class InTurn(CpuAsGpu):
-    """A simulated GPU for ranks that are threads. Only one of them can run in a kernel's library at a time."""
+    """A simulated GPU for ranks that are threads. Only one thread at a time may run a compiled kernel."""
 
     lock = threading.Lock()
 
@@ -306,14 +310,14 @@ def test_what_a_gpu_launches_of_ranks_has_the_logits_of_one(
 
 
 class CountingLink:
-    """A link for the fake GPU that stores each call when it runs, also each time that a graph runs."""
+    """A link for the fake GPU. It records each transfer when it runs, also if a graph runs it."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.done: list[tuple[str, int, int]] = []
         self._gpu = gpu
 
     def _do(self, what: str, array: Any, peer: int) -> None:
-        done = self.done  # the graph must not keep a reference to the link
+        done = self.done  # Keep only the list in the closure, so that the graph does not keep the link alive.
         self._gpu.do(lambda: done.append((what, array.nbytes, peer)))
 
     def send(self, array: Any, to: int) -> None:
@@ -384,7 +388,8 @@ def test_each_sum_of_a_shared_layer_is_a_brick_with_its_bus_bytes_and_time(
     }
     assert len(sums) == LAYERS
     for one in sums:
-        assert one.work.bytes(1, tiny.hidden) == 4 * tiny.hidden  # 2 * (ranks - 1) / ranks is 1 here
+        # An all-reduce sends 2 * (ranks - 1) / ranks times its bytes. With two ranks, the factor is 1.
+        assert one.work.bytes(1, tiny.hidden) == 4 * tiny.hidden
         assert [elements for tag, elements in recorder.records if tag & 0xFFFFFF == one.id] == [tiny.hidden] * 4
 
 
@@ -441,7 +446,8 @@ def test_what_begins_behind_a_call_of_a_library_waits_for_all_of_it(
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, rank=rank)
     decoder.decode(1)
     of_a_pass = early[: len(early) // 2]
-    assert of_a_pass[0] is False  # the first launch follows a receive
+    # The first launch may not begin early, because it needs what this rank has received.
+    assert of_a_pass[0] is False
     assert all(of_a_pass[1:])
 
 
@@ -453,7 +459,7 @@ class FakeNcclError(RuntimeError):
 
 
 class FakeCommunicator:
-    """A fake of CuPy's communicator. Its arguments are addresses, counts, types, a peer and a stream."""
+    """A fake of CuPy's NCCL communicator. It records calls with their addresses, counts, types, peer and stream."""
 
     wrong = ""
 
@@ -508,7 +514,8 @@ def test_a_link_uses_the_id_of_the_first_rank_and_the_current_stream(
     link.send(x, 0)
     link.broadcast(token, 1)
     link.all_reduce(x)
-    # Constants of nccl.h: ncclDataType_t has ncclFloat32 = 7 and ncclInt64 = 4; ncclRedOp_t has ncclSum = 0.
+    # The numbers are constants of nccl.h: ncclFloat32 = 7 and ncclInt64 = 4 of ncclDataType_t, ncclSum = 0 of
+    # ncclRedOp_t.
     assert communicator.calls == [
         ("send", x.data.ptr, 24, 7, 0, 77),
         ("bcast", token.data.ptr, 1, 4, 1, 77),

@@ -1,4 +1,4 @@
-"""A model over two GPUs with NCCL equals the model on one: tokens, logits, and the records of a step."""
+"""Tests of a model on two GPUs with NCCL: tokens, logits and the records of a step equal those on one GPU."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.compute.conftest import ListRecorder
 
 pytestmark = pytest.mark.gpu
 RANKS, STEPS, DEADLINE_S = 2, 8, 120.0
-PROMPT = [(7 * place) % 300 for place in range(40)]  # long enough for products in bfloat16
+PROMPT = [(7 * place) % 300 for place in range(40)]  # This prompt is long enough that products use bfloat16.
 
 
 def ran(gpu: Gpu, path: Path, rank: Rank, *, is_eager: bool) -> tuple[list[int], Any, dict[str, int]]:
-    """Return the tokens, the last logits, and how often each exchange was recorded with a time."""
+    """Return the tokens, the last logits, and how often each exchange between ranks was recorded with a time."""
     on = model_on(gpu, part_of(read_model(path, FAMILIES), rank), is_exact=True, rank=rank)
     recorder = ListRecorder()
     decoder = GpuDecoder(gpu, on, BrickProfiler(recorder=recorder), 64, is_eager=is_eager, rank=rank)
@@ -48,7 +48,7 @@ def ran(gpu: Gpu, path: Path, rank: Rank, *, is_eager: bool) -> tuple[list[int],
 
 
 def of_rank(number: int, path: Path, is_eager: bool, split: Split, ids: Connection, results: Connection) -> None:
-    """Run one rank in its own process."""
+    """Run one rank of a model in its own process, and send what `ran` returns."""
     gpu = Gpu(number)
     if number == 0:
         ids.send(new_id(gpu))
@@ -58,7 +58,7 @@ def of_rank(number: int, path: Path, is_eager: bool, split: Split, ids: Connecti
 
 
 def of_both(path: Path, split: Split, *, is_eager: bool) -> list[tuple[list[int], Any, dict[str, int]]]:
-    """Return the results of `ran` in both ranks."""
+    """Return what `ran` returns in each of the two ranks."""
     spawn = multiprocessing.get_context("spawn")
     ids, results = ([spawn.Pipe() for _ in range(RANKS)] for _ in range(2))
     processes = [
@@ -84,7 +84,7 @@ def of_both(path: Path, split: Split, *, is_eager: bool) -> list[tuple[list[int]
 
 @pytest.fixture
 def wide_model(tmp_path: Path) -> Path:
-    """Write a model whose heads can be split, because they are whole blocks of 256 columns."""
+    """Write a model with heads that can be split between ranks: they are whole blocks of 256 columns."""
     path = tmp_path / "wide.gguf"
     write_model(path, replace(TINY, heads=8, key_length=64), lambda text, fraction: None)
     return path
@@ -120,7 +120,7 @@ def test_two_gpus_have_the_tokens_and_logits_of_one_and_time_each_exchange(
     assert none == {}
     assert [own for own, _, _ in found] == [tokens, tokens]
     np.testing.assert_array_equal(found[-1][1], logits)
-    # If others use the GPU, its clock cannot always be compared with the host's, and a step would be lost.
+    # If other processes use the GPU, its clock cannot always be compared with the host's, and a step would be lost.
     for (_, _, times), name in zip(found, ("Send", "Recv"), strict=True):
         assert set(times) == {name, "Broadcast"}
         assert STEPS / 2 < times[name] <= STEPS + 1

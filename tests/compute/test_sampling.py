@@ -1,4 +1,4 @@
-"""Tokens are drawn from a counter, so they are the same everywhere. Their probabilities are right."""
+"""Tests of sampled tokens: a seed and a position give the same token everywhere, with the right probabilities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .conftest import of_each_kind
 
 PROMPT = [3, 141, 59]
 ALL_ONES = 0xFFFFFFFF
-# Known answers of Philox4x32-10: counter, key, output (Random123, kat_vectors).
+# Known results of the random number generator Philox4x32-10: counter, key, output (Random123, kat_vectors).
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((ALL_ONES,) * 4, (ALL_ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -52,7 +52,8 @@ def test_uniform_numbers_are_spread_evenly_and_seeds_are_uncorrelated() -> None:
     )
     assert 0 <= numbers.min() <= numbers.max() < 1
     counts = np.histogram(numbers[0], 20, (0, 1))[0]
-    assert ((counts - 100) ** 2 / 100).sum() < 44  # chi-squared with 19 degrees of freedom: 0.1 % are above
+    # This is chi-squared with 19 degrees of freedom. Only 0.1 % of fair samples exceed 44.
+    assert ((counts - 100) ** 2 / 100).sum() < 44
     assert abs(np.corrcoef(numbers[0], numbers[1])[0, 1]) < 0.1
     assert abs(np.corrcoef(numbers[0, :-1], numbers[0, 1:])[0, 1]) < 0.1
 
@@ -78,7 +79,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
     logits = np.log(probabilities).astype(np.float32)
     draws = Counter(choice(logits, 1.0, 0, 1.0, 11, position, 0) for position in range(4000))
     expected = 4000 * probabilities
-    # 0.1 % of fair draws are above
+    # This is chi-squared with 3 degrees of freedom. Only 0.1 % of fair samples exceed 16.3.
     assert sum((draws[token] - n) ** 2 / n for token, n in enumerate(expected)) < 16.3
     only_two = Counter(choice(logits, 1.0, 2, 1.0, 11, position, 0) for position in range(400))
     assert set(only_two) == {0, 2}
@@ -95,11 +96,12 @@ def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, pro
             sequence.append(decoder.decode(sequence[-1]))
         return sequence
 
-    # A high temperature, because Gemma's logits of the previous token are far above all others.
+    # The temperature is high because Gemma gives the previous token a much larger logit than all others.
     warm = TokenSampling(temperature=20, top_k=0, top_p=1.0, seed=3)
     assert tokens(warm) == tokens(warm) == tokens(warm, threads=2)
     assert tokens(warm) != tokens(TokenSampling(temperature=20, top_k=0, top_p=1.0, seed=4))
-    # On processors without VNNI, two logits of the tiny models differ by less than 2e-4.
+    # A temperature of 1e-6 must choose the token with the largest logit. On processors without VNNI, two logits
+    # differ by less than 2e-4.
     assert tokens(TokenSampling(temperature=1e-6)) == tokens(TokenSampling())
 
 

@@ -1,4 +1,7 @@
-"""StableLM equals llama.cpp. Leaving out any of its features is found, and other variants are rejected."""
+"""Tests of StableLM: it equals llama.cpp, and leaving out any of its features is found.
+
+Other variants of the model are rejected.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ Write = Callable[..., Path]
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Return a function that writes a float32 model with additional keys of its architecture.
 
-    It leaves out tensors whose names contain `without`.
+    Tensors with `without` in their names are left out.
     """
     tensors: Any = demo_model.tensors_of
 

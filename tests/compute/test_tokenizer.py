@@ -1,4 +1,4 @@
-"""Text is converted to the same tokens as in llama.cpp with the same file, and back to the same text."""
+"""Tests of the tokenizer: it converts text to the same tokens as llama.cpp, and back to the same text."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_any_text_becomes_tokens_and_the_same_text_again(tokenizer: Tokenizer, p
         is_of_bytes = file.metadata.text("tokenizer.ggml.model") == "gpt2"
 
     @given(st.text(max_size=60).filter(lambda text: "<" not in text))  # control tokens have no text
-    @example(f"a{SPACE}b c")  # SentencePiece cannot distinguish its own sign from a space
+    @example(f"a{SPACE}b c")  # In SentencePiece, the sign that stands for a space cannot be told apart from a space.
     def check(text: str) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == (text if is_of_bytes else text.replace(SPACE, " "))
 

@@ -1,4 +1,4 @@
-"""The decoder's traces are right and sampled, and their cost is visible."""
+"""Tests of the decoder's traces, which record what a model computes. They are right, and their cost is visible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MakeDecoder = Callable[[Model, int], Decoder]
 
 
 class Traced:
-    """A decoder after some traced steps."""
+    """A decoder that has run some steps with traces."""
 
     def __init__(
         self, decoder: Decoder, profiler: BrickProfiler, steps: int, config: TracerConfig, clock: list[float]
@@ -62,7 +62,7 @@ def clock() -> list[float]:
 
 @pytest.fixture
 def run(profiler: BrickProfiler, decoder_for: MakeDecoder, clock: list[float]) -> Callable[..., Traced]:
-    """Return a function that runs traced steps of a model."""
+    """Return a function that runs some steps of a model with traces."""
 
     def run(model: Model, steps: int = 1, config: TracerConfig | None = None) -> Traced:
         return Traced(decoder_for(model, 1), profiler, steps, config or TracerConfig.full(), clock)
@@ -80,7 +80,8 @@ def test_every_layer_is_measured_where_its_tensors_are(model: Model, run: Callab
     assert [trace.layer for trace in layers] == [0, 1]
     assert layers[1].input == layers[0].output
     assert all(stats.count == model.hidden for trace in layers for _, stats in trace.parts)
-    for trace in layers:  # the output of a layer is its input plus two parts
+    # The output of a layer is its input plus the outputs of attention and of the feed-forward network.
+    for trace in layers:
         whole = sum(stats.mean or 0.0 for stats in (trace.input, trace.post_attn, trace.post_ffn))
         assert trace.output.mean == pytest.approx(whole, abs=1e-6)
         assert trace.residual_ratio is not None
@@ -142,10 +143,11 @@ def test_the_error_of_an_int8_kernel_is_its_activations_and_reported_once(
 
 
 def violations(model: Model, traced: Traced) -> set[str]:
-    """Return the traces with figures that contradict the contracts of the kernels."""
+    """Return the names of traces whose figures violate the contract of a kernel."""
     forward, found = traced.forward, set()
     for trace, weights in zip(forward.activations, model.layers, strict=True):
-        # rms_norm: abs(out) <= sqrt(columns(x)) * abs(weight). layer_norm: the same for abs(out - bias).
+        # The contract of rms_norm has: abs(out) <= sqrt(columns(x)) * abs(weight). That of layer_norm has the same
+        # for abs(out - bias).
         norm, tolerance = weights.attention_norm, Norms.of(model).kernel.contract.tolerance
         bound = np.sqrt(model.hidden) * np.abs(norm.weight).max() * (1 + tolerance)
         bound += 0 if norm.bias is None else np.abs(norm.bias).max()
@@ -154,18 +156,19 @@ def violations(model: Model, traced: Traced) -> set[str]:
         if max(trace.post_norm.max, -trace.post_norm.min) > bound:
             found.add("MLT-01")
     for attended in forward.attention:
-        # attention: softmax weights add up to 1.
+        # The contract of attention says that the weights of a softmax add up to 1.
         if (np.abs(attended.total - 1) > contract("attention").tolerance).any() or (attended.top_weights < 0).any():
             found.add("MLT-02")
     assert forward.logits is not None
-    # greedy: logits <= at(logits, out).
+    # The contract of the kernel `greedy` says: logits <= at(logits, out).
     first = forward.logits.tokens[0]
     if first.token != traced.chosen or any(
         one.per_layer_logit[-1] > first.per_layer_logit[-1] for one in forward.logits.tokens
     ):
         found.add("MLT-03")
     for error in forward.quant_errors:
-        # linear: max|difference| / max|reference|, of at most CHECKED_ROWS outputs.
+        # The contract of linear limits max|difference| / max|reference|. It is computed for at most CHECKED_ROWS
+        # outputs.
         if error.source is ErrorSource.KERNEL:
             assert error.snr_db is not None
             largest = np.sqrt(CHECKED_ROWS * error.mse * 10 ** (error.snr_db / 10))
@@ -173,7 +176,8 @@ def violations(model: Model, traced: Traced) -> set[str]:
                 found.add("MLT-04")
     state = forward.kv_state
     assert state is not None
-    if state.valid_positions > state.max_positions:  # kv_write: start + rows(k) <= extent(v_cache, 1)
+    # The contract of the kernel `kv_write` says: start + rows(k) <= extent(v_cache, 1).
+    if state.valid_positions > state.max_positions:
         found.add("MLT-05")
     return found
 
@@ -272,7 +276,7 @@ def test_a_restart_is_an_eviction_of_all_positions(
 ) -> None:
     decoder = decoder_for(model, 1)
     watched = DecodeTracing(decoder, profiler, TracerConfig.of(["kv"]))
-    for _ in range(TRACED_EVERY_STEPS + 1):  # each sequence has one prompt and one step
+    for _ in range(TRACED_EVERY_STEPS + 1):  # Each round is a sequence with one prompt and one decode step.
         decoder.restart()
         decoder.decode(decoder.prefill(PROMPT), watched.observer())
     state = watched.tracer.kept[-1].kv_state
@@ -300,7 +304,7 @@ def test_a_weight_that_is_no_number_is_an_anomaly_of_its_layer(
 def test_what_is_no_number_is_an_anomaly_and_no_warning(
     model: Model, decoder_for: MakeDecoder, profiler: BrickProfiler, clock: list[float]
 ) -> None:
-    """Tests treat warnings as errors."""
+    """The NaN must be reported without a warning of NumPy, which would be an error in tests."""
     too_large = replace(model.final_norm, weight=np.full_like(model.final_norm.weight, 3e38))
     decoder = decoder_for(replace(model, final_norm=too_large), 1)
     decoder.guard = JidokaGuard(Reaction.LOG, profiler, decoder.bricks.places())
@@ -320,7 +324,8 @@ def test_tracing_is_sampled_and_a_brick_of_its_own(
     steps = [nodes[tag] for tag, _ in recorder.records if nodes[tag].name == "decode"]
     traced = [nodes[tag] for tag, _ in recorder.records if nodes[tag].name == TRACE_BRICK]
     assert len(steps) == 2 * TRACED_EVERY_STEPS
-    assert len(traced) == 2 * (len(traced) // 2)  # two passes of equal size
+    # The number of records is even, because both traced passes have the same number.
+    assert len(traced) == 2 * (len(traced) // 2)
     assert {node.category for node in traced} == {BrickCategory.OTHER}
     assert {nodes[node.parent or 0].name for node in traced} == {"0", "1", "decode"}
 
@@ -340,7 +345,7 @@ def test_summaries_come_at_most_once_a_second_and_once_at_the_end(
     model: Model, run: Callable[..., Traced], recorder: ListRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "TRACED_EVERY_STEPS", 1)
-    traced = run(model, 6, TracerConfig.of(["kv"]))  # one step takes half a second
+    traced = run(model, 6, TracerConfig.of(["kv"]))  # On the fake clock, each step takes half a second.
     assert [summary.forwards for summary in said(recorder)] == [1, 3, 5]
     traced.tracing.finish()
     traced.tracing.finish()
@@ -352,11 +357,11 @@ def test_a_long_run_says_less_and_less_often(
     model: Model, run: Callable[..., Traced], recorder: ListRecorder, clock: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A daemon stores the whole catalog, at most 10,000 announcements."""
+    """The summaries of a day must be few, because a daemon stores at most 10,000 announcements of a process."""
     monkeypatch.setattr(tracing, "TRACED_EVERY_STEPS", 1)
     traced = run(model, 1)
     for _ in range(3000):
-        clock[0] += 30.0  # a day in total
+        clock[0] += 30.0  # 3,000 times 30 s are about a day.
         traced.tracing._end(())
     assert len(said(recorder)) < 5 * 250
     assert {summary.trace for summary in said(recorder)} == set(TRACES.values())
@@ -366,7 +371,7 @@ def test_a_long_run_says_less_and_less_often(
 
 
 def with_norm(model: Model, layer: int, value: float) -> Model:
-    """Return the model with one value of one layer's attention norm replaced."""
+    """Return the model after one value in the attention norm of one layer was replaced."""
     norm = model.layers[layer].attention_norm
     weight = norm.weight.copy()
     weight[17] = value
@@ -376,21 +381,22 @@ def with_norm(model: Model, layer: int, value: float) -> Model:
 
 
 def with_down(model: Model, layer: int) -> Model:
-    """Return the model with one byte changed in some down weights of one layer.
+    """Return the model after one byte was changed in some down weights of one layer.
 
-    The byte is a scale of 256 weights.
+    The byte is the scale of 256 weights.
     """
     down = model.layers[layer].down
     data = down.weight.data.copy()
     data[100 :: model.hidden, 5] ^= 0x3F
-    data.flags.writeable = False  # read-only as in a model, because writable arrays would be compiled separately
+    # Arrays of a model are read-only. Numba would compile kernels again for a writable array.
+    data.flags.writeable = False
     layers = list(model.layers)
     layers[layer] = replace(layers[layer], down=replace(down, weight=replace(down.weight, data=data)))
     return replace(model, layers=tuple(layers))
 
 
 def fingerprints_of(decoder: Decoder) -> Fingerprints:
-    """Return the fingerprints of all outputs of bricks in a prefill and one decode."""
+    """Return the fingerprints of all brick outputs in a prefill and one decode step."""
     found = Fingerprints()
     layer_of = {
         getattr(part, field.name): layer
@@ -399,7 +405,7 @@ def fingerprints_of(decoder: Decoder) -> Fingerprints:
         if part is not None
         for field in fields(part)
     }
-    position = 0  # start of the pass; the decoder's own position advances before the last bricks run
+    position = 0  # Position at which the current pass starts. The decoder counts on before the last bricks run.
 
     def observe(brick: ComputeBrick, calls: Sequence[Arguments]) -> None:
         nonlocal position

@@ -1,4 +1,4 @@
-"""Training of adapters: gradients of whole models, the decrease of the loss, and the records of a step."""
+"""Tests of the training of adapters: gradients of whole models, a loss that decreases, and the records of a step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ SILENT = BrickProfiler(enabled=False)
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a small buffer and no first run. A gigabyte is too much for a test, and a first run compiles in a fork."""
+    """Use a small buffer to measure peak rates, and pretend that kernels are compiled.
+
+    A gigabyte is too much for a test, and a first run would compile in a forked process.
+    """
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER_BYTES", 16 << 20)
     monkeypatch.setattr(backends, "is_first_run", lambda: False)
 
@@ -56,18 +59,18 @@ def trainer_of(model: Model, profiler: BrickProfiler = SILENT, threads: int = 1,
 
 
 def random_adapters(trainer: Trainer) -> None:
-    """Set random adapters, so that no gradient is zero."""
+    """Set the adapters to random values. With the initial zeros, some gradients would be zero."""
     weights = trainer.parameters.weights
     weights[:] = 0.05 * np.random.default_rng(5).standard_normal(weights.shape)
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """A matrix in float64 with its adapter, for the reference decoder."""
+    """A matrix in float64 with its low-rank adapter, for the reference decoder."""
 
     matrix: Any
     adapter: Adapter
-    wide: list[Any]  # down and up in float64
+    wide: list[Any]  # the two factors of the adapter (down and up) in float64
 
     @property
     def rows(self) -> int:
@@ -97,7 +100,7 @@ def adapted(trainer: Trainer) -> tuple[Model, list[list[Any]]]:
 
 
 def loss_of(model: Model, batch: list[int]) -> float:
-    """Return the mean loss in float64."""
+    """Return the mean loss of the model on one batch, computed in float64."""
     logits, losses = forward_reference(model, batch[:-1], TOKENS), np.zeros(len(batch) - 1)
     cross_entropy.reference(logits, np.array(batch[1:]), losses)
     return float(losses.mean())
@@ -122,7 +125,7 @@ def test_gradients_of_a_whole_model_are_those_of_finite_differences(
     factors = [one for layer in trainer.parameters.layers for adapter in layer for one in (adapter.down, adapter.up)]
     rng = np.random.default_rng(2)
     for factor, exact in zip(factors, [one for both in wide for one in both], strict=True):
-        # The gradient direction gives the largest difference. A random direction finds errors in single parts.
+        # In the direction of the gradient, the loss changes most. A random direction finds errors in single elements.
         for direction in (factor.gradient, rng.standard_normal(factor.gradient.shape)):
             unit = direction / np.linalg.norm(direction)
             sums = []
@@ -208,7 +211,7 @@ def test_a_step_is_recorded_with_forward_and_backward_in_the_same_layers(
     forward = [name for name in layers[1] if not name.endswith(" backward")]
     without = {"KvWrite", "ResidualAdd"}
     assert {f"{name} backward" for name in forward if name not in without} == {*layers[1]} - {*forward}
-    # Nothing before the first adapters is trained, so it has no backward pass.
+    # Nothing before the adapters of the first layer is trained, so its QKV projection has no backward pass.
     assert {*layers[1]} - {*layers[0]} - without == {"QkvProjection backward"}
     outside = bricks[TRAIN]
     assert {"DataWait", "ZeroGrad", "Loss", "Loss backward", "LmHead backward", "Optimizer"} <= {*outside}

@@ -1,4 +1,4 @@
-"""Verification checks the code that really runs, and each check can fail."""
+"""Tests of the verification of kernels: it checks the code that really runs, and each of its checks can fail."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def test_a_fault_that_few_calls_have_is_found(name: str, fault: Callable[[Any], 
 
         return verified(replace(variant, kernel=replace(variant.kernel, implementation=wrong))).passed
 
-    names = name, name.replace("int8", "bf16")  # with tiles, products of many tokens use bfloat16
+    # On a processor with tiles, the variant for many tokens is the kernel with bf16 in its name.
+    names = name, name.replace("int8", "bf16")
     assert not all(passes(variant) for variant in variants() if variant.kernel.name in names)
 
 

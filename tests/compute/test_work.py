@@ -1,4 +1,4 @@
-"""The declared work of a kernel equals the work computed by hand from its shapes."""
+"""Tests of the declared work (FLOP and bytes) of kernels: it equals the work computed by hand from their shapes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_quantised_product_reads_its_weights_once_a_call() -> None:
     matrix = QuantizedMatrix.of(Q4_K, np.ones((128, 512), np.float32))
     flops, moved = done(linear.work(matrix, has_bias=False), elements=128)
     assert flops == 2 * 128 * 512
-    assert moved == pytest.approx(128 * 2 * 144 + 4 * 512 + 4 * 128)  # a Q4_K block has 256 weights in 144 bytes
+    assert moved == pytest.approx(128 * 2 * 144 + 4 * 512 + 4 * 128)  # A block of Q4_K has 256 weights in 144 bytes.
 
 
 def test_fused_products_do_the_work_of_their_parts_and_read_activations_once() -> None:
@@ -74,7 +74,7 @@ def test_attention_reads_a_key_and_value_once_for_the_heads_that_share_them() ->
     positions, heads, kv_heads, head_dim, float16_bytes = 100, 12, 2, 64, 2
     elements = heads * positions
     flops, moved = done(attention.work(head_dim, heads // kv_heads, float16_bytes), elements)
-    products = 2 * 2 * head_dim  # one product with the key, one with the value
+    products = 2 * 2 * head_dim  # FLOP per position and head: one product with the key and one with the value
     assert flops == elements * (products + POWER_FLOPS + 3)
     assert moved == pytest.approx(2 * positions * kv_heads * head_dim * float16_bytes)
 
@@ -140,12 +140,14 @@ def test_one_token_is_never_recorded_as_bfloat16_but_long_prompts_are(
     monkeypatch: pytest.MonkeyPatch,
     family: str,
 ) -> None:
-    """Before, the fused product of queries, keys and values was recorded as bfloat16 in decode steps.
+    """The recorded data type must be that of the kernel that ran.
 
-    Its rate was then compared with the roof of tiles.
+    Before, the fused QKV product was recorded as bfloat16 in decode steps, so its rate was compared with a wrong peak
+    rate.
     """
     monkeypatch.setattr(bricks, "HAS_TILES", True)
-    monkeypatch.setattr(bricks, "BF16_PAYS", False)  # attention in bfloat16; no processor has it together with tiles
+    # Switch off attention in bfloat16, because no processor has it together with tiles.
+    monkeypatch.setattr(bricks, "BF16_PAYS", False)
     decoder = Decoder(model_to_run(model_files[family]), "numba", 1, profiler, context=64)
     decoder.decode(decoder.prefill(range(32)))
     nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}
@@ -160,7 +162,7 @@ def test_one_token_is_never_recorded_as_bfloat16_but_long_prompts_are(
     assert "bfloat16" not in dtypes_in("decode").values()
     of_many = dtypes_in("prefill")
     assert (of_many["QkvProjection"], of_many["OutputProjection"]) == ("bfloat16", "bfloat16")
-    assert of_many["LmHead"] == "int8"  # the head gets only the last token
+    assert of_many["LmHead"] == "int8"  # The LM head multiplies only the last token of a prompt.
 
 
 def test_products_of_many_tokens_are_recorded_as_bfloat16_if_they_use_tiles(

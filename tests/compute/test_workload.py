@@ -1,4 +1,4 @@
-"""The complete workload on a tiny model: its messages, their order, and when it stops."""
+"""Tests of the demo's workload with a tiny model: which messages it sends, in which order, and when it stops."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def silent(what: str, done: float | None) -> None:
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a small buffer, because a gigabyte is too much for a test."""
+    """Use a small buffer to measure peak rates, because a gigabyte is too much for a test."""
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER_BYTES", 16 << 20)
 
 
@@ -60,7 +60,7 @@ def steps_of(recorder: ListRecorder) -> Counter[str]:
 
 @pytest.fixture(autouse=True)
 def no_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that kernels are compiled, because a first run compiles in a fork."""
+    """Pretend that kernels are compiled, because a first run would compile them in a forked process."""
     monkeypatch.setattr(backends, "is_first_run", lambda: False)
 
 
@@ -92,12 +92,12 @@ of_better_processors = pytest.mark.skipif(TIER == "generic", reason="bounds in c
 
 @pytest.fixture
 def shortest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow budgets of any length, because these models have few weights."""
+    """Allow budgets of any length. Tiny models have few weights, so their budgets are below the usual minimum."""
     monkeypatch.setattr(brick, "LEAST_BUDGET_US", 0.0)
 
 
 def budgets_in(phase: str, recorder: ListRecorder) -> dict[str, float | None]:
-    """Return the budgets in GB/s by name of brick."""
+    """Return the budget of each brick in GB/s, by name. Bricks without a budget have None."""
     nodes = {one.id: one for one in recorder.messages if isinstance(one, Node)}
     found = {}
     for one in nodes.values():
@@ -119,17 +119,20 @@ def test_bricks_that_read_weights_have_a_budget_of_twice_the_contract_time(
     monkeypatch: pytest.MonkeyPatch,
     family: str,
 ) -> None:
-    monkeypatch.setattr(roofline, "UNSURE_PERCENT", 100)  # accept roofs on a busy machine
+    # Accept any variation of the measured peak rates, because the machine may be busy.
+    monkeypatch.setattr(roofline, "UNSURE_PERCENT", 100)
     run(WorkloadOptions(model=model_files[family], steps=2, threads=1), profiler, lambda: False, silent)
     ceilings = {one.name: one.value for one in recorder.messages if isinstance(one, Ceiling)}
     lower = min(ceilings["dram_read"], ceilings[WEIGHTS])
     dense = {"GateUpActivation (fused)": 0.85, "DownProjection": 0.86}
     fractions = {"QkvProjection": 0.87, "OutputProjection": 0.86, "LmHead": 0.86}
-    fractions |= {"MoeExperts": 0.81} if family == "qwen3moe" else dense  # fractions in the contracts
+    # By brick: the fraction of the peak rate that the contract of its kernel requires.
+    fractions |= {"MoeExperts": 0.81} if family == "qwen3moe" else dense
     found = {name: rate for name, rate in budgets_in("decode", recorder).items() if rate}
     assert found == pytest.approx({name: lower * fraction / 2 for name, fraction in fractions.items()})
     of_many = {name for name, rate in budgets_in("prefill", recorder).items() if rate}
-    assert of_many == {"LmHead"}  # the head gets only the last token
+    # In a prefill, only the LM head has a budget, because it multiplies only the last token.
+    assert of_many == {"LmHead"}
 
 
 @of_better_processors
@@ -204,7 +207,8 @@ def test_a_full_context_starts_the_sequence_again(
 ) -> None:
     options = WorkloadOptions(model=model_files["llama"], steps=20, threads=1, context=16)
     run(options, profiler, lambda: False, lambda text, fraction: None)
-    assert steps_of(recorder) == {"prefill": 3, "decode": 20}  # 8 tokens of prompt and room for 8
+    # A context of 16 positions has room for a prompt of 8 tokens and 8 decode steps, so there are three sequences.
+    assert steps_of(recorder) == {"prefill": 3, "decode": 20}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Keys of small vocabularies, learned from a few lines of text, in the form that model converters write."""
+"""Makes the keys of small vocabularies, learned from a few lines of text, as converters of models write them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _learned(trainer: Any, tokenizer: Any) -> list[str]:
 @functools.cache
 def byte_level(pre: str = "qwen2") -> Keys:
     """Return a vocabulary of 256 bytes, merges and four named tokens."""
-    import tokenizers  # only some tests need this package
+    import tokenizers  # Import it here, because only some tests need this package.
 
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,7 +54,7 @@ def byte_level(pre: str = "qwen2") -> Keys:
 @functools.cache
 def sentence_piece() -> Keys:
     """Return a vocabulary of pieces with scores, the 256 bytes, and special tokens."""
-    import tokenizers  # only some tests need this package
+    import tokenizers  # Import it here, because only some tests need this package.
 
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(replacement=SPACE)
@@ -75,7 +75,10 @@ def sentence_piece() -> Keys:
 
 @functools.cache
 def gemma() -> Keys:
-    """Return `sentence_piece` with additional runs of characters and names. One of them has a wrong type."""
+    """Return the vocabulary of `sentence_piece` with additional runs of characters and names.
+
+    One of the new tokens has a wrong type.
+    """
     keys = sentence_piece()
     own = {
         "<start_of_turn>": CONTROL, "<end_of_turn>": USER_DEFINED, "\n\n": USER_DEFINED, "\n\n\n": USER_DEFINED,

@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 PROGRAMS = {path.stem: path for path in sorted((HERE / "programs").glob("*.py"))}
 LIBRARY = HERE / "lib"
 TIMEOUT_S = 240
-PARALLEL = 2  # programs that run at the same time on this machine, over all pytest workers
+PARALLEL = 2  # number of programs that run at the same time on this machine, in all pytest workers together
 RECORDING = "steps.cbtop"
 UNDER_RUN = (sys.executable, "-m", "cbtop", "run")
 COMMANDS = {
@@ -37,7 +37,7 @@ COMMANDS = {
 
 
 class Result(NamedTuple):
-    """The results of a run: exit code, output, saved files, and the stderr lines of cbtop."""
+    """What a program did: its exit code, its output, the files that it saved, and the lines of cbtop on stderr."""
 
     exit_code: int
     stdout: str
@@ -61,8 +61,8 @@ def missing_packages(program: Path) -> list[str]:
     return sorted(name for name in names - own - sys.stdlib_module_names if find_spec(name) is None)
 
 
-# Matches torch's frame of a module call in a traceback. torch has two lines for the call and uses the other one under
-# cbtop.
+# Matches torch's own frame of a module call in a traceback. This frame differs under cbtop: torch has two lines that
+# call a module.
 _CALL_IN_TORCH = re.compile(r'  File ".*", line \d+, in _wrapped_call_impl\n    return self\._.*\n +\^+\n')
 
 
@@ -137,7 +137,10 @@ def _environment(scratch: str, runtime: Path) -> dict[str, str]:
 
 
 class _slot:  # noqa: N801 - it is called like a function
-    """Wait until fewer than `PARALLEL` programs run on this machine."""
+    """Wait until fewer than `PARALLEL` programs run on this machine.
+
+    Inside its context, the caller counts as one of these programs.
+    """
 
     def __enter__(self) -> None:
         while True:
@@ -156,7 +159,7 @@ class _slot:  # noqa: N801 - it is called like a function
 
 
 def survey(names: Sequence[str], quick: bool) -> Iterator[str]:
-    """Yield a report of each program: whether it is deterministic, how long it takes, and how the runs differ."""
+    """Yield a line about each program: whether it is deterministic, how long it takes, and how its runs differ."""
     for name in names or PROGRAMS:
         missing = missing_packages(PROGRAMS[name])
         if missing:

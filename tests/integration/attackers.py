@@ -18,12 +18,15 @@ _READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
 
 
 def connect(endpoint: str) -> socket.socket:
-    """Return a connection on which nothing was sent."""
+    """Connect to a daemon without sending anything. Return the connection."""
     return socket.create_connection(host_and_port(endpoint))
 
 
 def greet(peer: socket.socket) -> None:
-    """Send the handshake of a subscriber and wait for the answer. Raises OSError if the daemon rejects it."""
+    """Connect as a subscriber does: send a handshake and wait for the answer.
+
+    Raises OSError if the daemon rejects it.
+    """
     peer.sendall(_GREETING + b"\x04" + bytes([len(_READY)]) + _READY)
     heard = peer.recv(len(_GREETING), socket.MSG_WAITALL)
     head = peer.recv(2, socket.MSG_WAITALL)
@@ -44,35 +47,38 @@ def question(prefix: bytes, what: bytes = b"") -> bytes:
 
 
 def random_subscriptions() -> bytes:
-    """Return very many subscriptions to topics that no viewer uses."""
+    """Return 5,000 subscriptions to topics that no viewer uses."""
     return b"".join(word(secrets.token_bytes(40)) for _ in range(5_000))
 
 
 def long_subscriptions() -> bytes:
-    """Return subscriptions to topics with the maximum length of a handshake frame."""
+    """Return subscriptions to topics that are as long as a handshake frame may be."""
     return b"".join(word(secrets.token_bytes(500)) for _ in range(500))
 
 
 def questions_without_end() -> bytes:
-    """Return very many questions. None of them is cancelled."""
+    """Return 5,000 requests to join, as a new viewer sends them. The sender never cancels them."""
     return b"".join(word(question(JOIN_PREFIX)) for _ in range(5_000))
 
 
 def joins_and_leaves() -> bytes:
-    """Return very many questions. Each is cancelled at once."""
+    """Return 2,500 requests to join, as a new viewer sends them. Each is cancelled at once."""
     topics = [question(JOIN_PREFIX) for _ in range(2_500)]
     return b"".join(word(topic) + word(topic, subscribe=False) for topic in topics)
 
 
 def history_never_read() -> bytes:
-    """Return subscriptions to everything and repeated requests of the whole history. The sender reads no answers."""
+    """Return subscriptions to everything, and 200 requests of the whole history.
+
+    The sender never reads the answers.
+    """
     topics = [question(HISTORY_PREFIX, b"/0") for _ in range(200)]
     asked = b"".join(word(topic) + word(topic, subscribe=False) for topic in topics[:-1])
     return word(LIVE) + word(RECORDS) + asked + word(topics[-1])
 
 
 def frames_too_large() -> bytes:
-    """Return the beginning of a frame of one gibibyte."""
+    """Return the beginning of a frame that claims to have one gibibyte."""
     return b"\x02" + (1 << 30).to_bytes(8, "big") + b"\x01" + bytes(1 << 16)
 
 
@@ -87,10 +93,10 @@ ATTACKS: tuple[Callable[[], bytes], ...] = (
 
 
 class Attack:
-    """Connections that send `words` repeatedly and reconnect when they are closed."""
+    """Connections that send `words` again and again. If one is closed, it connects again."""
 
     def __init__(self, endpoint: str, words: bytes, connections: int) -> None:
-        self.said = 0  # how often the words were sent
+        self.said = 0  # how many times an attacker has sent the words
         self._endpoint = endpoint
         self._words = words
         self._stop = threading.Event()
@@ -103,7 +109,7 @@ class Attack:
             with suppress(OSError), connect(self._endpoint) as peer:
                 peer.settimeout(PATIENCE_S)
                 greet(peer)
-                peer.settimeout(0.2)  # the daemon may not read what is sent
+                peer.settimeout(0.2)  # The daemon may stop reading from this connection, so sending needs a timeout.
                 while not self._stop.is_set():
                     with suppress(TimeoutError):
                         peer.sendall(self._words)
@@ -139,7 +145,8 @@ def forwarding(here: str, there: str) -> Iterator[None]:
 
     def connected(near: socket.socket) -> None:
         with near, socket.socket(socket.AF_UNIX) as far, suppress(OSError):
-            far.connect(there.removeprefix("ipc://"))  # without a listener, ssh closes the near end
+            # If nobody listens at the far end, the near end is closed, as ssh does.
+            far.connect(there.removeprefix("ipc://"))
             back = threading.Thread(target=pump, args=(far, near))
             back.start()
             pump(near, far)

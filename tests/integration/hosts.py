@@ -1,4 +1,4 @@
-"""Starts real processes for tests: a small instrumented host, the daemon, the command line."""
+"""Starts real processes for tests: a small program with cbtop (a host), the daemon, and the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from cbtop.cli import main
 from cbtop.commands import top
 from cbtop.feeds.feed import Feed
 
-DEADLINE_S = 300.0  # even a slow, busy machine is faster, so this means a hang
+# Time limit of all waits in tests. Even a slow, busy machine is faster, so a test that reaches it hangs.
+DEADLINE_S = 300.0
 PATIENTLY = ("--timeout", f"{DEADLINE_S:g}")
 
 CBTOP = [sys.executable, "-m", "cbtop"]
@@ -41,7 +42,7 @@ while steps:
 """
 FOR_EVER = -1
 
-# The command line. It writes to stderr each time that it has looked and there is a step.
+# A viewer: the command line, changed so that it writes a line to stderr when it has read new data with steps.
 SEEING = """
 import sys
 from cbtop.cli import main
@@ -58,7 +59,7 @@ sys.exit(main())
 
 @contextmanager
 def host(steps: int = FOR_EVER) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process that decodes `steps` steps of 1 ms."""
+    """Run a process that decodes `steps` steps of 1 ms each. By default it does not end."""
     with subprocess.Popen([sys.executable, "-c", HOST, str(steps)]) as process:
         try:
             yield process
@@ -103,7 +104,7 @@ def cbtop_apart(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def once_answered(monkeypatch: pytest.MonkeyPatch, unanswered: int = 0) -> None:
-    """Start the timeout of `--timeout` only after all daemons except `unanswered` have answered."""
+    """Begin the countdown of `--timeout` only when all daemons, except `unanswered` of them, have answered."""
     real = top._wait_for_data
 
     def wait(feed: Feed, options: argparse.Namespace) -> None:
@@ -114,7 +115,7 @@ def once_answered(monkeypatch: pytest.MonkeyPatch, unanswered: int = 0) -> None:
 
 
 def snapshot(*arguments: str) -> list[dict[str, Any]]:
-    """Return the sources that `cbtop --headless --once --format json` prints."""
+    """Return the processes in the output of `cbtop --headless --once --format json`."""
     done = cbtop("--headless", "--once", "--window=all", *PATIENTLY, "--format", "json", *arguments)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)["sources"]
@@ -122,10 +123,10 @@ def snapshot(*arguments: str) -> list[dict[str, Any]]:
 
 
 def wait_until_seen(viewer: subprocess.Popen[Any]) -> None:
-    """Wait until a viewer started with `SEEING` has data and continues to watch."""
+    """Wait until a viewer that was started with `SEEING` shows data and goes on to watch."""
     assert viewer.stderr
     seen = 0
-    while seen < 3:  # the first line only ends the wait for data
+    while seen < 3:  # The first of three lines only shows that the wait for data is over.
         line = viewer.stderr.readline()
         assert line, "it ended"
         seen += b"seen" in line if isinstance(line, bytes) else "seen" in line
@@ -133,7 +134,7 @@ def wait_until_seen(viewer: subprocess.Popen[Any]) -> None:
 
 @contextmanager
 def nobody() -> Iterator[str]:
-    """Yield an address without a listener. It is bound, so no other process can listen there."""
+    """Yield an address that no process listens on. It stays bound, so no other process can use it."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"tcp://127.0.0.1:{held.getsockname()[1]}"

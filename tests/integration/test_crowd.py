@@ -1,4 +1,4 @@
-"""A daemon on a loopback address without keys withstands any user of the machine."""
+"""Tests of attacks: a daemon on a loopback address without keys withstands any user of the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.integration.attackers import ATTACKS, attacking
 from tests.integration.hosts import CBTOP, daemon, eventually, host
 
 LOOPBACK = "tcp://127.0.0.1:0"
-MUCH_BYTES = 200 << 20  # without limits, attacks used 2 GiB within a minute; now they use about 20 MiB
+# limit for the daemon's memory: without limits, attacks used 2 GiB within a minute; now they use about 20 MiB
+MUCH_BYTES = 200 << 20
 
 
 @pytest.mark.slow
@@ -85,7 +86,7 @@ def test_those_who_join_within_a_moment_are_answered_together(monkeypatch: pytes
 def test_a_daemon_is_watched_through_a_forwarded_socket_as_ssh_forwards_it(runtime: Path) -> None:
     there, here = f"ipc://{runtime}/there.sock", f"ipc://{runtime}/here.sock"
     with attackers.forwarding(here, there), Feed([here]) as viewer, host():
-        for _ in range(2):  # the second time, the other end was without a listener for a while
+        for _ in range(2):  # In the second round, the forwarded address had no listener for a while.
             with daemon("--bind", there):
                 assert (runtime / "there.sock").stat().st_mode & 0o777 == 0o600
                 eventually(
@@ -95,13 +96,13 @@ def test_a_daemon_is_watched_through_a_forwarded_socket_as_ssh_forwards_it(runti
 
 
 def is_stale(viewer: Feed) -> bool:
-    """Return whether the shown data has become stale."""
+    """Return whether the viewer marks its data as old."""
     view = viewer.view()
     return view is not None and view.stale_s is not None
 
 
 def join(endpoint: str) -> None:
-    """Be a viewer until the daemon has answered."""
+    """Connect as a viewer does, and wait until the daemon has answered."""
     with Feed([endpoint]) as viewer:
         eventually(lambda: viewer.poll(20) or not viewer.links.unanswered)
 
@@ -127,7 +128,7 @@ def connections(pid: int) -> int:
     """Return the number of TCP connections of a process."""
     held = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # the descriptor was closed meanwhile
+        with suppress(FileNotFoundError):  # The process has closed this descriptor meanwhile.
             held.add(os.readlink(link))
     found = 0
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:

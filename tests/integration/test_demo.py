@@ -1,4 +1,4 @@
-"""The demo decodes a model in its own process. It is watched over the wire like any other process."""
+"""Tests of `cbtop demo`: it decodes a model in a process of its own, which is watched like any other process."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def test_headless_decodes_the_steps_asked_for_and_reports_every_brick(models: di
     (source,) = json.loads(done.stdout)["sources"]
     assert (source["state"], source["architecture"], source["phase"]) == ("ended", family, "decode")
     assert (source["steps"]["count"], source["steps"]["tokens"]) == (100, 100)
-    bricks = [row for row in source["bricks"] if row["name"] != GUARD_BRICK]  # the guard runs at its own times
+    # The guard's own brick runs only now and then, so it is left out.
+    bricks = [row for row in source["bricks"] if row["name"] != GUARD_BRICK]
     assert {row["name"] for row in bricks} == DECODED_BRICKS
     assert all(row["checks_passed"] and not row["checks_failed"] for row in bricks)
-    # a prefill follows each restart, because the context has 64 positions
+    # The model restarts with a prefill when its context of 64 positions is full.
     assert {phase["phase"] for phase in source["phases"]} == {"prefill", "decode"}
     assert {row["provenance"] for row in source["roofline"]["ceilings"]} == {"measured"}
     assert {row["kind"] for row in source["graph"]} == {"layer", "brick", "kernel"}
@@ -88,7 +89,7 @@ def test_headless_trains_the_steps_asked_for_and_the_loss_falls(models: dict[str
 
 @pytest.fixture(scope="module")
 def speaking(models: dict[str, Path]) -> Path:
-    """Write the tiny qwen2 with a vocabulary."""
+    """Write the tiny model qwen2 with a vocabulary, so that it can print text."""
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'cbtop[text]'")
     path = models["qwen2"].with_name("speaking.gguf")
     return rewritten(models["qwen2"], path, byte_level())
@@ -100,7 +101,7 @@ def test_a_prompt_is_gone_on_from_once_beside_a_report_that_stays_whole(
 ) -> None:
     command = ("demo", "--model", str(speaking), "--headless", "--steps", "5", "--prompt=-Hi\x1b[2Jthere")
     done = cbtop(*command, "--format", "json")
-    workload = capfd.readouterr()  # the workload is a process that shares our output
+    workload = capfd.readouterr()  # The workload is another process that writes to the same output as this one.
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     assert source["steps"]["count"] == 5
@@ -109,7 +110,8 @@ def test_a_prompt_is_gone_on_from_once_beside_a_report_that_stays_whole(
     assert "\x1b" not in workload.err
 
 
-@pytest.mark.slow  # test_tokenizer.py tests the message; a test below has one line of a workload
+# Not in the default run, because test_tokenizer.py tests the message, and a test below tests one line of a workload.
+@pytest.mark.slow
 def test_a_prompt_for_a_model_without_a_tokenizer_is_one_line_that_says_so(
     models: dict[str, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,14 +122,16 @@ def test_a_prompt_for_a_model_without_a_tokenizer_is_one_line_that_says_so(
     assert "has no tokenizer, so that it takes no prompt; give a model converted with its vocabulary" in said[0]
 
 
-@pytest.mark.slow  # test_contract_checks.py tests them on a decoder; a test below violates one
+# Not in the default run, because test_contract_checks.py tests the conditions, and a test below violates one.
+@pytest.mark.slow
 def test_with_check_contracts_every_condition_is_a_check(models: dict[str, Path]) -> None:
     command = ("demo", "--model", str(models["llama"]), "--headless", "--steps", "3", "--check-contracts")
     done = cbtop(*command, "--format", "json")
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     checked = {(check["brick"], check["assertion"]): check["passed"] for check in source["checks"]}
-    assert False not in checked.values()  # None: the guard has not sampled this brick within its share of the time
+    # A check is None if the guard has not sampled its brick in its limited time.
+    assert False not in checked.values()
     assert all(passed for (_, assertion), passed in checked.items() if "condition" in assertion)
     assert {brick for brick, assertion in checked if assertion.startswith("precondition")} == DECODED_BRICKS
     assert {brick for brick, assertion in checked if assertion.startswith("postcondition")} == DECODED_BRICKS
@@ -137,7 +141,8 @@ def test_with_check_contracts_every_condition_is_a_check(models: dict[str, Path]
 def test_a_contract_that_is_violated_is_a_verdict_in_json_and_exit_code_4(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_model, "BIAS_DEVIATION", 1e6)  # biases of keys and values exceed the range of float16
+    # Make the biases of keys and values too large for float16, so that a condition fails.
+    monkeypatch.setattr(demo_model, "BIAS_DEVIATION", 1e6)
     demo_model.write_model(tmp_path / "model.gguf", TINY, lambda *_: None)
     command = ("demo", "--model", str(tmp_path / "model.gguf"), "--headless", "--steps", "3", "--check-contracts")
     done = cbtop(*command, "--format", "json")
@@ -148,7 +153,7 @@ def test_a_contract_that_is_violated_is_a_verdict_in_json_and_exit_code_4(
     assert "failed-checks" in {verdict["id"] for verdict in source["verdicts"]}
 
 
-@pytest.mark.slow  # test_tree.py tests the form on a simulated graph
+@pytest.mark.slow  # Not in the default run, because test_tree.py tests the form, with a simulated graph.
 def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> None:
     done = cbtop("demo", "--model", str(models["llama"]), "--headless", "--steps", "3", "--view", "tree")
     lines = done.stdout.splitlines()
@@ -164,9 +169,11 @@ def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        pytest.param(None, "does not exist", marks=pytest.mark.slow),  # test_terminal.py tests the same
+        # Not in the default run, because test_terminal.py tests a missing file.
+        pytest.param(None, "does not exist", marks=pytest.mark.slow),
         (b"GGUF\x03\0\0\0", ""),
-        pytest.param(b"", "empty", marks=pytest.mark.slow),  # test_gguf.py tests the reader with an empty file
+        # Not in the default run, because test_gguf.py tests an empty file.
+        pytest.param(b"", "empty", marks=pytest.mark.slow),
         pytest.param(b"PK\x03\x04 not a model", "not a GGUF", marks=pytest.mark.slow),
     ],
 )
@@ -174,13 +181,13 @@ def test_a_bad_model_is_one_clear_line_and_exit_code_2(
     tmp_path: Path, content: bytes | None, complaint: str, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("PYTHONWARNINGS", "error")  # warnings of the workload process become errors
+    monkeypatch.setenv("PYTHONWARNINGS", "error")  # Warnings become errors in the process of the workload.
     path = tmp_path / "bad.gguf"
     if content is not None:
         path.write_bytes(content)
     before = sorted(tmp_path.iterdir())
     done = cbtop("demo", "--model", str(path), "--headless", "--steps", "1")
-    workload = capfd.readouterr()  # the workload is a process that shares our output
+    workload = capfd.readouterr()  # The workload is another process that writes to the same output as this one.
     assert (done.returncode, done.stdout + workload.out) == (2, "")
     said = [line for line in (done.stderr + workload.err).splitlines() if not line.endswith("…")]
     assert len(said) == 1
@@ -189,7 +196,7 @@ def test_a_bad_model_is_one_clear_line_and_exit_code_2(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.slow  # test_terminal.py stops a workload, too
+@pytest.mark.slow  # Not in the default run, because test_terminal.py also stops a workload.
 def test_serve_only_runs_the_workload_alone_and_stops_when_told(models: dict[str, Path]) -> None:
     command = [*CBTOP, "demo", "--serve-only", "--model", str(models["qwen2"])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process, Feed() as feed:
@@ -214,7 +221,7 @@ def test_a_workload_does_not_outlive_who_watches_it(models: dict[str, Path]) -> 
         eventually(lambda: (feed.poll(20), (v := feed.view()) and v.state == "ended")[1])
 
 
-@pytest.mark.slow  # test_gguf.py tests that a change of the file after reading changes no weight
+@pytest.mark.slow  # Not in the default run, because test_gguf.py tests that weights do not change with the file.
 def test_a_model_that_is_cut_short_while_it_runs_runs_on(models: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(models["qwen2"].read_bytes())
@@ -244,7 +251,8 @@ def test_a_workload_that_is_killed_before_its_first_step_says_by_what(
     assert done.stderr == "cbtop: the workload was killed by signal 9 (Killed) before its first step\n"
 
 
-@pytest.mark.slow  # test_watching.py tests it on a running process; above, a workload ends with its viewer
+# Not in the default run, because test_watching.py tests Ctrl-C, and a test above ends a workload with its viewer.
+@pytest.mark.slow
 def test_ctrl_c_prints_what_was_measured_so_far_and_leaves_no_process(models: dict[str, Path]) -> None:
     command = [
         sys.executable,

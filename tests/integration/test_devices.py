@@ -1,4 +1,7 @@
-"""The daemon samples its real machine. The samples go over real sockets, into a recording and back, and into text."""
+"""Tests of devices with a daemon that samples its real machine.
+
+The samples go over real sockets, into a recording and back, and into text.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from tests.integration.hosts import CBTOP, PATIENTLY, cbtop, daemon, eventually,
 
 
 def machine(feed: Feed | ReplayFeed) -> MachineView | None:
-    """Return the machine of the first source when all of its samplers have answered, otherwise None."""
+    """Return the machine of the first process. Return None until all of its samplers have answered."""
     feed.poll(20)
     view = feed.view()
     found = view.machines[0] if view and view.machines else None
@@ -40,7 +43,7 @@ def machine(feed: Feed | ReplayFeed) -> MachineView | None:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    """Let daemons of this process find one H100 and sample it often."""
+    """Make daemons in this process find a fake H100 and take samples often."""
     made = FakeNvml(Gpu("GPU-0", mig=None))
     monkeypatch.setattr(daemon_module, "SAMPLERS", (partial(Nvml, made), Cpu))
     monkeypatch.setattr(nvml, "pid_namespace", lambda: nvml.INITIAL_PID_NAMESPACE)
@@ -141,7 +144,8 @@ def test_nothing_is_sampled_while_nobody_listens(
     poll = Source.poll
     monkeypatch.setattr(Source, "poll", lambda source: read.append(source.key) or poll(source))
     with host(), DaemonInside(default_endpoint(), runtime):
-        eventually(lambda: len(read) > 10)  # the process is watched and the daemon's loop runs
+        # No viewer has asked for devices yet. The daemon reads the process meanwhile.
+        eventually(lambda: len(read) > 10)
         assert api.inits == 0
         with Feed([default_endpoint()]) as feed:
             eventually(lambda: _says(feed, 99))

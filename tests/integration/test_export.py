@@ -1,4 +1,4 @@
-"""`cbtop export` writes the contents of a recording or a ring, and rejects what it cannot export."""
+"""Tests of `cbtop export`: it writes the contents of a recording or a ring, and rejects what it cannot export."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.representatives import first_by_default
 
 @pytest.fixture
 def recording(runtime: Path, tmp_path: Path) -> Path:
-    """Record one process: a prefill before the recording, then twenty steps of one brick each."""
+    """Record a process with twenty steps of one brick each. The process ran a prefill before the recording began."""
     made_recording(runtime, tmp_path / "run.cbtop", 10)
     return tmp_path / "run.cbtop"
 

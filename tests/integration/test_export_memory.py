@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 SIZE_BYTES = int(os.environ.get("CBTOP_EXPORTED_BYTES", 1 << 30))
 BOUND_KIB = 300 << 10
-BRICKS = 31  # per step, each of 1 µs to 1 ms
+BRICKS = 31  # number of bricks per step; each takes 1 µs to 1 ms
 SAID = (
     HostHello(2, 0, 7, 1, "host", "boot", "made", "3.11", "made", 0, 0),
     Node(1, None, NodeKind.STEP, "decode"),
@@ -40,8 +40,8 @@ SAID = (
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a recording of steps with bricks.
 
-    In each second step one brick overlaps another, as if it ran in another thread. Two fifths of the bytes are
-    records, the others are messages to viewers. `cbtop record` was measured to have these shares.
+    In every second step one brick overlaps another, as if it ran in another thread. Two fifths of the bytes are
+    records, and the rest are messages to viewers, as measured with `cbtop record`.
     """
     chance = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("export") / "run.cbtop"

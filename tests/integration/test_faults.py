@@ -1,4 +1,7 @@
-"""Faults of a viewer, the daemon or their files do not affect the host. Later viewers account for every record."""
+"""Tests of faults in a viewer, the daemon or their files: the profiled program is not affected.
+
+Later viewers account for every record.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, cbtop_apart, eventually
 
-# Runs steps without sleeping until SIGUSR1. Then it prints how many steps it ran and how often it waited. Its steps
-# are so long that the ring has room for minutes. So a late daemon loses no record.
+# A program that runs steps without sleeping until SIGUSR1. Then it prints the number of its steps and of its waits.
+# Steps are long enough that its ring covers minutes, so a late daemon loses no record.
 BUSY_HOST = """
 import json, resource, signal, sys, time
 from cbtop import BrickId, BrickProfiler
@@ -72,15 +75,18 @@ while True:
     feed.poll(50)
     time.sleep(float(sys.argv[1]))
 """
-STEPS_MEANWHILE = 75  # steps during a fault: on a quiet machine enough for many reads, one publication and heartbeats
+# Number of steps that run during a fault. On a quiet machine, there are many reads, one publication and some
+# heartbeats in this time.
+STEPS_MEANWHILE = 75
 RECORDS_A_STEP = 5
-STEPS_A_WAIT = 10  # or more: a host that waits in steps would wait in each of them
+# The program waits at most once in this number of steps. If a fault blocked it, it would wait in every step.
+STEPS_A_WAIT = 10
 DEAD_PID = 4_194_304  # one more than the highest possible pid
 
 
 @dataclass
 class Scene:
-    """The processes that run when the fault occurs."""
+    """The processes that run while a fault occurs: a profiled program, a daemon and a viewer."""
 
     directory: Path
     host: subprocess.Popen[str]
@@ -89,7 +95,7 @@ class Scene:
     running: ExitStack
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a process that runs until the scene ends."""
+        """Start a process. It is killed at the end of the scene."""
         process = self.running.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE))
         self.running.callback(process.kill)
         return process
@@ -100,7 +106,7 @@ class Scene:
         assert b"serving" in self.daemon.stderr.readline()
 
     def let_steps_pass(self) -> None:
-        """Wait until the host has run enough steps for the fault to have an effect."""
+        """Wait until the profiled program has run enough steps for the fault to have an effect on it."""
         (ring,) = (path for path in self.directory.glob(f"{self.host.pid}-*-0.ring") if "-1-0" not in path.name)
         reader = RingReader(ring)
         wanted = reader.produced + STEPS_MEANWHILE * RECORDS_A_STEP
@@ -109,7 +115,7 @@ class Scene:
 
 
 def nothing(scene: Scene) -> None:
-    """Do nothing, for comparison."""
+    """A fault that does nothing, for comparison."""
 
 
 def viewer_stops(scene: Scene) -> None:
@@ -132,7 +138,7 @@ def daemon_stops_for_a_while(scene: Scene) -> None:
 
 
 def daemon_is_killed_and_started_again(scene: Scene) -> None:
-    scene.viewer.kill()  # otherwise the viewer would replace the daemon
+    scene.viewer.kill()  # Kill the viewer first. It would start a daemon of its own when the daemon is gone.
     scene.viewer.wait()
     scene.daemon.kill()
     scene.daemon.wait()
@@ -155,14 +161,14 @@ def stale_rings_of_the_dead(scene: Scene) -> None:
         for path in (hidden, hidden.with_suffix(".catalog")):
             os.utime(path, (1, 1))
     (ring,) = scene.directory.glob(f"{scene.host.pid}-*.ring")
-    os.utime(ring, (1, 1))  # the ring of the host gets the same old time, and is still shown
+    os.utime(ring, (1, 1))  # The ring of the running process gets the same old time. It must still be shown.
     fresh = forge(scene.directory, f"{DEAD_PID}-1-1")
     with Feed() as feed:
         eventually(lambda: state_of(feed, fresh.stem) == "gone")
         assert not state_of(feed, hidden.stem)
         assert state_of(feed, pid=scene.host.pid) == "live"
     stale = scene.directory / hidden.name
-    assert stale.exists()  # looking deletes no file
+    assert stale.exists()  # Showing these files does not delete them.
     assert stale.with_suffix(".catalog").exists()
 
 
@@ -189,7 +195,7 @@ def a_ring_whose_cursor_jumps(scene: Scene) -> None:
                 file.seek(8 * CURSOR_WORD)
                 file.write(struct.pack("<q", cursor))
             before = steps_of(feed, scene.host.pid)
-            # the daemon has looked at the files meanwhile
+            # By now, the daemon has read the ring with the wrong cursor.
             eventually(lambda before=before: steps_of(feed, scene.host.pid) > before)
         eventually(lambda: state_of(feed, ring.stem) == "faulty")
 
@@ -214,7 +220,8 @@ def a_node_table_that_is_too_long(scene: Scene) -> None:
         eventually(lambda: state_of(feed, ring.stem) == "faulty")
 
 
-# Faults that do not affect each other share a scene, because a scene starts four Python processes.
+# Faults that do not affect each other run one after another in one scene, because a scene starts four Python
+# processes.
 FAULTS: list[Any] = [
     (nothing, viewer_is_slow, viewer_stops, daemon_stops_for_a_while),
     pytest.param((daemon_is_killed_and_started_again, a_ring_whose_cursor_jumps), marks=pytest.mark.slow),
@@ -223,7 +230,8 @@ FAULTS: list[Any] = [
         stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles,
         a_ring_whose_pid_is_the_hosts_and_whose_start_is_not,
     ),
-    pytest.param((a_node_table_that_is_too_long,), marks=pytest.mark.slow),  # writing and reading takes seconds
+    # Not in the default run, because it takes seconds to write and read this table.
+    pytest.param((a_node_table_that_is_too_long,), marks=pytest.mark.slow),
 ]  # fmt: skip
 
 
@@ -251,7 +259,8 @@ def test_the_host_notices_nothing_and_its_books_hold(
 
         host.send_signal(signal.SIGUSR1)
         said = json.loads(host.stdout.readline())
-        assert host.wait(DEADLINE_S) == 0  # `python -m benchmarks faults` measures the time until it ends
+        # The process ends in time. `python -m benchmarks faults` measures how long this takes.
+        assert host.wait(DEADLINE_S) == 0
         assert scene.daemon.poll() is None
         assert said["waits"] <= said["steps"] / STEPS_A_WAIT
 
@@ -280,18 +289,21 @@ def steps(count, name="a"):
 
 
 def run(script: str, *arguments: str, **popen: Any) -> subprocess.CompletedProcess[str]:
-    """Run `script` in a new process to its end."""
+    """Run the Python code `script` in a new process until it ends."""
     command = [sys.executable, "-c", COUNTING + script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, **popen)
 
 
 def seen() -> list[tuple[str, int]]:
-    """Return the state and the steps of all sources, in the order of their start."""
+    """Return the state and the number of steps of each process, in the order of their start."""
     with Feed() as feed:
         eventually(lambda: (feed.poll(50), not feed.links.unanswered)[1])
 
         def views_of_all() -> tuple[list[SourceView]] | None:
-            """Return the views of all sources. Ended sources are read only when they are viewed."""
+            """Return the views of all processes, or None until all are read.
+
+            An ended process is read only when it is viewed.
+            """
             feed.poll(50)
             found = [view for source in feed.sources() if (view := feed.view(source.key))]
             return None if any(view.loss.unread for view in found) else (found,)
@@ -324,9 +336,9 @@ with profiler.step("decode", tokens=1):
     (completed,) = struct.unpack("<q", counted.read_bytes()[:8])
     with Feed() as feed:
         eventually(lambda: state_of(feed, pid=process.pid) == "gone")
-        # A daemon that starts after the end of the process reads it only when it is viewed.
+        # The daemon has started after the end of the process, so it reads the ring only when a viewer shows it.
         view = eventually(lambda: (seen := view_of(feed, pid=process.pid)) and not seen.loss.unread and seen)
-    # the process may have died between writing the record and counting it
+    # The process may have been killed after it wrote a record and before it counted it.
     assert view.loss.received in (completed, completed + 1)
     assert view.loss.dropped == 0
 
@@ -473,7 +485,7 @@ print("still up", flush=True)
 
 
 def survive(disk: Path) -> str:
-    """Return the stderr of a host that fills its ring repeatedly on a full disk."""
+    """Run a process that fills its ring repeatedly on a full disk. Return its stderr."""
     with subprocess.Popen(
         [sys.executable, "-c", COUNTING + FILLED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
@@ -564,7 +576,8 @@ def test_in_a_directory_that_cannot_be_written_everybody_says_so_in_one_line(rea
     assert "cannot be written" in cbtop("doctor").stdout
 
 
-@pytest.mark.slow  # a test below has the same limit; test_output.py tests other commands
+# Not in the default run, because a test below has the same limit, and test_output.py tests other commands.
+@pytest.mark.slow
 def test_a_host_is_profiled_with_16_descriptors_and_viewers_ask_for_more(runtime: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
     done = run(few + "steps(50); print('through')")
@@ -614,7 +627,8 @@ def test_what_runs_at_every_brick_makes_no_system_call(tmp_path: Path, pure: str
     if strace is None:
         pytest.skip("strace is not installed")
     log = tmp_path / "calls"
-    script = "steps(1); os.stat('/'); steps(140_000); os.stat('/')"  # more records than the ring holds
+    # The program writes more records than its ring can hold.
+    script = "steps(1); os.stat('/'); steps(140_000); os.stat('/')"
     command = [strace, "-f", "-o", str(log), sys.executable, "-c", COUNTING + script]
     subprocess.run(command, check=True, env=os.environ | {"CBTOP_PURE_PYTHON": pure}, timeout=DEADLINE_S)
     lines = [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
@@ -622,7 +636,8 @@ def test_what_runs_at_every_brick_makes_no_system_call(tmp_path: Path, pure: str
         -2:
     ]
     between = {line.partition("(")[0] for line in lines[first + 1 : last]}
-    assert between <= {"brk", "mmap", "munmap", "mremap", "madvise"}  # memory management of Python
+    # Python calls these functions of Linux to manage its memory.
+    assert between <= {"brk", "mmap", "munmap", "mremap", "madvise"}
 
 
 @pytest.mark.slow
@@ -637,7 +652,8 @@ def test_a_clock_that_is_set_takes_nothing_from_what_runs(runtime: Path, monkeyp
         monkeypatch.setattr(time, "time", lambda: (real_ns() + offset_ns) / 1e9)
         for offset_ns in (86_400_000_000_000, -86_400_000_000_000):  # noqa: B007 - the lambdas look
             with Feed() as feed:
-                assert feed.is_daemon_inside  # only a daemon inside this process uses the changed clock
+                # The daemon must run inside this process, because the clock is changed only here.
+                assert feed.is_daemon_inside
                 eventually(lambda feed=feed: steps_of(feed, host.pid) == 5)
                 assert state_of(feed, pid=host.pid) == "live"
         with Feed() as feed:
@@ -654,7 +670,7 @@ def steps_of(feed: Feed, pid: int) -> int:
 
 
 def forge(directory: Path, stem: str, nodes: list[Node] | None = None, pid: int = DEAD_PID, start: int = 1) -> Path:
-    """Write a ring and a catalog with the given contents. Returns the path of the ring."""
+    """Write a ring and a catalog with the given nodes and process. Returns the path of the ring."""
     with forging(directory, stem, nodes, pid, start) as hidden:
         pass
     return directory / hidden.name
@@ -664,9 +680,9 @@ def forge(directory: Path, stem: str, nodes: list[Node] | None = None, pid: int 
 def forging(
     directory: Path, stem: str, nodes: list[Node] | None = None, pid: int = DEAD_PID, start: int = 1
 ) -> Iterator[Path]:
-    """Yield a hidden ring and move it into place at the end.
+    """Yield the writer of a hidden ring, which moves to its final name at the end.
 
-    A daemon that found a half-written ring would regard its process as dead and never look again.
+    If a daemon found a half-written ring, it would take its process for dead and never look again.
     """
     hidden = directory / "forging"
     hidden.mkdir()
@@ -680,7 +696,7 @@ def forging(
     with ring.open("r+b") as file:
         file.seek(32)
         file.write(struct.pack("<qq", pid, start))
-    # times before the start of the clock, so that the files are old even on a machine that has just started
+    # Negative times: the files look old even on a machine that has just started.
     for number in range(3):
         writer.record(1, number - 3, number - 2, 1)
     yield ring
@@ -709,7 +725,7 @@ def state_of(feed: Feed, stem: str = "", pid: int = 0) -> str:
 @pytest.mark.parametrize(
     "command",
     [
-        "daemon --metrics 0",  # a command that serves and one that looks
+        "daemon --metrics 0",  # one command that serves data and one that only reads data
         "--headless --once --timeout 1",
         *(pytest.param(command, marks=pytest.mark.slow) for command in ("daemon", "ls")),
     ],

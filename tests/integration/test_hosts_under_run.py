@@ -1,6 +1,6 @@
 """Programs of every kind print and end under `cbtop run` as they do without it.
 
-Their torch is a fast stand-in unless the name of the test says otherwise.
+By default, a fast stand-in replaces torch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if __name__ == "__main__":
         print(pool.submit(work, 3).exception())
 """
 
-# Program text, and how many of its processes record.
+# Programs by name: the code, and how many of its processes record something.
 HOSTS = {
     "plain": ("import torch; torch.forward(); print('out'); print('err', file=sys.stderr)", 1),
     "exception": ("import torch; torch.forward()\nraise ValueError('mine')", 1),
@@ -263,9 +263,10 @@ OPTIONS = {"dev mode": ["-X", "dev", "-W", "error"], "optimised": ["-OO"], "safe
 def runs_alike(
     command: list[str], directory: Path, runtime: Path, *, stdin: str = "a line\nand more", records: int = 1
 ) -> None:
-    """Check that `command` prints and ends the same under `cbtop run`, and that at least `records` processes record.
+    """Check that `command` prints and ends the same under `cbtop run`.
 
-    The lines of the summary are ignored. None of them may say that something was not instrumented.
+    At least `records` of its processes must record. The lines of the summary are ignored. None of them may say that
+    something was not instrumented.
     """
     environment = os.environ | {"PYTHONPATH": str(directory)}
 
@@ -352,7 +353,7 @@ def test_modules_archives_and_standard_input_do_as_without_us(tmp_path: Path, ru
     runs_alike([sys.executable, "-i", "-c", "import torch"], tmp_path, runtime, stdin="torch.forward()\n", records=4)
 
 
-# Tests with the real torch and a model of torch. Every process calls the model twice, so each records a step.
+# The programs below use the real torch. Each process calls the model twice, so each records a step.
 
 MODEL = """
 import sys, torch
@@ -468,7 +469,8 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 
 
 @needs_torch
-@pytest.mark.slow  # default tests run without torch; test_two_ranks.py has programs with torch
+# Not in the default run, which tests programs without torch here and with torch in test_two_ranks.py.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_TORCH)
 def test_a_torch_program_prints_and_ends_as_without_us(name: str, tmp_path: Path, runtime: Path) -> None:
     source, records = WITH_TORCH[name]
@@ -492,7 +494,7 @@ for rows in (1, 2, 3): model(torch.ones(rows, 16))
 
 
 @needs_torch
-@pytest.mark.slow  # test_post_mortem.py tests the same without a model
+@pytest.mark.slow  # Not in the default run, because test_post_mortem.py tests this without a model.
 def test_of_a_program_that_is_killed_the_brick_in_flight_is_named(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(KILLED)
     command = [*CBTOP, "run", "--overhead", "100%", "--", sys.executable, str(tmp_path / "main.py")]
@@ -516,7 +518,7 @@ exit $code
 
 
 @needs_torch
-@pytest.mark.slow  # test_two_ranks.py runs two ranks by default
+@pytest.mark.slow  # Not in the default run, because test_two_ranks.py runs two ranks there.
 @pytest.mark.parametrize("with_torchrun", [False, True])
 def test_two_ranks_that_train_are_recorded_and_shown_each(with_torchrun: bool, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(RANKS)

@@ -1,6 +1,6 @@
-"""Daemons and viewers as real processes over TCP, on one host and on two.
+"""Tests of who may connect to a daemon and what others see.
 
-Tests of who may connect and what others see.
+Daemons and viewers are real processes that use TCP, on one host and on two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ONCE = ("--headless", "--once", "--window=all", *PATIENTLY, "--format", "json")
 
 
 class Machine:
-    """The keys of a user on one machine. `prefix` is the command that runs another command there."""
+    """A user's keys on one machine. `prefix` is put before a command to run it on that machine."""
 
     def __init__(self, directory: Path, prefix: tuple[str, ...] = ()) -> None:
         self.directory = directory
@@ -48,7 +48,7 @@ class Machine:
         return done
 
     def cbtop(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the command line as a process of that machine."""
+        """Run the command line in a new process on that machine, with the user's keys."""
         done = subprocess.run(
             [*self.prefix, *CBTOP, *arguments],
             env=self.environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
@@ -168,7 +168,7 @@ def test_who_is_revoked_while_watching_is_told_on_the_spot(theirs: Machine, ours
         assert "does not allow this viewer's key, or no longer does" in err
 
 
-@pytest.mark.slow  # a test below refuses and admits a viewer without a screen
+@pytest.mark.slow  # Not in the default run, because a test below also refuses and admits a viewer, without a screen.
 def test_the_screen_says_why_it_is_refused_and_opens_once_it_is_let_in(
     theirs: Machine, ours: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +192,8 @@ def test_the_screen_says_why_it_is_refused_and_opens_once_it_is_let_in(
             assert screen.exit_code() == 0
 
 
-# Connects without a key, unlike our viewers. Prints whether a message arrived within two seconds.
+# A program that connects without a key, which our viewers never do. It prints whether a message arrived within two
+# seconds.
 KNOCK = """
 import sys, zmq
 socket = zmq.Context().socket(zmq.SUB)
@@ -204,9 +205,9 @@ print(socket.poll(2000))
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield two prefixes that run a command in one of two connected network namespaces.
+    """Yield two command prefixes. Each runs a command in one of two connected network namespaces.
 
-    Skip if they cannot be created.
+    Skip the test if they cannot be created.
     """
 
     def run(*command: str) -> None:
@@ -243,7 +244,7 @@ def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         yield near, far
 
 
-@pytest.mark.slow  # the other tests do the same on one host
+@pytest.mark.slow  # Not in the default run, because the other tests do the same on one host.
 def test_between_two_hosts_only_who_is_allowed_hears_anything(tmp_path: Path) -> None:
     with two_hosts() as (near, far):
         theirs, ours = Machine(tmp_path / "theirs", near), Machine(tmp_path / "ours", far)

@@ -1,4 +1,7 @@
-"""Looking back with a real daemon shows what was live then. New data is still read meanwhile."""
+"""Tests of looking back with a real daemon: a past moment shows what was live then.
+
+New data is still read meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +46,11 @@ def test_what_the_daemon_remembers_ends_with_what_is_live_and_leaves_no_file(
             view = past.view(live.key)
             assert view is not None
             assert (view.steps, view.bricks, view.books) == (live.steps, live.bricks, live.books)
-            assert [source.key for source in past.sources()] == [live.key]  # other sources were not requested
+            # Only the requested process is in the recording.
+            assert [source.key for source in past.sources()] == [live.key]
             past.select(0, past.duration_s)
             past.advance()
-            assert steps(past.view(live.key)) == 200  # the number of steps since it began
+            assert steps(past.view(live.key)) == 200  # number of all steps since the process began
             other.wait()
             eventually(lambda: feed.poll(20) or {steps(feed.view(one.key)) for one in feed.sources()} == {200, 30})
         watched = eventually(lambda: feed.poll(20) or ((found := feed.watched()) and found.at_s and found))

@@ -1,4 +1,4 @@
-"""`cbtop ls` lists everything that can be watched, for people and for programs."""
+"""Tests of `cbtop ls`: it lists everything that can be watched, for people and for programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ls(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def sources(*arguments: str) -> list[dict[str, Any]]:
-    """Return the sources that `cbtop ls --format json` lists, or none if it prints nothing."""
+    """Return the processes that `cbtop ls --format json` lists, or none if it prints nothing."""
     listed = json.loads(ls("--format", "json", *arguments).stdout or '{"sources": []}')
     found: list[dict[str, Any]] = listed["sources"]
     return found
@@ -61,7 +61,7 @@ def test_rates_are_of_the_last_seconds_or_of_all_if_there_is_no_history() -> Non
 def test_a_source_can_be_selected_by_pid_rank_or_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
         links = ["--connect", first, "--connect", second]
-        # One process may have started before the other.
+        # Wait for both, because one process may start before the other.
         everything = eventually(lambda: len(seen := sources(*links)) == 2 and seen)
         key = next(source["key"] for source in everything if source["pid"] == one.pid)
         for which, pid in ((str(two.pid), two.pid), ("rank=1", two.pid), (key, one.pid)):

@@ -1,4 +1,4 @@
-"""Several daemons in one view have separate links. Faults of one do not affect the others."""
+"""Tests of several daemons in one view: each has its own link, and faults of one do not affect the others."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.integration.hosts import CBTOP, HOST, cbtop, eventually, nobody, once
 
 @contextmanager
 def elsewhere(rank: int | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
-    """Run a daemon and a host in a new runtime directory, as on another machine.
+    """Run a daemon and a profiled process in a new runtime directory, as on another machine.
 
-    Yields the address, the daemon and the host.
+    Yields the address of the daemon, the daemon and the process.
     """
     ranks = {} if rank is None else {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
     with TemporaryDirectory(prefix="cbtop-test-") as directory:
@@ -82,11 +82,13 @@ def test_two_daemons_of_one_boot_have_one_clock() -> None:
     assert (view.clock.offset_us, view.clock.uncertainty_us) == (0, 0)
 
 
-@pytest.mark.slow  # tests above and below show all of them on a screen; test_ls.py has ranks
+# Not in the default run, because tests above and below show processes of all daemons on a screen, and test_ls.py has
+# ranks.
+@pytest.mark.slow
 def test_once_shows_what_runs_at_all_of_them_with_its_rank() -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
         links = ["--connect", first, "--connect", second]
-        # one may have started before the other
+        # Wait for both, because one process may start before the other.
         seen = eventually(lambda: len(seen := snapshot(*links)) == 2 and seen)
         found = {source["pid"]: (source["rank"], source["world_size"]) for source in seen}
     assert found == {one.pid: (0, 2), two.pid: (1, 2)}

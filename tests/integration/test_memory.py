@@ -1,7 +1,7 @@
 """Many processes use only the documented memory, and what has no room is reported.
 
-`make soak` runs it with the other slow tests. By itself: `.venv/bin/python -m pytest -m slow -n 0 -o log_cli=true -o
-log_cli_level=INFO tests/integration/test_memory.py`.
+`make soak` runs these tests with the other slow tests. By themselves: `.venv/bin/python -m pytest -m slow -n 0 -o
+log_cli=true -o log_cli_level=INFO tests/integration/test_memory.py`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 TINY_SOURCES, TINY_BYTES = 200, 80 * MIB
-HOSTS, DAEMON_BYTES, VIEWER_BYTES = 64, 150 * MIB, 250 * MIB  # the hosts have 365 nodes each
-RING_BYTES, RECORDS, ROUNDS = 1 << 20, 20_000, 8  # enough rounds to fill the daemon's history
-SPREAD_NS = 50_000_000  # calls take 1 µs to 50 ms
-LITTLE_KIB = 1_000_000  # limit of the address space, for ulimit -v
+HOSTS, DAEMON_BYTES, VIEWER_BYTES = 64, 150 * MIB, 250 * MIB  # The profiled processes have 365 nodes each.
+RING_BYTES, RECORDS, ROUNDS = 1 << 20, 20_000, 8  # The number of rounds is enough to fill the daemon's history.
+SPREAD_NS = 50_000_000  # The duration of calls varies between 1 µs and 50 ms.
+LITTLE_KIB = 1_000_000  # Limit of the address space of a process in KiB, for `ulimit -v`.
 
-# A viewer that shows every source and reports when it has counted the given records and sources.
+# A program that shows every process. It prints a line when it has counted the given numbers of records and processes.
 VIEWER = """
 import sys
 from cbtop.feeds.feed import Feed

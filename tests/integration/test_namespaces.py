@@ -1,4 +1,7 @@
-"""A process counts as alive exactly as long as it lives, in any pid namespace, also after fork and exec."""
+"""Tests of whether a process counts as alive: exactly as long as it lives, in any pid namespace.
+
+This includes processes after fork and exec.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ def ring_in(directory: Path) -> Path:
 
 
 class Watched:
-    """A source with a fake clock. Each look advances it to the next check of the process."""
+    """A process as a daemon sees it, with a fake clock.
+
+    Each look advances the clock to the next check whether the process lives.
+    """
 
     def __init__(self, ring: Path) -> None:
         ticks = count(0, 1.5 * ALIVE_CHECK_S)
@@ -83,7 +89,7 @@ def test_a_process_of_another_pid_namespace_is_live_until_it_is_killed(runtime: 
         assert source.hello is not None
         assert source.hello.pid == 1
         assert source.hello.pid_namespace != pid_namespace()
-        outside.kill()  # unshare(1) also ends its child
+        outside.kill()  # If unshare(1) is killed, its child is killed, too.
         eventually(lambda: is_gone(source))
 
 
@@ -127,7 +133,7 @@ def test_a_process_of_another_time_namespace_is_live_until_killed(runtime: Path,
             (
                 "subprocess.Popen(['sleep', '3600'])",
                 "os.fork() or time.sleep(3600)",
-            ),  # the process has become another program
+            ),  # After exec, the process with this pid runs another program.
             ("os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('sleep', ['sleep', '3600'])"),
         )
     ),

@@ -1,4 +1,7 @@
-"""If output fails or cannot be complete, there is one true line, the right exit code, and no partial file."""
+"""Tests of output that fails or cannot be complete: the command writes one true line and has the right exit code.
+
+It leaves no partial file.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,10 @@ PRINTING = {
 
 
 def called(*by_default: str) -> list[Any]:
-    """Return the printing commands for `parametrize`.
+    """Return parameters for all commands that print.
 
-    Those not named are slow, because all print by the same code.
+    Only the commands in `by_default` run by default. The others are slow tests, because the same code prints their
+    output.
     """
     return [
         pytest.param(arguments, id=name, marks=() if name in by_default else pytest.mark.slow)
@@ -48,7 +52,10 @@ def called(*by_default: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a recording that is larger than an output buffer. Shared, because writing it takes 0.3 s."""
+    """Write a recording that is larger than an output buffer.
+
+    Tests share it, because writing it takes 0.3 s.
+    """
     directory = tmp_path_factory.mktemp("made")
     made_recording(directory, directory / "run.cbtop", 100)
     return directory / "run.cbtop"
@@ -56,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def recording(made: Path, runtime: Path, tmp_path: Path) -> Iterator[Path]:
-    """Return a copy of the recording in an empty folder. Its process still has a ring and runs."""
+    """Return a copy of the recording in an empty folder. Its process still runs and has a ring."""
     profiler = profiler_in(runtime, Clock())
     with profiler.step("decode", tokens=1), profiler.brick("a", 8):
         pass
@@ -65,7 +72,10 @@ def recording(made: Path, runtime: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def ran(arguments: tuple[str, ...], recording: Path, shell: str) -> subprocess.CompletedProcess[bytes]:
-    """Run `cbtop` with `arguments` as `"$@"` of `shell`, in the folder of the recording. Its output is buffered."""
+    """Run a shell command line in the folder of the recording.
+
+    `"$@"` in it is replaced by `cbtop` with `arguments`, and the output is buffered.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
         ["bash", "-c", shell, "bash", *CBTOP, *arguments], cwd=recording.parent, env=environment,
@@ -103,11 +113,13 @@ def test_what_stdout_cannot_encode_is_printed_in_ascii(arguments: tuple[str, ...
         assert b"100.0 us" in done.stdout
 
 
-@pytest.mark.slow  # a test above has no reader; test_watching.py has one that goes away
+# Not in the default run, because a test above has no reader, and in test_watching.py the reader goes away.
+@pytest.mark.slow
 def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     for arguments in (PRINTING["help"], PRINTING["replay"], PRINTING["export"]):
         done = ran(arguments, recording, '"$@" | head -1; exit ${PIPESTATUS[0]}')
-        assert done.returncode in (0, 141)  # 141 if the command was still writing when head ended
+        # The exit code is 141 (SIGPIPE) if the command was still writing when head ended.
+        assert done.returncode in (0, 141)
         assert (len(done.stdout.splitlines()), done.stderr) == (1, b"")
 
 
@@ -116,7 +128,8 @@ def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     [
         *called("export"),
         pytest.param(("record", "-o", "new.cbtop", "--duration", "0.1"), id="record"),
-        pytest.param(("daemon",), id="daemon", marks=pytest.mark.slow),  # test_faults.py tests the same
+        # Not in the default run, because test_faults.py tests the daemon's output.
+        pytest.param(("daemon",), id="daemon", marks=pytest.mark.slow),
         pytest.param(("demo", "--headless"), id="demo", marks=pytest.mark.slow),
     ],
 )

@@ -1,4 +1,4 @@
-"""`cbtop overhead` reports its measurements and what it compared."""
+"""Test of `cbtop overhead` with real measurements: it reports the results, and what it compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The running node of a killed process is exact if the process wrote it down. Otherwise it is labelled as derived."""
+"""Tests of what a killed process was doing: the running node is exact if the process wrote it down.
+
+Otherwise it is labelled as derived.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,7 @@ def test_a_process_that_hangs_tells_what_each_thread_is_stuck_in(runtime: Path) 
     for thread in threads:
         thread.join()
     eventually(lambda: autopsy(str(os.getpid()))[0]["in_flight"] == [])
-    assert cbtop("post-mortem").returncode == 3  # the process still runs and was not requested by pid
+    assert cbtop("post-mortem").returncode == 3  # Without a pid, post-mortem ignores processes that still run.
 
 
 def test_with_nothing_left_it_says_so() -> None:

@@ -1,6 +1,6 @@
-"""Two ranks of a model, as `cbtop demo --backend cuda --gpus 2` starts them: one screen, and the slow one is named.
+"""Tests of a model on two ranks, as `cbtop demo --backend cuda --gpus 2` starts them: one screen names the slow rank.
 
-They decode on the CPU here, and named pipes replace NCCL. All other code is the same as on GPUs.
+The ranks decode on the CPU here, and named pipes replace NCCL. All other code is the same as on GPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.integration.test_terminal import Terminal, family
 pytestmark = pytest.mark.slow  # each rank loads Numba
 
 SLOW_RANK = 1
-# `cbtop` with threads of this machine as GPUs. One rank sleeps in a brick.
+# A program that runs `cbtop` with threads instead of GPUs. One rank sleeps in a brick.
 ON_PIPES = """
 import sys, time
 from pathlib import Path
@@ -63,7 +63,7 @@ sys.exit(main())
 
 @pytest.fixture
 def demo(tmp_path: Path) -> list[str]:
-    """Return the command that decodes a tiny model on two ranks and shows it."""
+    """Return the command of a demo that decodes a tiny model on two ranks and shows them."""
     model, script = tmp_path / "tiny.gguf", tmp_path / "cbtop_on_pipes.py"
     write_model(model, TINY, lambda *_: None)
     root = str(Path(__file__).parents[2])
@@ -84,7 +84,7 @@ def decoding(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def both() -> list[dict[str, Any]]:
-    """Return the two ranks, or none if the look was too short to compare them."""
+    """Return the two ranks from a report, or an empty list if the report is too short to compare them."""
     done = cbtop("--headless", "--duration", "3", "--window=all", "--format", "json")
     sources: list[dict[str, Any]] = json.loads(done.stdout)["sources"] if done.returncode == 0 else []
     found = sorted(sources, key=lambda one: one["rank"])

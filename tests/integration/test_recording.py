@@ -1,4 +1,4 @@
-"""A recorder can be killed at any moment. Its file can still be read, and every record is accounted for."""
+"""Tests of a recorder that is killed at any moment: its file can be read, and every record is accounted for."""
 
 from __future__ import annotations
 
@@ -70,8 +70,9 @@ def test_records_of_a_real_decode_take_at_most_24_bytes_on_the_wire(tmp_path: Pa
     _, tallies, batches = read(tmp_path / "run.cbtop")
     parts = list(map(unpack, batches))
     assert [batch.columns for batch in batches] == list(map(pack, parts))
-    # All records are packed together, so that the header has no weight. The machine set the pace of decoding, so
-    # times are scaled to a run of one second. A step between records that were seconds apart would need eight bytes.
+    # Estimate the size of all records packed together, so that headers hardly count. The times are scaled to one
+    # second, because decoding may have been slow: the time between records that are seconds apart would need eight
+    # bytes.
     whole = joined(parts)
     begin_ns, length_ns = whole.start_ns.min(), np.ptp(np.concatenate((whole.start_ns, whole.end_ns)))
     start_ns, end_ns = (
@@ -109,7 +110,7 @@ def test_a_recorder_outlives_the_daemon_and_counts_no_record_twice(tmp_path: Pat
 def test_a_recording_killed_at_any_moment_opens_and_lacks_at_most_a_frame(tmp_path: Path, kills: int) -> None:
     chance = random.Random(kills)
     with daemon(), host():
-        snapshot()  # wait until there is data to record
+        snapshot()  # Wait until the process has data that can be recorded.
         for number in range(kills):
             path = tmp_path / f"{number}.cbtop"
             with subprocess.Popen([*CBTOP, "record", "-o", str(path)], stderr=subprocess.DEVNULL) as process:
@@ -121,7 +122,7 @@ def test_a_recording_killed_at_any_moment_opens_and_lacks_at_most_a_frame(tmp_pa
             reader, tallies, _ = read(path)
             assert not reader.is_closed
             assert reader.keyframes
-            assert reader._end >= size - (64 << 10)  # the unread rest is part of one frame
+            assert reader._end >= size - (64 << 10)  # The part that cannot be read is less than a frame.
             assert all(balanced(found) and found.missed == 0 for found in tallies.values())
             done = cbtop("--headless", "--replay", str(path), "--view", "bricks")
             assert "DownProjection" in done.stdout
@@ -190,7 +191,7 @@ def test_a_recording_of_ended_processes_alone_says_so_and_ends_with_3(tmp_path: 
             process.wait()
         path = str(tmp_path / "run.cbtop")
         words = ("record", "-o", path, "--force", "--duration", "1")
-        eventually(lambda: cbtop(*words).returncode)  # until the daemon knows that the process has ended
+        eventually(lambda: cbtop(*words).returncode)  # Repeat this until the daemon knows that the process has ended.
         refused(3, f"every process had ended before, so {path} has no records", *words[1:])
 
 

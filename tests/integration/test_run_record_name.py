@@ -1,4 +1,4 @@
-"""`cbtop run --record` with an existing file."""
+"""Tests of `cbtop run --record` if the file already exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`profiler.serve` starts a daemon next to its host. The daemon does no harm and ends with the host."""
+"""Tests of `profiler.serve`, which starts a daemon next to a program.
+
+The daemon does no harm and ends with the program.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.integration.hosts import DEADLINE_S, HOST, eventually
 
 SERVING = HOST.replace("profiler = BrickProfiler()\n", "profiler = BrickProfiler()\nprofiler.serve(sys.argv[2])\n")
 
-# A host that serves until it is told to end.
+# A program that calls `profiler.serve` and runs until it is told to end.
 WAITING = """
 import sys
 from cbtop import BrickProfiler
@@ -31,7 +34,7 @@ sys.stdin.readline(); print('went on')
 
 @pytest.fixture
 def address(runtime: Path) -> str:
-    """Return a socket path. A port could be taken by another test."""
+    """Return the path of a socket for the daemon. Another test could take a port."""
     return f"ipc://{runtime / 'sidecar.sock'}"
 
 
@@ -48,7 +51,7 @@ def is_running(pid: int) -> bool:
 
 @contextmanager
 def started(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """Run a host that is always killed when the test ends. Its sidecar ends with it."""
+    """Run a program that is always killed when the test ends. Its daemon ends with it."""
     with subprocess.Popen([sys.executable, "-c", *command], **options) as host:
         try:
             yield host
@@ -75,7 +78,7 @@ def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar(address: s
     with started(WAITING, address, **pipes, text=True) as host, Feed([address]) as feed:
         eventually(lambda: feed.poll(50) or not feed.links.unanswered)
         (sidecar,) = children_of(host.pid)
-        os.kill(sidecar, signal.SIGSTOP)  # so that the sidecar does not end first
+        os.kill(sidecar, signal.SIGSTOP)  # Stop the sidecar, so that it cannot end before its host.
         try:
             assert host.communicate("\n", timeout=DEADLINE_S)[0] == "went on\n"
             assert is_running(sidecar)

@@ -1,4 +1,4 @@
-"""The daemon accounts for every record under lasting load, and its memory does not grow."""
+"""Tests of a daemon under lasting load: it accounts for every record, and its memory does not grow."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ WARM_UP_ROUNDS, ROUNDS, ROUND_RECORDS = 3, 6, 10_000
 SOAK_S, RECORDS_PER_S = 600.0, 20_000
 WARM_UP_S = 15.0
 BLOCKS = 20
-CONFIDENCE_Z = 2.576  # quantile for 99 %
-MAX_LEAK_BYTES = 0.06  # per record: one small object for every thousand records
+CONFIDENCE_Z = 2.576  # quantile of the normal distribution for an interval of 99 %
+# Limit for the growth of memory in bytes per record: one small object for every thousand records.
+MAX_LEAK_BYTES = 0.06
 
-# A daemon whose bounded memory fills within seconds, because the 16,384 intervals of a step would take minutes.
-# Anything that still grows then has no bound.
+# A daemon with small limits, so that its memory fills within seconds. With the real limit of 16,384 intervals per
+# step that takes minutes. If its memory still grows afterwards, something has no limit.
 SOON_FULL = """
 import sys
 from cbtop.cli import main
@@ -63,8 +64,10 @@ def test_every_record_is_reported_under_load_and_no_descriptor_leaks(runtime: Pa
         for load in loads:
             load.close()
         states = final_states(HOSTS)
-    assert max(descriptors) - min(descriptors) <= 2  # a viewer that is just leaving
-    assert max(threads) - min(threads) <= 2  # the two that sample devices while a viewer listens
+    # There may be two descriptors more or less: a viewer is just leaving.
+    assert max(descriptors) - min(descriptors) <= 2
+    # There may be two threads more or less: they sample devices while a viewer is connected.
+    assert max(threads) - min(threads) <= 2
     assert sum(state.produced for state in states) == sum(state.received for state in states)
     assert sum(state.produced for state in states) == sum(load.written for load in loads)
 
@@ -72,7 +75,7 @@ def test_every_record_is_reported_under_load_and_no_descriptor_leaks(runtime: Pa
 def test_what_is_kept_of_a_process_does_not_grow_with_its_records(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_intervals, "MAX_KEPT_INTERVALS", 16)  # reached after a few rounds
+    monkeypatch.setattr(step_intervals, "MAX_KEPT_INTERVALS", 16)  # The limit is so small that a few rounds reach it.
     load = Load(runtime, RING_BYTES, spread_ns=64)
     source = Source(load.path)
 
@@ -86,7 +89,8 @@ def test_what_is_kept_of_a_process_does_not_grow_with_its_records(
         return sys.getallocatedblocks()
 
     before = blocks_after(ROUNDS)
-    assert blocks_after(20 * ROUNDS) - before < 10 * ROUNDS  # memory grows by less than one object in two rounds
+    # More rounds add less than one object for every two rounds.
+    assert blocks_after(20 * ROUNDS) - before < 10 * ROUNDS
     load.close()
 
 
@@ -107,18 +111,18 @@ def test_the_slope_of_a_leak_is_told_from_noise_and_from_a_single_jump() -> None
 def test_for_ten_minutes_memory_descriptors_and_threads_stay_as_they_are(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # a single arena, because separate arenas of threads would have separate gaps
+    # Use a single arena of malloc. With an arena for each thread, free memory between objects would differ.
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     monkeypatch.setattr(hosts, "CBTOP", [sys.executable, "-c", SOON_FULL])
     loads = [Load(runtime, RING_BYTES, spread_ns=64) for _ in range(HOSTS)]
-    with daemon("--history", "0") as process:  # the history would grow up to its limit
+    with daemon("--history", "0") as process:  # Keep no history, because it would grow up to its limit.
         watched = psutil.Process(process.pid)
         written, anonymous, descriptors, threads = [], [], [], []
         begun_s = next_s = time.monotonic()
         while (elapsed_s := time.monotonic() - begun_s) < WARM_UP_S + SOAK_S:
             for load in loads:
                 load.write(max(0, min(int(elapsed_s * RECORDS_PER_S) - load.written, load.ring.capacity // 2)))
-            if time.monotonic() > next_s:  # a viewer joins and leaves every half second
+            if time.monotonic() > next_s:  # A viewer connects and leaves every half second.
                 next_s += 0.5
                 join()
                 if elapsed_s > WARM_UP_S:
@@ -136,7 +140,7 @@ def test_for_ten_minutes_memory_descriptors_and_threads_stay_as_they_are(
     _log.info("at most %d KiB, %.3f bytes a record (%.3f to %.3f)", max(anonymous) >> 10, slope, low, high)
     _log.info("descriptors %s, threads %s", sorted(set(descriptors)), sorted(set(threads)))
     assert low < MAX_LEAK_BYTES
-    assert max(descriptors) - min(descriptors) <= 2  # a viewer that is just leaving
+    assert max(descriptors) - min(descriptors) <= 2  # A viewer that is just leaving has two more.
     assert len(set(threads)) == 1
     assert sum(state.produced for state in states) == produced
     assert all(s.produced == s.received + s.overwritten + s.rejected for s in states)
@@ -152,7 +156,7 @@ def test_a_viewer_is_complete_with_its_first_message_whenever_it_comes(runtime: 
         load.close()
     for messages in said:
         of_sources = [message for message in messages if not isinstance(message, DeviceSample)]
-        # hello and heartbeat, and catalog, statistics and state of each source
+        # The hello, the heartbeat, and for each process its catalog, its statistics and its state.
         assert len(of_sources) == 2 + 3 * HOSTS
         assert isinstance(messages[0], DaemonHello)
         assert all(message.complete for message in messages if isinstance(message, SourceCatalog))
@@ -169,7 +173,7 @@ def join() -> list[Message]:
 
 
 def states_told() -> list[SourceState]:
-    """Return the states of the sources that a new viewer receives."""
+    """Return the states of all processes that a new viewer receives."""
     return [state for message in join() if isinstance(message, Heartbeat) for state in message.sources]
 
 

@@ -1,4 +1,4 @@
-"""The list of sources with real processes: `--view sources`, and the cost of cbtop itself."""
+"""Tests of the list of processes with real processes: `--view sources`, and the cost of cbtop itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, host
 
 
 def costs(feed: Feed) -> dict[str, ProcessCost]:
-    """Return the costs by name when all are known, otherwise an empty dict."""
+    """Return the costs of cbtop's own processes by name. Return an empty dict until all are known."""
     feed.poll(20)
     found = feed.listed().costs
     known = found and all(cost.cpu_percent is not None for cost in found)
@@ -44,7 +44,7 @@ def test_text_and_json_list_processes_with_their_devices_and_our_lag() -> None:
 
 def test_the_viewer_and_the_daemon_say_each_what_it_costs() -> None:
     with daemon() as serving, host(), Feed() as feed:
-        # Processor time is counted in 10 ms, so it may be zero at first.
+        # Linux counts processor time in steps of 10 ms, so it may be zero at first.
         found = eventually(lambda: (seen := costs(feed)) and all(cost.cpu_percent for cost in seen.values()) and seen)
         viewer, other = found.values()
     assert viewer.name == "this viewer"

@@ -1,4 +1,7 @@
-"""A hanging process is reported as stalled with its brick and layer, and as running after it continues."""
+"""Tests of a process that hangs: it is reported as stalled with its brick and layer.
+
+When it continues, it is reported as running.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ import pytest
 from cbtop.profiler.hot_path import chosen
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually
 
-# Hangs in a brick of layer 3 while the given file exists, and between two steps while the file with `idle` exists.
+# A program that hangs in a brick of layer 3 while the given file exists, or between two steps while that file
+# contains `idle`.
 HANGING = """
 import sys, time
 from pathlib import Path
@@ -47,7 +51,7 @@ def hanging(hangs: Path, sample_every: int = 1) -> Iterator[subprocess.Popen[byt
 
 
 def listed(pid: int) -> dict[str, Any]:
-    """Return the process in the output of `cbtop ls`, or an empty dict if it is not listed."""
+    """Return the entry of the process in the output of `cbtop ls`, or an empty dict if it is not listed."""
     sources = json.loads(cbtop("ls", *PATIENTLY, "--format", "json").stdout or '{"sources": []}')["sources"]
     return next((source for source in sources if source["pid"] == pid), {})
 
@@ -106,7 +110,9 @@ def test_a_stalled_process_that_is_killed_is_gone_and_was_never_live_again(tmp_p
         assert listed(process.pid)["stall"] is None
 
 
-@pytest.mark.slow  # test_stall.py tests both on simulated processes; a test above has one that stalls
+# Not in the default run, because test_stall.py tests both states on simulated processes, and a test above has a real
+# stall.
+@pytest.mark.slow
 @compiled
 def test_between_steps_it_is_idle_and_stopped_by_a_signal_it_is_suspended(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
@@ -130,7 +136,7 @@ def test_between_steps_it_is_idle_and_stopped_by_a_signal_it_is_suspended(tmp_pa
         becomes(process, "live")
 
 
-@pytest.mark.slow  # test_stall.py tests it on a simulated process
+@pytest.mark.slow  # Not in the default run, because test_stall.py tests the same, with a simulated process.
 def test_a_process_that_samples_its_steps_is_quiet_rather_than_idle(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
     with daemon(), hanging(hangs, sample_every=1000) as process:
@@ -143,7 +149,7 @@ def test_a_process_that_samples_its_steps_is_quiet_rather_than_idle(tmp_path: Pa
 
 
 @compiled
-@pytest.mark.slow  # tests/cbtop/viewmodels/test_stall.py tests the same
+@pytest.mark.slow  # Not in the default run, because tests/cbtop/viewmodels/test_stall.py tests the same.
 def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
     hangs, path = tmp_path / "hangs", tmp_path / "run.cbtop"
     with daemon(), hanging(hangs) as process:
@@ -159,7 +165,8 @@ def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
     assert later["stall"]["age_s"] > first["stall"]["age_s"]
 
 
-@pytest.mark.slow  # test_merge.py of the viewmodels tests it on simulated processes
+# Not in the default run, because test_merge.py of the viewmodels tests the same, with simulated processes.
+@pytest.mark.slow
 @compiled
 def test_a_sum_is_stalled_if_one_process_hangs_and_gone_if_that_is_killed(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"

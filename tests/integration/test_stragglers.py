@@ -1,4 +1,4 @@
-"""One of four ranks is slow and is named. If all are equal, none is named."""
+"""Tests of a slow rank (straggler) among four ranks: it is named. If all are equally fast, none is named."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, snapsh
 RANKS = 4
 SLOW_RANK = 2
 
-# A rank that runs steps when it reads a line on stdin. The times of its bricks are fixed, so the load of the machine
-# does not matter. If the file `slow-N` exists next to its ring, one of its bricks becomes 15 % slower and it waits
+# A rank that runs some steps for each line on stdin. It reports fixed times of bricks, so the load of the machine
+# does not matter. While the file `slow-N` exists next to its ring, one of its bricks takes 15 % longer and it waits
 # less.
 RANK = """
 import os, sys
@@ -46,10 +46,10 @@ for number, _ in enumerate(sys.stdin, rank):
                 profiler.record_elapsed(BrickId.DOWN_PROJECTION, int(1_600_000 * jitter) + extra_ns // 2)
                 profiler.record_elapsed("AllReduce", 900_000 - extra_ns // 2)
 """
-# This rank makes no pauses. A look of one second has few slices, and one pause among them would leave it undecided.
+# The same rank without pauses. A report of one second has so few time slices that one pause would prevent a verdict.
 WITHOUT_PAUSES = RANK.replace("50_000_000 if", "0 if")
 assert WITHOUT_PAUSES != RANK
-STEPS = 10  # steps at a time
+STEPS = 10  # number of steps that a rank runs for each line
 
 
 Ranks = list[subprocess.Popen[bytes]]
@@ -70,7 +70,7 @@ def ranks(script: str = RANK, count: int = RANKS) -> Iterator[Ranks]:
 
 
 def run_on(processes: Ranks) -> None:
-    """Let every rank run STEPS more steps."""
+    """Let every rank run STEPS steps, and wait until they have ended."""
     for process in processes:
         assert process.stdin
         process.stdin.write(b"\n" * STEPS)
@@ -79,7 +79,7 @@ def run_on(processes: Ranks) -> None:
 
 @contextmanager
 def running(processes: Ranks) -> Iterator[None]:
-    """Let the ranks run while another process looks."""
+    """Keep the ranks running while another process makes a report."""
     stop = threading.Event()
 
     def run() -> None:
@@ -96,7 +96,7 @@ def running(processes: Ranks) -> Iterator[None]:
 
 
 def look(feed: Feed, processes: Ranks) -> StragglerView | None:
-    """Let the ranks run on. Return the straggler that the view names."""
+    """Let the ranks run some steps. Return the straggler that the view then names, or None."""
     run_on(processes)
     feed.poll(20)
     view = feed.view()
@@ -104,38 +104,38 @@ def look(feed: Feed, processes: Ranks) -> StragglerView | None:
 
 
 def are_comparable(feed: Feed, processes: Ranks) -> bool:
-    """Let the ranks run on. Return whether every rank has enough time slices for a verdict."""
+    """Let the ranks run some steps. Return whether every rank has enough time slices for a verdict."""
     run_on(processes)
     feed.poll(20)
     records = [seen.record for seen in feed.seen().values()]
     return len(records) == RANKS and all(record.busy and record.busy.count == SLICES for record in records)
 
 
-@pytest.mark.slow  # test_straggler.py tests it on simulated ranks
+@pytest.mark.slow  # Not in the default run, because test_straggler.py tests the same, with simulated ranks.
 def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
     with daemon(), ranks() as processes, Feed() as feed:
         eventually(lambda: are_comparable(feed, processes))
         for _ in range(50):
             assert look(feed, processes) is None
         (runtime / f"slow-{SLOW_RANK}").touch()
-        # The percentage rises while its earlier fast steps leave the window.
+        # The percentage rises until the fast steps of the rank from before have left the window.
         found = eventually(
             lambda: (seen := look(feed, processes)) and seen.percent == pytest.approx(15, abs=2) and seen
         )
         assert (found.rank, found.pid, found.ranks) == (SLOW_RANK, processes[SLOW_RANK].pid, RANKS)
         assert found.brick == "DownProjection"
         assert found.brick_excess_us == pytest.approx(600, rel=0.1)
-        (runtime / "slow-0").touch()  # now another rank is slow, too
+        (runtime / "slow-0").touch()  # Now two of the four ranks are slow, so none is named.
         eventually(lambda: look(feed, processes) is None)
         for _ in range(50):
             assert look(feed, processes) is None
 
 
-@pytest.mark.slow  # test_two_ranks.py tests a report with ranks of torch
+@pytest.mark.slow  # Not in the default run, because test_two_ranks.py tests such a report, with torch.
 def test_a_report_and_ls_name_the_straggler_in_text_and_json(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
     with daemon(), ranks(WITHOUT_PAUSES) as processes, running(processes):
-        # A single look may be too short.
+        # One report may be too short for a verdict.
         sources = eventually(lambda: (seen := snapshot()) and all(one["straggler"] for one in seen) and seen)
         once = ("--headless", "--once", "--window=all", *PATIENTLY, "--view", "bricks")
         text = eventually(lambda: "straggler:" in (seen := cbtop(*once).stdout) and seen)

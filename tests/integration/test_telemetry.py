@@ -1,4 +1,4 @@
-"""A real daemon exports the numbers of a real process over HTTP and OTLP, also to a real Prometheus."""
+"""Tests of exports with a real daemon and process: numbers arrive over HTTP and OTLP, also at a real Prometheus."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, eventually, host, snapshot
 
-Series = dict[tuple[str, ...], float]  # the value of a sample by phase and brick
+Series = dict[tuple[str, ...], float]  # values of a metric by phase and brick
 
-# A host with work, a budget, a check, and a brick inside another. It stays idle when it is done.
+# A program with declared work, a budget, a check, and a brick inside another brick. After its steps it stays idle.
 RESTING_HOST = """
 import sys
 from cbtop import BrickDefinition, BrickId, BrickProfiler, TokenBudget, Work
@@ -95,7 +95,8 @@ def scrape(line: str) -> dict[str, Family]:
     while not text:
         try:
             text = get(line.removeprefix("cbtop daemon: metrics at "))
-        except HTTPError as error:  # the exporter has not yet received data from the daemon, or not for a while
+        except HTTPError as error:
+            # Status 503: the exporter has no data from the daemon yet, or got none for a while.
             error.close()
             if error.code != 503:
                 raise
@@ -103,7 +104,7 @@ def scrape(line: str) -> dict[str, Family]:
 
 
 def value_of(families: dict[str, Family], sample: str, **labels: str) -> float:
-    """Return the only value of `sample` with `labels`."""
+    """Return the only value of the metric `sample` with these labels."""
     found = [
         float(s.value)
         for family in families.values()
@@ -132,7 +133,8 @@ def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
         (source,) = snapshot()
     here = {"source": source["key"]}
     assert value_of(families, "cbtop_source_info", **here, pid=str(process.pid), program=source["program"]) == 1
-    assert value_of(families, "cbtop_source_state", **here) == 1  # live; it would be idle after two seconds
+    # The state 1 means live. The process would count as idle after two seconds.
+    assert value_of(families, "cbtop_source_state", **here) == 1
     assert value_of(families, "cbtop_tokens_total", **here, phase="decode") == source["steps"]["tokens"] == 100
     loss = source["loss"]
     assert value_of(families, "cbtop_records_produced_total", **here) == loss["produced"]
@@ -158,7 +160,7 @@ def test_a_scrape_at_rest_gives_the_numbers_of_the_json_report() -> None:
     assert value_of(families, "cbtop_brick_budget_seconds", **down) == pytest.approx(row["budget_us_per_token"] / 1e6)
 
 
-# Executes each line of stdin and confirms it on stdout.
+# A program that executes each line of stdin and confirms it on stdout.
 OBEDIENT_HOST = """
 import sys
 from cbtop import BrickProfiler
@@ -177,7 +179,8 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.slow  # tests/cbtop/telemetry/test_counters.py tests it on simulated processes
+# Not in the default run, because tests/cbtop/telemetry/test_counters.py tests the same, with simulated processes.
+@pytest.mark.slow
 def test_no_counter_goes_down_while_processes_are_reset_end_and_are_killed() -> None:
     seen: dict[tuple[str, ...], float] = {}
 
@@ -236,7 +239,10 @@ def test_a_daemon_that_serves_other_hosts_with_keys_exports_as_well(
 
 
 class CollectorStub(HTTPServer):
-    """An HTTP server that receives OTLP and stores the requests. `status` is its answer."""
+    """A stand-in for a collector: an HTTP server that receives OTLP and stores the requests.
+
+    It answers with the code `status`.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Take)
@@ -301,7 +307,8 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
             )
 
 
-@pytest.mark.slow  # tests/cbtop/telemetry/test_traces.py tests what is sent
+# Not in the default run, because tests/cbtop/telemetry/test_traces.py tests the contents of traces.
+@pytest.mark.slow
 def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) -> None:
     with (
         exporting_daemon("--otlp", collector.address, OTEL_METRIC_EXPORT_INTERVAL="100"),
@@ -320,7 +327,7 @@ def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) ->
         assert all(f":{running.pid}:" in span.attributes[0].value.string_value for span in spans)
         assert abs(spans[0].start_time_unix_nano - time.time_ns()) < 1e9 * DEADLINE_S
         (down,) = (s for s in spans if s.name == "DownProjection" and names[s.parent_span_id] == "Layer 1")
-        assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # the brick sleeps longer than this
+        assert down.end_time_unix_nano - down.start_time_unix_nano > 500_000  # The brick sleeps for at least 500 µs.
 
 
 @pytest.mark.slow
@@ -429,7 +436,7 @@ def test_prometheus_scrapes_it_and_answers_every_question_of_the_dashboard(tmp_p
         (p95,) = ask(
             'histogram_quantile(0.95, rate(cbtop_brick_duration_seconds_bucket{brick="DownProjection"}[30s])) > 0'
         )
-        assert float(p95["value"][1]) > 0.0005  # the host sleeps 0.5 ms in it
+        assert float(p95["value"][1]) > 0.0005  # The process sleeps 0.5 ms in each call of DownProjection.
         eventually(lambda: [row["value"][1] for row in ask("up")] == ["1"])
 
 

@@ -1,4 +1,4 @@
-"""The screen in a real terminal shows what runs, and restores the terminal however it ends."""
+"""Tests of the screen in a real terminal: it shows what runs, and restores the terminal however it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS, ROWS = 120, 34
 
 
 class Terminal:
-    """A pseudo-terminal with a process, and its screen as a person would see it."""
+    """A pseudo-terminal in which a process runs, with the screen as a person would see it."""
 
     def __init__(self, command: list[str], **environment: str) -> None:
         self.master, slave = pty.openpty()
@@ -40,7 +40,8 @@ class Terminal:
         self.raw = b""
         known = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
         environment = os.environ | known | environment
-        for name in ("COLUMNS", "LINES"):  # pytest sets them for its workers, and the app would use them
+        # pytest sets these variables for its workers, and the app would use them as the size of the terminal.
+        for name in ("COLUMNS", "LINES"):
             environment.pop(name, None)
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment,
@@ -189,13 +190,14 @@ def test_every_view_opens_by_its_key_and_is_redrawn_after_a_suspension() -> None
             assert time.monotonic() < deadline_s, "it did not stop"
         shown_before = len(screen.raw)
         screen.process.send_signal(signal.SIGCONT)
-        while b"1 Overview" not in screen.raw[shown_before:]:  # the screen does not change by itself
+        # Nothing changes on the screen by itself, so this output can only be the tabs that are drawn again.
+        while b"1 Overview" not in screen.raw[shown_before:]:
             screen.read()
             assert time.monotonic() < deadline_s, "the tabs are not drawn again"
         quit_leaves_a_clean_terminal_and_no_process(screen, "\x03")
 
 
-@pytest.mark.slow  # test_app.py tests it, also with an ignored hang-up
+@pytest.mark.slow  # Not in the default run, because test_app.py tests a lost terminal, also with an ignored hang-up.
 def test_a_lost_terminal_ends_it() -> None:
     with host():
         screen = Terminal(CBTOP)
@@ -204,7 +206,9 @@ def test_a_lost_terminal_ends_it() -> None:
         assert screen.process.wait(DEADLINE_S) != 0
 
 
-@pytest.mark.slow  # test_demo.py tests it without a screen, test_app.py a screen whose workload failed
+# Not in the default run, because test_demo.py tests the error without a screen, and test_app.py tests a failed
+# workload.
+@pytest.mark.slow
 def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp_path: Path) -> None:
     with terminal("demo", "--model", str(tmp_path / "none.gguf")) as screen:
         assert screen.exit_code() == 2
@@ -212,7 +216,9 @@ def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp
         assert "none.gguf does not exist" in screen.read()
 
 
-@pytest.mark.slow  # test_app.py tests the first source that appears, test_watching.py one that is gone
+# Not in the default run, because test_app.py tests the first process that appears, and test_watching.py one that is
+# gone.
+@pytest.mark.slow
 def test_the_screen_says_how_to_start_a_program_if_nothing_runs() -> None:
     with terminal() as screen:
         screen.wait_for("cbtop demo")
@@ -234,17 +240,18 @@ print(profiler._recorder.asked)
 """
 
 
-@pytest.mark.slow  # test_app.py tests leaving during a request; a test above checks the terminal
+# Not in the default run, because test_app.py quits during a request, and a test above checks the terminal.
+@pytest.mark.slow
 def test_quitting_during_a_request_for_kernels_leaves_a_clean_terminal() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
-        # the only step of the process may be outside the window when it is shown
+        # Show all data, because the only step of the process may be too old for the window.
         terminal("--window", "all") as screen,
     ):
         screen.wait_for("Sampling")
         screen.send("K")
         screen.wait_for(f"waiting for a step of pid {process.pid}, at most 60 s")
-        screen.send("6")  # the screen still works meanwhile
+        screen.send("6")  # The screen accepts keys while it waits for the step.
         screen.wait_for("layer → brick → kernel", f"waiting for a step of pid {process.pid}")
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
         assert process.communicate(timeout=DEADLINE_S)[0] == b"0\n"
@@ -268,7 +275,9 @@ def test_in_ascii_not_one_byte_of_the_screen_is_anything_else(options: list[str]
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-@pytest.mark.slow  # test_settings.py tests which setting counts, test_themes.py tests screens without colour
+# Not in the default run, because test_settings.py tests the order of settings, and test_themes.py screens without
+# colour.
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["NO_COLOR", pytest.param("--no-color", marks=pytest.mark.slow)])
 def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if option == "NO_COLOR":
@@ -276,11 +285,12 @@ def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest
     with terminal("replay", RECORDING, *([option] if option.startswith("--") else [])) as screen:
         screen.wait_for("costliest bricks")
         colours = [list(map(int, found)) for found in re.findall(rb"[34]8;2;(\d+);(\d+);(\d+)[;m]", screen.raw)]
-        assert all(max(colour) - min(colour) <= 1 for colour in colours), colours  # grey, except for rounding
+        # Every colour is grey: its parts differ only by rounding.
+        assert all(max(colour) - min(colour) <= 1 for colour in colours), colours
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-@pytest.mark.slow  # test_sort_memory.py tests it without a terminal
+@pytest.mark.slow  # Not in the default run, because test_sort_memory.py tests the order without a terminal.
 def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
     with terminal("replay", RECORDING, "--view", "bricks") as screen:
         screen.wait_for("wall %▼")
@@ -300,11 +310,11 @@ def test_sigterm_ends_the_screen_if_nobody_reads_it_and_leaves_it_clean() -> Non
     with terminal("replay", RECORDING) as screen:
         screen.wait_for("costliest bricks")
         deadline_s = time.monotonic() + DEADLINE_S
-        room = select.poll()  # unlike select, it also accepts descriptors above 1023
+        room = select.poll()  # poll, unlike select, also accepts descriptors above 1023.
         room.register(screen._slave, select.POLLOUT)
         while room.poll(0):
             assert time.monotonic() < deadline_s
-            screen.send("234516")  # each key draws a whole screen, which is not read
+            screen.send("234516")  # Each of these keys draws a whole screen, and nothing reads this output.
             time.sleep(0.1)
         screen.process.send_signal(signal.SIGTERM)
         assert screen.process.wait(DEADLINE_S) == 128 + signal.SIGTERM

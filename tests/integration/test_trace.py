@@ -1,4 +1,4 @@
-"""`cbtop demo --trace` reports what a model computed, from the workload's process to the report."""
+"""Tests of `cbtop demo --trace`: what a model computed is recorded in the demo's process and shown in the report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_all_traces_of_a_run_are_reported_and_its_books_still_balance(model: str
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     assert {trace["name"]: trace["trace"] for trace in source["traces"]} == TRACES
-    assert {trace["forwards"] for trace in source["traces"]} == {3}  # steps 1, 17 and 33
+    assert {trace["forwards"] for trace in source["traces"]} == {3}  # Three of the steps were traced: 1, 17 and 33.
     assert [trace["anomalies"] for trace in source["traces"]] == [[]] * 5
     (own,) = [row for row in source["bricks"] if row["name"] == "Trace"]
     assert own["category"] == "Other"
@@ -34,7 +34,7 @@ def test_all_traces_of_a_run_are_reported_and_its_books_still_balance(model: str
     assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
 
 
-@pytest.mark.slow  # tests/compute/test_tracing.py tests the same
+@pytest.mark.slow  # Not in the default run, because tests/compute/test_tracing.py tests the same.
 def test_only_what_was_asked_for_is_traced_and_shown(model: str) -> None:
     done = cbtop("demo", "--model", model, "--headless", "--steps", "3", "--trace", "kv,logits", "--view", "trace")
     assert done.returncode == 0, done.stderr

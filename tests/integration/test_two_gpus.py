@@ -1,4 +1,7 @@
-"""Two tensor-parallel ranks on two GPUs with NCCL: equal numbers, collectives as bricks, the slow rank, NVLink."""
+"""Tests of two tensor-parallel ranks on two GPUs with NCCL: equal numbers, collectives as bricks, and the slow rank.
+
+NVLink is tested, too.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,11 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SLOW_RANK, LAYERS = 1, 2
-MOST_S = 120  # a process that hangs on a device never ends
+MOST_S = 120  # Time limit in s. A process that hangs on a device would never end.
 MOST_OF_NVLINK = 2e12  # bytes per second; more than all links of any GPU can carry
 
-# Prints what each rank computes without cbtop, attached, and detached again, eagerly and with a graph.
+# A program that prints what each rank computes: without cbtop, while attached, and after it was detached. It runs
+# eagerly and with a graph.
 COMPARED = """
 import json, sys, torch
 import torch.distributed as dist
@@ -91,7 +95,8 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-# Replays a graph with collectives and ends in the given way. It need not end under cbtop if it does not end without.
+# A program that replays a graph with collectives and ends in the given way. If it hangs at its end without cbtop, it
+# may also hang with cbtop.
 ENDS = """
 import sys, torch
 import torch.distributed as dist
@@ -118,7 +123,7 @@ if how != "ends without a word":
 print("ended")
 """
 
-# Decodes until the given file exists. The slow rank multiplies more often.
+# A program that decodes until the given file exists. The slow rank multiplies more often.
 DECODES = """
 import sys, torch
 import torch.distributed as dist
@@ -136,7 +141,7 @@ dist.destroy_process_group()
 """
 
 
-# A model on the second device, called and captured while the first device is the current one.
+# A program that calls and captures a model on the second device while the first device is the current one.
 ELSEWHERE = """
 import json, sys, torch
 import cbtop
@@ -186,7 +191,7 @@ with open(sys.argv[1], "w") as file: json.dump(found, file)
 
 @contextmanager
 def _running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run the command in a new session. Kill everything that is left of it."""
+    """Run the command in a new session. At the end, kill everything that is left of it."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with subprocess.Popen(
         command, cwd=directory, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -196,7 +201,7 @@ def _running(command: list[str], directory: Path) -> Iterator[subprocess.Popen[s
             yield process
         finally:
             if process.poll() is None:
-                process.terminate()  # torchrun ends its workers, which are in other sessions
+                process.terminate()  # End torchrun first, because it ends its workers, which are in other sessions.
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(30)
                 with suppress(ProcessLookupError):  # torchrun has ended
@@ -217,9 +222,10 @@ def test_two_ranks_compute_the_same_bits_and_their_collectives_are_bricks(tmp_pa
         bricks = found.pop("bricks")
         assert all(found.values()), found
         assert bricks
-        assert len(bricks) % (2 * LAYERS) == 0  # after attention and after the feed-forward network
+        # Each layer has two collectives: after attention, and after the feed-forward network.
+        assert len(bricks) % (2 * LAYERS) == 0
         assert {label for _, label, *_ in bricks} == {"2 ranks"}
-        # unknown if the collective waited for the host
+        # The size is unknown (None) if the collective waited for the host.
         assert {size_bytes for *_, size_bytes in bricks} <= {2 * 256, None}
         assert all(backend.startswith("torch on cuda") for *_, backend, _ in bricks)
 

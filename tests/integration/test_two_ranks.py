@@ -1,4 +1,7 @@
-"""A tensor-parallel model on two ranks under `cbtop run`: its collectives are bricks, and the slow rank is named."""
+"""Tests of a tensor-parallel model on two ranks under `cbtop run`.
+
+Its collectives are bricks, and the slow rank is named.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not
 SLOW_RANK = 1
 LAYERS = 2
 
-# Each rank has half of every matrix. The slow rank sleeps in its feed-forward network, outside any brick. The ranks
-# run until the given file exists.
+# A program with two ranks, each with half of every matrix. The slow rank sleeps in its feed-forward network, outside
+# any brick. Both run until the given file exists.
 PARALLEL = """
 import sys, time, torch
 import torch.distributed as dist
@@ -104,7 +107,7 @@ def _running(command: list[str], directory: Path, stop: Path) -> Iterator[list[s
 
 
 def _both(*look: str) -> list[dict[str, Any]]:
-    """Return both ranks, or none if the look was too short to compare them."""
+    """Return both ranks from a report, or an empty list if the report is too short to compare them."""
     done = cbtop("--headless", *look, "--format", "json")
     sources: list[dict[str, Any]] = json.loads(done.stdout)["sources"] if done.returncode == 0 else []
     return sources if len(sources) == 2 and all(source["straggler"] for source in sources) else []
@@ -120,7 +123,8 @@ def test_two_ranks_are_one_report_with_collectives_by_layer_and_a_straggler(laun
         command = ["--overhead", "100%", "--", "sh", "-c", BY_A_SHELL, "sh", str(_free_port()), sys.executable, *main]
     else:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command, look = ["--", sys.executable, *torchrun, *main], ("--duration", "10")  # only some steps are recorded
+        # Watch for ten seconds, because only some steps are recorded.
+        command, look = ["--", sys.executable, *torchrun, *main], ("--duration", "10")
     with daemon(), _running([*CBTOP, "run", "--quiet", "--record", "run.cbtop", *command], tmp_path, stop) as said:
         sources = eventually(lambda: _both(*look))
     assert [line.split(", ")[1] for line in said if line.startswith("cbtop: ")] == ["2 processes"]
@@ -139,7 +143,8 @@ def test_two_ranks_are_one_report_with_collectives_by_layer_and_a_straggler(laun
         (brick,) = [brick for brick in source["bricks"] if brick["name"] == "AllReduce"]
         assert brick["elements"] == 16 * brick["count"]
         assert brick["size_bytes"] == 4 * brick["elements"]
-        assert brick["bytes"] == brick["size_bytes"]  # 2 (n - 1) / n of the size, where n is 2
+        # An all-reduce of n ranks sends 2 (n - 1) / n times the size, which is the size for two ranks.
+        assert brick["bytes"] == brick["size_bytes"]
 
 
 # A model of Hugging Face. Its own plan distributes the weights as DTensors.
@@ -181,6 +186,7 @@ def test_a_model_transformers_spreads_over_two_ranks_shows_its_collectives(
     for source in sources:
         counts = {brick["name"]: brick["count"] for brick in source["bricks"]}
         layers, steps = 3, source["steps"]["count"]
-        assert counts["AllReduce"] == 2 * layers * steps  # after attention and after the feed-forward network
-        # the embedding and the head use these collectives
+        # Each layer has an all-reduce after attention and one after the feed-forward network.
+        assert counts["AllReduce"] == 2 * layers * steps
+        # These collectives belong to the embedding and the LM head.
         assert {"AllReduce (launch)", "AllGather (launch)", "Wait"} <= counts.keys()

@@ -1,4 +1,4 @@
-"""Hosts, daemons and viewers as real processes: they start late, die and return, and every loss is reported."""
+"""Tests with real programs, daemons and viewers: they start late, die and return, and every loss is reported."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ def test_a_process_of_which_nothing_has_come_yet_is_named_beside_the_report() ->
 def test_unread_messages_are_read_before_printing_or_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collector, "MAX_DRAIN_S", -1.0)  # one message per poll
+    # With this limit, the viewer reads only one message each time.
+    monkeypatch.setattr(collector, "MAX_DRAIN_S", -1.0)
     with daemon(), host() as one, host() as other:
         eventually(lambda: {source["pid"] for source in snapshot()} == {one.pid, other.pid})
         once_answered(monkeypatch)
@@ -200,7 +201,8 @@ def test_many_viewers_share_a_daemon_and_one_that_joins_late_sees_everything() -
             ours, theirs = see(early, process.pid), see(late, process.pid)
     assert ours is not None
     assert theirs is not None
-    # For the last 60 s, a late viewer has only the daemon's history, in which several updates can be merged.
+    # The trends of the last 60 s are not compared. The late viewer has them from the daemon's history, where several
+    # updates may be merged.
     of_seconds = dict.fromkeys(("trend_us", "trail", "by_cached", "by_batch"), ())
     without_trend = [[with_parts(row, **of_seconds) for row in view.bricks] for view in (ours, theirs)]
     assert without_trend[0] == without_trend[1]
@@ -254,7 +256,8 @@ def test_a_daemon_that_is_killed_and_started_again_knows_everything_again() -> N
 def test_another_viewer_takes_over_at_once_if_the_serving_one_quits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collector, "SILENT_AFTER_S", 60.0)  # so long that only the daemon's goodbye can be the reason
+    # The limit is so long that only the goodbye of the daemon can end the link.
+    monkeypatch.setattr(collector, "SILENT_AFTER_S", 60.0)
     with host(), Feed() as first, Feed() as second:
         eventually(lambda: (first.poll(20), second.poll(20)) and second.sources())
         assert (first.is_daemon_inside, second.is_daemon_inside) == (True, False)
@@ -350,7 +353,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(bad: list[str]) 
 @pytest.mark.slow
 def test_a_phase_that_has_not_run_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with host() as process:
-        snapshot()  # wait until the host is visible
+        snapshot()  # Wait until the daemon has found the process.
         once_answered(monkeypatch)
         done = cbtop("--headless", "--once", "--window=all", "--phase", "prefill", "--timeout", "1")
     assert (done.returncode, done.stdout) == (3, "")

@@ -1,4 +1,4 @@
-"""Fixtures: the profiler with either hot path. Tests with these fixtures run twice."""
+"""Fixtures that run a test twice: with the hot path of the profiler in Python and in C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbtop.profiler.device import compiled, pairs, stamp_clock
 
 @pytest.fixture(params=["python", "compiled"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of the hot path. Processes that the test starts also use it."""
+    """Return the name of the hot path that the test runs with. Processes that the test starts also use it."""
     name: str = request.param
     monkeypatch.setenv("CBTOP_PURE_PYTHON", "1" if name == "python" else "")
     if hot_path.chosen().implementation != name:
@@ -22,7 +22,8 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return name
 
 
-# Use it for tests that start a process or take seconds. By default they run only with the compiled hot path.
+# Run a test with both hot paths, the one in Python only in slow tests. Use it for tests that start a process or take
+# seconds.
 of_either = pytest.mark.parametrize(
     "implementation", [pytest.param("python", marks=pytest.mark.slow), "compiled"], indirect=True
 )
@@ -34,7 +35,7 @@ _IN_PYTHON = () if compiled.chosen(pairs.PairStamps) is pairs.PairStamps else py
 
 @pytest.fixture(params=[pytest.param("python", marks=_IN_PYTHON), "compiled"])
 def stamping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Select whether launches are stamped by Python or by C."""
+    """Run a test twice: with time stamps that Python adds to launches, and with those that C adds."""
     name: str = request.param
     if name == "python":
         for module in (pairs, stamp_clock):
@@ -46,7 +47,7 @@ def stamping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def profiler_module(implementation: str) -> ModuleType:
-    """Return cbtop.profiler.profiler, imported with this hot path."""
+    """Return the module cbtop.profiler.profiler, imported with the hot path of this test."""
     return _loaded(implementation)
 
 

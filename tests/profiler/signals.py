@@ -1,4 +1,4 @@
-"""Sends signals to code of cbtop, at every possible place one by one."""
+"""Sends a signal to each function of cbtop, one after another, to test that signals do no harm."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 def nothing_is_lost(use: Callable[[], object], raised: type[Exception], at: int) -> str:
     """Send a signal in the `at`-th function of cbtop that `use` enters. Returns the name of this function.
 
-    Garbage collection is off meanwhile. Objects of earlier tests could run code of cbtop then, and Python discards
-    exceptions from there.
+    Garbage collection is off meanwhile. It could run code of cbtop for objects of earlier tests, and Python discards
+    exceptions in such code.
     """
     left = at
     arrived: list[int] = []

@@ -1,6 +1,6 @@
-"""Conditions list what a process runs with.
+"""Tests of the conditions that a process runs under, such as its processors and versions.
 
-They contain only known facts, and lists of processors are as short as Linux's.
+They contain only known facts, and write lists of processors as Linux does.
 """
 
 from __future__ import annotations

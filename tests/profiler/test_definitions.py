@@ -1,4 +1,4 @@
-"""A definition accepts values of users and rejects wrong ones immediately."""
+"""Tests of the definitions of bricks: they accept values of users, and reject wrong values immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sync modes decide when to wait for a device. They never change the time of a brick."""
+"""Tests of sync modes, which decide when the profiler waits for a device. They never change the time of a brick."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECORDING = [SyncMode.IMMEDIATE, SyncMode.PER_LAYER, SyncMode.DEFERRED]
 
 
 class FakeDevice:
-    """A device that works on a queue. The times of its marks are known only after waiting for it."""
+    """A device that works through a queue. The times of its time stamps are known only after waiting for it."""
 
     def __init__(self) -> None:
         self.enqueued_ns = 0
@@ -40,7 +40,7 @@ class FakeDevice:
         return mark
 
 
-Layers = list[list[int]]  # durations in ns of the bricks in each layer
+Layers = list[list[int]]  # the bricks in each layer, by their durations in ns
 layers = st.lists(st.lists(st.integers(0, 10**6), max_size=4), max_size=4)
 
 
@@ -76,7 +76,8 @@ def test_each_brick_has_its_own_end_and_siblings_fit_their_parent(steps: list[La
 
 
 def test_the_modes_wait_as_often_as_they_say() -> None:
-    steps: list[Layers] = [[[5, 5], [5, 5]]] * 3  # 12 bricks, 6 layers, 3 steps
+    # There are 3 steps with 2 layers of 2 bricks: 12 bricks and 6 layers.
+    steps: list[Layers] = [[[5, 5], [5, 5]]] * 3
     waits = {mode: run(mode, steps)[1].waits for mode in RECORDING}
     assert waits[SyncMode.DEFERRED] == 3
     assert waits[SyncMode.PER_LAYER] == 6 + 3

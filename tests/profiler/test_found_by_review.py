@@ -1,4 +1,4 @@
-"""Bugs found by reviewers. Each of these tests failed when it was written."""
+"""Tests of bugs that reviewers have found. Each test failed when it was written."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE)
     thread = threading.Thread(target=run)
     thread.start()
     inside.wait()
-    profiler._after_fork()  # as in a child, which lacks the thread
+    profiler._after_fork()  # Call this as in a forked child, where the other thread does not exist.
     free = len(profiler.parts.steps.lanes.free)
     go_on.set()
     thread.join()
@@ -171,7 +171,7 @@ def test_names_of_steps_without_end_do_not_grow_the_host(make: MAKE) -> None:
 
 
 def test_timings_deferred_while_others_are_recorded_lose_none() -> None:
-    class Growing(deque):  # type: ignore[type-arg]  # as if another thread deferred one at each look
+    class Growing(deque):  # type: ignore[type-arg]  # Another timing arrives during each read.
         def __iter__(self):  # type: ignore[no-untyped-def]
             for one in super().__iter__():
                 if len(self) < 5:
@@ -219,7 +219,8 @@ def test_a_step_that_is_sampled_as_a_trace_holds_no_other_lanes_records() -> Non
     for message in source.said:
         nodes.add(message)  # type: ignore[arg-type]
     lane = 1 << 28
-    columns = np.array(  # node, flags, start, end; a brick of another lane ran within the step
+    # Columns: node, flags, start, end. The third row is a brick in another lane that ran at the time of the step.
+    columns = np.array(
         [(2, 0, 0, 1), (2, 0, 11, 12), (2, lane, 13, 14), (1, 0, 10, 20), (1, lane, 5, 30)], np.int64
     ).T
     found = whole_step(Batch(columns[0], columns[1], columns[2], columns[3], columns[0], 0), nodes)

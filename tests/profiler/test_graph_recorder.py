@@ -1,4 +1,4 @@
-"""Operations that were timed elsewhere get into the same graph and ring as those timed here."""
+"""Tests of operations that were timed elsewhere: they get into the same graph and ring as those timed here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.profiler.memory import Memory
 
 
 class FakeDevice:
-    """A device that reaches its marks only when the host waits, at given times."""
+    """A device that works only while the host waits for it. Each wait takes it to a given time."""
 
     def __init__(self) -> None:
         self.now_ns = self.waited_to_ns = 0
@@ -50,7 +50,7 @@ class FakeDevice:
 
 @pytest.fixture(autouse=True)
 def both(profiler_module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test here with the compiled hot path and with the Python one."""
+    """Run each test twice: with the hot path of the profiler in C and in Python."""
     monkeypatch.setitem(globals(), "BrickProfiler", profiler_module.BrickProfiler)
 
 

@@ -1,4 +1,4 @@
-"""The setting of the guard, as `cbtop run --guard=WHAT` takes it."""
+"""Tests of the setting that `cbtop run --guard=WHAT` takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Steps with stamps on a fake device: their times, their names, and their waits."""
+"""Tests of steps that wait for a device before they are recorded: their times, names and waits.
+
+The device is fake.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ RESOLUTION_NS = 64
 
 
 class Played:
-    """A profiler with bricks on a fake device. Each brick takes the given time on host and device."""
+    """A profiler and a fake device. Each brick takes a given time on the host and another one on the device."""
 
     def __init__(self) -> None:
         self.driver = FakeDriver()
@@ -45,7 +48,7 @@ class Played:
                 self.driver.work(self.stream or STREAM, 500)  # work between bricks
 
     def finish(self) -> None:
-        """Let the device catch up and finish the recording."""
+        """Let the device finish its work, and then the recording."""
         self.driver.pass_time(100_000_000)
         self.profiler.finalize()
 
@@ -108,7 +111,8 @@ def test_steps_of_both_kinds_are_told_apart_in_one_phase(played: Played) -> None
     for _ in range(3):
         played.step(host_ns=100_000, device_ns=2_000)
         played.step(host_ns=5_000, device_ns=100_000)
-        played.driver.pass_time(10_000_000)  # the host waits for the device
+        # The device finishes all of its work here, so the next step finds it idle.
+        played.driver.pass_time(10_000_000)
     played.finish()
     steps = [node.name for node in played.nodes().values() if node.kind is NodeKind.STEP]
     names = [name for name, *_ in played.times(NodeKind.BRICK)]
@@ -131,7 +135,8 @@ def test_nobody_waits_for_the_device_and_steps_are_recorded_when_it_is_there(pla
     before_ns = played.driver.host_ns
     played.step(host_ns=1_000, device_ns=100_000, bricks=3)
     played.step(host_ns=1_000, device_ns=100_000, bricks=3)
-    assert played.driver.host_ns - before_ns < 6 * 1_000 + 400 * 50  # the profiler reads only the host's clock
+    # The host has read its clock and has not waited for the device.
+    assert played.driver.host_ns - before_ns < 6 * 1_000 + 400 * 50
     assert not played.memory.records
     played.driver.stands_still = False
     played.driver.pass_time(10_000_000)
@@ -223,7 +228,7 @@ def test_what_a_step_waits_for_is_recorded_in_it_without_the_stamps_before(playe
         for _ in range(30):
             with played.profiler.brick(QKV, 10):
                 played.driver.work(STREAM, 100_000)
-        played.driver.work(STREAM, 400_000)  # a graph whose times are recorded elsewhere
+        played.driver.work(STREAM, 400_000)  # A captured graph with times that are recorded elsewhere.
         graph_ended_ns = played.driver.host_ns + 30 * 100_000 + 60 * 1_000 + 400_000
     played.finish()
     assert not played.times(NodeKind.STEP)
@@ -232,7 +237,8 @@ def test_what_a_step_waits_for_is_recorded_in_it_without_the_stamps_before(playe
     (_, _, ended), bricks = played.times(NodeKind.STEP)[0], played.times(NodeKind.BRICK)
     assert [name for name, *_ in bricks] == ["QkvProjection"] * 30 + ["LmHead"]
     assert bricks[-1][2] - bricks[-1][1] == 400_000
-    assert bricks[-2][2] - 2_000 <= bricks[-1][1] <= bricks[-2][2] + 10_000  # 60 stamps take 60 µs
+    # The 60 time stamps before took 60 µs. They must not be part of this brick.
+    assert bricks[-2][2] - 2_000 <= bricks[-1][1] <= bricks[-2][2] + 10_000
     assert ended - 10_000 <= bricks[-1][2] <= ended
 
 

@@ -1,4 +1,7 @@
-"""If anything in cbtop fails, the host continues. No public method raises, and the reason is logged once."""
+"""Tests of the promise to the program: if anything in cbtop fails, the program continues.
+
+No public method raises, and the reason is logged once.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class TroubleError(Exception):
 
 
 class Device:
-    """A device that fails from the n-th call on."""
+    """A device that works for some calls and fails in all later ones."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -113,7 +116,7 @@ def _timed(profiler: BrickProfiler) -> None:
 ACTIVATION = BrickDefinition.of(BrickId.ACTIVATION, kernels=(KernelDefinition("k", "cpu"),))
 CHECKED = BrickDefinition.of(BrickId.ACTIVATION, checks=(Finite(),))
 
-# Every public name of a profiler, used as a host would.
+# All public names of a profiler. Each function uses one as a program would.
 USES: dict[str, Callable[[BrickProfiler], object]] = {
     "start_brick": lambda p: p.stop_brick(p.start_brick("a"), 1),
     "stop_brick": lambda p: p.stop_brick(p.start_brick("b"), 1, failed=True),
@@ -165,7 +168,7 @@ USES: dict[str, Callable[[BrickProfiler], object]] = {
     "total_tokens": lambda p: p.total_tokens,
     "close": lambda p: p.close(),
 }
-NOT_RECORDING = {"serve"}  # `serve` starts a process, see tests/integration/test_sidecar.py
+NOT_RECORDING = {"serve"}  # `serve` starts a process, so tests/integration/test_sidecar.py tests it.
 
 
 def test_every_public_name_is_used_below(profiler_module: ModuleType) -> None:
@@ -205,7 +208,7 @@ TROUBLES: dict[str, Callable[[MAKE, Path], BrickProfiler]] = {
 def test_whatever_fails_in_turn_no_public_method_raises(
     make_either: MAKE, runtime: Path, trouble: str, sync_mode: SyncMode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for first in USES:  # each use is once the first to fail
+    for first in USES:  # Each use of the profiler is once the first to fail.
         profiler = TROUBLES[trouble](make_either, runtime)
         profiler.set_sync_mode(sync_mode)
         with _nothing_of_ours_warns_twice(caplog):
@@ -233,7 +236,7 @@ def make_either(profiler_module: ModuleType) -> MAKE:
     return made
 
 
-# In a new process, because a fork of this one would call the clock of each remaining profiler.
+# A program for a new process. A fork of the test process would call the clocks of all profilers that still exist.
 INTERRUPTED = """
 import sys
 from cbtop.profiler.profiler import BrickProfiler
@@ -274,7 +277,7 @@ def test_a_clock_that_fails_ends_the_recording_and_says_so_once(
 
 
 def test_what_a_lost_device_keeps_is_counted_as_lost(make_either: MAKE, runtime: Path) -> None:
-    device = Device(6)  # three bricks are marked; waiting for them fails
+    device = Device(6)  # The device fails after it has marked three bricks, so waiting for them fails.
     profiler = make_either(recorder=RingRecorder(runtime), device_clock=device)
     for _ in range(3):
         with profiler.brick("a"):
@@ -338,7 +341,8 @@ def test_a_signal_handlers_error_reaches_the_host_and_recording_goes_on(
 ) -> None:
     memory, left = Memory(), iter(range(after))
 
-    def clock_ns() -> int:  # the host's clock, but cbtop calls it, so a signal can arrive here
+    # The program owns this clock and cbtop calls it, so a signal can arrive in the middle of cbtop.
+    def clock_ns() -> int:
         if next(left, None) is None and next(once, None) is not None:
             signal.raise_signal(signal.SIGUSR1)
         return next(ticks)
@@ -376,7 +380,7 @@ def test_what_a_signal_handler_raises_as_steps_begin_and_end_is_never_lost(make_
 
 
 def test_no_signal_in_the_middle_of_finalize_ends_the_recording(make_either: MAKE) -> None:
-    """The handler raises, records, finalizes or restarts there."""
+    """In the middle of finalize, a signal handler raises, finalizes, restarts or records a step."""
     for handle in (_raise_in_a_handler, BrickProfiler.finalize, BrickProfiler.reset, _step):
         memory = Memory()
         profiler = make_either(recorder=memory)
@@ -500,7 +504,7 @@ def test_nothing_is_recorded_if_no_file_can_be_opened_and_a_child_retries(make_e
         pass
     assert not profiler.recording
     assert "recording has ended" in str(profiler.report())
-    profiler._after_fork()  # as in a child process
+    profiler._after_fork()  # Call this as in a forked child.
     assert profiler.recording
 
 
@@ -509,8 +513,10 @@ def test_nothing_is_recorded_if_no_file_can_be_opened_and_a_child_retries(make_e
 def test_a_signal_while_files_open_reaches_the_host_and_recording_goes_on(
     make_either: MAKE, runtime: Path, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ring_reader, "ABANDONED_AFTER_S", 0.0)  # a record that is cut short is lost and counted
-    for at in count(0 if raised is TimeoutError else 11, 22):  # testing all places takes seconds
+    # A record that a signal has interrupted counts as lost at once.
+    monkeypatch.setattr(ring_reader, "ABANDONED_AFTER_S", 0.0)
+    # Only every 22nd place is tested, because all would take seconds.
+    for at in count(0 if raised is TimeoutError else 11, 22):
         profiler = make_either(recorder=RingRecorder(runtime, 1 << 12))
 
         def use(profiler: BrickProfiler = profiler) -> None:

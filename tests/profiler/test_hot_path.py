@@ -1,4 +1,7 @@
-"""Both hot paths write the same records at a known cost, and nothing that a host does makes them crash."""
+"""Tests of the hot path (the code that records a brick), in Python and in C: both write the same records.
+
+The cost is known, and nothing that a program does makes them crash.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,8 @@ def test_f102_every_brick_has_its_category() -> None:
         ],
         BrickCategory.FFN: ["GATE_PROJECTION", "UP_PROJECTION", "ACTIVATION", "DOWN_PROJECTION"],
         BrickCategory.OTHER: ["EMBEDDING", "LM_HEAD", "SAMPLING"],
-        BrickCategory.COMMUNICATION: [],  # collectives have their own names
+        # Collective operations are not in the enumeration. They have their own names.
+        BrickCategory.COMMUNICATION: [],
     }
 
 
@@ -101,7 +105,8 @@ def test_announcing_a_node_counts_in_the_enclosing_times_and_not_its_own(make: M
     class Slow(Memory):
         def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
             super().announce_nodes(nodes)
-            now_ns[0] += 10 ** len(self.said)  # so that a sum shows which times it contains
+            # Each announcement of nodes takes another power of ten, so that a sum shows which of them it contains.
+            now_ns[0] += 10 ** len(self.said)
 
     profiler = make(clock_ns=lambda: now_ns[0], recorder=(slow := Slow()))
     for _ in range(2):
@@ -111,7 +116,7 @@ def test_announcing_a_node_counts_in_the_enclosing_times_and_not_its_own(make: M
     assert took_ns == [(4, 1), (3, 10_001), (2, 11_001), (1, 11_101), (4, 1), (3, 1), (2, 1), (1, 1)]
     with profiler.step(tokens=1) as step, profiler.layer(0), profiler.brick("outer"):
         now_ns[0] += 1
-        step.name = "named late"  # the places of this step are named after it has ended
+        step.name = "named late"  # This step gets its name only at the end, after its layer and brick were recorded.
     assert [end_ns - start_ns for _, start_ns, end_ns, _ in slow.records[8:]] == [1, 1, 1]
 
 
@@ -132,11 +137,12 @@ def test_f105_a_disabled_pair_reads_no_clock_and_makes_nothing(make: MAKE) -> No
         timer = sampled_out.start_brick(BrickId.RMS_NORM)
         sampled_out.stop_brick(timer, 1)
         assert (timer, len(memory.records), next(clock)) == (None, recorded, so_far + 1)
-    assert (len(memory.records), next(clock)) == (recorded + 1, so_far + 3)  # the step itself as a whole
+    # The only further record is that of the step as a whole.
+    assert (len(memory.records), next(clock)) == (recorded + 1, so_far + 3)
 
 
 class CountedKey:
-    """A key that counts how often it is compared and hashed."""
+    """A key of a brick. It counts how often it is compared and hashed."""
 
     asked = 0
 
@@ -194,7 +200,7 @@ def test_f107_eight_threads_record_at_once_and_lose_nothing(profiler: BrickProfi
 
 def test_f108_a_timer_is_no_larger_than_32_bytes(profiler: BrickProfiler) -> None:
     timer = profiler.start_brick(BrickId.RMS_NORM)
-    # The header that every Python object has is not counted.
+    # The header of a Python object is not counted, because every object has one.
     assert timer.__sizeof__() - object().__sizeof__() <= 32
 
 
@@ -263,17 +269,18 @@ def test_a_killed_process_loses_no_complete_record(implementation: str, runtime:
     reader = reader_in(runtime)
     batch = reader.read(final=True)
     assert reader.produced == len(batch.node) + batch.overwritten >= 1000
-    # At most one record was begun and not completed, and it is the last one.
+    # At most one record is incomplete, and it is the last one.
     first = int(batch.elements[0])
     assert batch.elements.tolist() == list(range(first, first + len(batch.node)))
     assert batch.overwritten in (first, first + 1)
-    # The recorded brick has ended, so no thread is in it.
+    # The brick of this record has ended, so it must not be reported as running.
     flights = reader.in_flight()
     assert len(flights) <= (1 if implementation == "compiled" else 0)
     assert not {flight.start_ns for flight in flights} & set(batch.start_ns.tolist())
 
 
-@pytest.mark.parametrize("implementation", ["compiled"], indirect=True)  # only the compiled hot path writes it
+# Only the compiled hot path writes the current node of a thread into the ring.
+@pytest.mark.parametrize("implementation", ["compiled"], indirect=True)
 class TestInFlight:
     """The ring contains the current node of every thread, even after the process has died."""
 
@@ -309,7 +316,7 @@ class TestInFlight:
         assert {thread_id: flight.node for thread_id, flight in found.items()} == {t: node for t, _, node, _ in said}
         for thread_id, number, _, said_ns in said:
             start_ns = found[thread_id].start_ns
-            if number == 3:  # the layer, in which bricks have ended
+            if number == 3:  # This is the layer. Its start is unknown, because bricks in it have ended.
                 assert start_ns is None
             else:
                 assert start_ns is not None
@@ -335,7 +342,8 @@ class TestInFlight:
             assert here() == (2, False)
             profiler.disable()
             assert here() == (2, False)
-            profiler.stop_brick(outer, 1)  # not recorded, but it ends the outer brick
+            # The end of this brick is not recorded. Nevertheless the thread is no longer in the brick.
+            profiler.stop_brick(outer, 1)
             assert here() == (1, False)
         assert here() == (NO_NODE, False)
         profiler.enable()
@@ -354,13 +362,15 @@ class TestInFlight:
             found = in_flight()
             return (found[me].node, found[me].size) if me in found else (NO_NODE, 0)
 
-        with profiler.step("decode", 3):  # the first step of its name has no node yet
+        # The name of this step is new, so the step has no node yet.
+        with profiler.step("decode", 3):
             pass
         with profiler.step("decode", 48_000), profiler.brick("not recorded"):
             assert here() == (1, 48_000)
             assert in_flight()[me].start_ns is not None
         assert here() == (NO_NODE, 0)
-        with profiler.step("decode", 5):  # the step of an agent that calls another model repeatedly
+        # Steps may be inside a step, as if an agent calls another model in its own step.
+        with profiler.step("decode", 5):
             begins = []
             for _ in range(3):
                 with profiler.step("inner", 1), profiler.step("innermost", 1):
@@ -371,7 +381,7 @@ class TestInFlight:
             assert here()[0] == 2
             with profiler.step("decode", -1):
                 assert here() == (1, 0)
-            # none of these is a number, and none of their methods is called
+            # None of these values is a number, and none of their methods may be called.
             for tokens in (1 << 70, "many", [1], True, None, Untrue()):
                 with profiler.step("decode", cast(int, tokens)):
                     assert here() == (1, 0)
@@ -603,7 +613,7 @@ def test_a_stop_in_another_thread_is_recorded_and_moves_the_starting_thread(
         layer = profiler.parts.paths.own.position.scope.parent
 
         def run() -> None:
-            # Inside the same place, with a new timer.
+            # End the brick of the other thread inside a new brick at the same path.
             with profiler.layer(0), profiler.brick("handed over"):
                 inside = profiler.parts.paths.own.position.scope
                 span.__exit__(None, None, None)
@@ -663,7 +673,7 @@ def test_whether_it_records_follows_the_switch(profiler: BrickProfiler) -> None:
 
 
 def test_bricks_in_any_order_land_where_a_plain_tree_would_have_them(profiler: BrickProfiler, runtime: Path) -> None:
-    # Names that are equal but different objects, in changing order.
+    # The names are equal strings but different objects, and their order changes.
     random_ = random.Random(7)
     expected: dict[tuple[str, ...], int] = {}
     written: list[tuple[str, ...]] = []
@@ -718,7 +728,7 @@ def test_nothing_is_left_of_a_graph_in_whatever_order_its_bricks_were_ended(make
         timers: list[BrickTimer] = []
         for _ in range(400):
             match random_.randrange(6):
-                case 0 | 1 | 2:  # "a" inside itself returns to the first one
+                case 0 | 1 | 2:  # A brick `a` that begins inside `a` continues at the node of the first one.
                     timers.append(profiler.start_brick(random_.choice("aabcd")))
                 case 3 | 4 if timers:
                     profiler.stop_brick(timers.pop(random_.randrange(len(timers))), 1)
@@ -731,7 +741,7 @@ def test_nothing_is_left_of_a_graph_in_whatever_order_its_bricks_were_ended(make
         gc.collect()
         return [one for one in gc.get_objects() if isinstance(one, scope_type)]
 
-    before = places()  # kept, so that places of other tests are not freed meanwhile
+    before = places()  # Keep a list of existing objects, so that none of other tests is freed meanwhile.
     for _ in range(8):
         profiler = make(recorder=RingRecorder(runtime))
         use(profiler)

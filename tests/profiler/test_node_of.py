@@ -1,4 +1,7 @@
-"""A key of the hot path becomes its node, and the static data of the node reaches every output."""
+"""Tests of how the key of a brick becomes its node.
+
+The static data of the node, such as its work, is in every output.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A place can be passed to another thread or task. Its work then belongs to the step and layer of the place."""
+"""Tests of a place (step, layer and brick) that is handed to another thread or task.
+
+Work there belongs to the step and layer of the place.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ def test_what_runs_on_after_the_step_lies_outside_of_it(profiler: BrickProfiler,
         inside.wait()
     go_on.set()
     thread.join()
-    in_thread(lambda: work_at(profiler, place))  # the place has ended
+    in_thread(lambda: work_at(profiler, place))  # The step of this place has ended before.
     assert names(memory) == ["/decode/0", "/decode", "/decode/0/adopted/late", "/after", "/work", "/own"]
     assert [tag & FLAG_LOOSE == FLAG_LOOSE for tag, *_ in memory.records] == [False, False, True, False, False, False]
 

@@ -1,4 +1,7 @@
-"""Every step is counted and timed as a whole. Its inside is known only for sampled steps."""
+"""Tests of plain steps, which are only timed as a whole: every step is counted.
+
+The inside is known only for sampled steps.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ def make(profiler_module: ModuleType) -> MAKE:
 
 
 def sampled_as(profiler: BrickProfiler, decisions: Iterator[bool]) -> BrickProfiler:
-    """Sample the outermost steps of `profiler` as `decisions` say. Returns the profiler."""
+    """Let `decisions` decide which outermost steps of `profiler` are recorded with their bricks.
+
+    Returns the profiler.
+    """
     profiler.parts.steps.is_sampled = lambda _key: next(decisions)
     return profiler
 
@@ -81,7 +87,7 @@ def one_in_two(first: bool = True) -> Iterator[bool]:
 
 @dataclass
 class Made:
-    """A step in the oracle."""
+    """A step that has run, as the test itself has counted it."""
 
     name: str | None
     tokens: object
@@ -118,7 +124,7 @@ OPERATIONS = st.one_of(
 
 
 class Host:
-    """Runs operations in three threads, one after another, and stores them for the oracle."""
+    """A program that runs random operations in three threads in turns, and stores the expected steps."""
 
     def __init__(self, profiler: BrickProfiler, clock: Clock, decisions: Iterator[bool]) -> None:
         self.ended: list[Made] = []
@@ -182,8 +188,9 @@ def union_ns(steps: list[Made]) -> int:
 
 
 def held_against(view: SourceView, ended: list[Made]) -> None:
-    """Compare the view with the steps that ran."""
-    there = [step for step in ended if step.outer is None or step.recorded]  # nothing inside a plain step is recorded
+    """Compare the view with the steps that ran, as the test has counted them."""
+    # Steps inside a plain step leave no record.
+    there = [step for step in ended if step.outer is None or step.recorded]
     by_name: dict[str, list[Made]] = defaultdict(list)
     for step in there:
         if not step.cancelled:
@@ -208,8 +215,8 @@ def held_against(view: SourceView, ended: list[Made]) -> None:
         is_counted = phase.tokens > 0 and all(isinstance(step.tokens, int) for step in steps)
         in_steps = pytest.approx(1e9 * phase.tokens / union) if is_counted and union else None
         assert phase.tokens_per_sec_in_steps == in_steps
-        # If no plain step of this name was recorded, other steps may have left no record. The same holds for steps
-        # inside a plain step.
+        # The figures are a sample if some steps may have left no record: no plain step of this name was recorded, or
+        # a step was inside a plain step.
         is_inside = any(step.name == phase.phase and step.outer is not None for step in there)
         assert phase.is_sample == (len(recorded) == len(steps) or is_inside)
         is_known = not phase.is_sample and is_counted and wall
@@ -272,7 +279,10 @@ def test_any_mix_of_plain_and_recorded_steps_is_counted_like_an_oracle(
 
 
 def decoded(directory: Path, make: MAKE, sample_every: int) -> tuple[SourceView, Report]:
-    """Return view and report of the same twelve steps, with every step or one in four recorded."""
+    """Return the view and the report of twelve steps.
+
+    They are the same each time, and one in `sample_every` is recorded.
+    """
     clock = Clock()
     profiler = make(clock_ns=clock, recorder=RingRecorder(directory), sample_every=sample_every)
     for number in range(12):
@@ -299,7 +309,7 @@ def test_the_figures_of_steps_are_equal_however_few_of_them_are_recorded(make: M
     assert isinstance(few, StepsView)
     assert (every.tokens_per_sec, every.tokens_per_sec_in_steps, every.at_once) != (None, None, None)
     assert few.recorded == 3
-    assert few.recorded_mean_us != every.recorded_mean_us  # other steps were recorded
+    assert few.recorded_mean_us != every.recorded_mean_us  # Other steps were recorded, so their mean differs.
     assert replace(few, recorded=12, recorded_mean_us=every.recorded_mean_us) == every
     assert few.sequences is not None
     assert few.sequences.steps == 12
@@ -308,7 +318,7 @@ def test_the_figures_of_steps_are_equal_however_few_of_them_are_recorded(make: M
     assert "80.00µs incl avg ( 95.2% excl) [3 samples]" in str(report)
     (brick,) = views[1].bricks
     assert brick.count == 3
-    # of the wall-clock time of the recorded steps
+    # The share is relative to the wall-clock time of the recorded steps.
     assert brick.percent == pytest.approx(100 * 240 / (240 + 0 + 4 + 8))
     assert brick.us_per_token == pytest.approx(240 / (1 + 2 + 3))
     (place,) = [row for row in views[1].graph if row.name == "a"]
@@ -336,7 +346,8 @@ def test_a_plain_step_leaves_one_record_under_its_final_name(make: MAKE) -> None
     with profiler.step(tokens=4):
         profiler.add_tokens(5)
         with profiler.step("inner", tokens=6):
-            profiler.add_tokens(7)  # the surrounding step is not recorded
+            # The inner step is not recorded, so these tokens belong to the plain step around it.
+            profiler.add_tokens(7)
     with pytest.raises(ValueError, match="mine"), profiler.step("failed", tokens=8):
         raise ValueError("mine")
     with profiler.step("cancelled", tokens=9) as step:
@@ -347,7 +358,8 @@ def test_a_plain_step_leaves_one_record_under_its_final_name(make: MAKE) -> None
     assert tags(memory, "step") == [(FLAG_PLAIN, 9)]
     assert tags(memory, "failed") == [(FLAG_PLAIN | FLAG_FAILED, 8)]
     assert tags(memory, "cancelled")[0][0] & FLAG_CANCELLED
-    assert all(end - start == 10 for _, start, end, _ in memory.records)  # the clock was read twice
+    # The clock was read only at the begin and the end of each step.
+    assert all(end - start == 10 for _, start, end, _ in memory.records)
     assert len(memory.records) == 5
     assert profiler.recording
 
@@ -517,7 +529,7 @@ def test_tasks_that_interleave_have_each_a_plain_step_of_their_own(make: MAKE) -
 
 
 class Device:
-    """A device with a counter as its clock. It counts how often it was waited for."""
+    """A device that uses a counter as its clock, and counts how often the profiler waits for it."""
 
     def __init__(self) -> None:
         self.mark = count(0, 10).__next__
@@ -548,7 +560,8 @@ def test_a_plain_step_has_the_times_of_its_device_and_waits_for_it_never(
     for _ in range(30):
         with profiler.step("decode", tokens=1):
             pass
-    assert (device.waits, profiler.pending_count) == (2, 10)  # the number of pending records is bounded
+    # The profiler waits when its pending records reach a limit.
+    assert (device.waits, profiler.pending_count) == (2, 10)
 
 
 # --- from the records to every output ---------------------------------------------------------------------------
@@ -556,7 +569,7 @@ def test_a_plain_step_has_the_times_of_its_device_and_waits_for_it_never(
 
 @contextmanager
 def overlapping(directory: Path, make: MAKE) -> Iterator[Callable[[], Path]]:
-    """Record steps within the time of a plain step of another thread, followed by another plain step."""
+    """Three times, record a step while a plain step of another thread runs, and then another plain step."""
     clock = Clock()
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder(directory)), cycle([False, True, False]))
 
@@ -630,13 +643,13 @@ def test_the_last_seconds_hold_plain_steps_and_bricks_of_recorded_ones(make: MAK
         clock.sleep_us(2_000_000)
     with profiler.step("decode", tokens=1):
         clock.sleep_us(1_000_000)
-    with profiler.step("decode", tokens=10) as step:  # the step begins before the window and ends inside
+    with profiler.step("decode", tokens=10) as step:  # This step begins before the window and ends in it.
         clock.sleep_us(500_000)
 
         def in_another_thread() -> None:
             with profiler.step("decode", tokens=100):
 
-                def in_a_third() -> None:  # this step uses lane 1, because a plain step has no lane
+                def in_a_third() -> None:  # This step uses lane 1, because the plain steps occupy no lane.
                     with profiler.step("decode", tokens=1000), profiler.brick("b"):
                         clock.sleep_us(100_000)
 
@@ -661,7 +674,8 @@ def _in_thread(run: Callable[[], None]) -> None:
 def test_a_call_that_is_loose_in_any_lane_is_no_plain_step_and_has_a_time(runtime: Path) -> None:
     writer = RingWriter(runtime / "a.ring")
     for lane in range(16):
-        writer.record(1 | (5 << 25) | lane << 28, 10, 20 + lane, 1)  # a loose call, which does not count
+        # This call was in no step (flag 5, loose), so it does not count.
+        writer.record(1 | (5 << 25) | lane << 28, 10, 20 + lane, 1)
         writer.record(1 | (1 << 25) | lane << 28, 10, 20 + lane, 1)  # cancelled
     writer.record(1 | FLAG_PLAIN | FLAG_FAILED, 10, 70, 1)
     writer.record(1 | 1 << 27, 1 << 40, 1 << 41, 0)  # amounts
@@ -739,7 +753,8 @@ def test_the_last_seconds_of_a_viewer_hold_both(make: MAKE, runtime: Path) -> No
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder(runtime)), one_in_two())
     source = None
     for second in range(1, 31):
-        for _ in range(4):  # with fewer than 20 recorded steps in the window, bricks would cover all steps
+        # Use four steps per second. With fewer than 20 recorded steps in the window, bricks would cover all steps.
+        for _ in range(4):
             with profiler.step("decode", tokens=3), profiler.brick("a"):
                 clock.sleep_us(100 if second < 15 else 400)
         source = source or source_of(runtime)
@@ -807,4 +822,5 @@ def test_the_governor_counts_what_a_plain_step_pays_for_its_record(
         with profiler.step("decode", tokens=1) as step:
             clock.sleep_us(100)
             step.sequences = 4
-    assert list(profiler.governor.own_ns) == [14_000] * 3  # the step and its amount of work
+    # Each step cost two readings of 7 µs: one for the step, and one for its amount of work.
+    assert list(profiler.governor.own_ns) == [14_000] * 3

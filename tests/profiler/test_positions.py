@@ -1,4 +1,4 @@
-"""Threads, asyncio and trio tasks, greenlets and executors each have their own place in the graph."""
+"""Tests of concurrency: threads, asyncio and trio tasks, greenlets and executors each have their own current node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAKE = type[BrickProfiler]
 Program = list[list[object]]
 Pause = Callable[[], Awaitable[None]]
 
-# The program of a task: steps with bricks, each with bricks inside.
+# What a task runs in the test: steps with bricks, and bricks inside these.
 bricks = st.recursive(
     st.tuples(st.sampled_from("abc"), st.just(())),
     lambda inner: st.tuples(st.sampled_from("abc"), st.lists(inner, max_size=2).map(tuple)),
@@ -53,7 +53,7 @@ def make(profiler_module: ModuleType) -> MAKE:
 
 
 class Ticks:
-    """A separate clock for each task. Other tasks do not advance it."""
+    """A fake clock that is different in each task. Other tasks do not advance it."""
 
     def __init__(self) -> None:
         self.mine: contextvars.ContextVar[list[int]] = contextvars.ContextVar("mine")
@@ -84,7 +84,7 @@ async def _run_brick(profiler: BrickProfiler, one: object, pause: Pause) -> None
 
 
 def _found(memory: Memory) -> Counter[tuple[tuple[str, ...], int, int]]:
-    """Count the records by path, duration and elements."""
+    """Count the records in memory by path, duration and elements."""
     paths: dict[int, tuple[str, ...]] = {0: ()}
     for node, parent, _, name in memory.nodes:
         paths[node] = (*paths[parent or 0], name)
@@ -92,7 +92,7 @@ def _found(memory: Memory) -> Counter[tuple[tuple[str, ...], int, int]]:
 
 
 def _books(memory: Memory) -> Counter[tuple[tuple[str, ...], str]]:
-    """Return two times by path: the time in ended steps, and its part outside child nodes."""
+    """Return two times of each path, summed up: the time in finished steps, and its part outside child nodes."""
     table, stats = NodeTable(), NodeStats()
     for message in memory.said:
         if isinstance(message, Node):
@@ -185,7 +185,7 @@ def test_the_books_of_interleaved_steps_close_for_each_step(make: MAKE, runtime:
     assert totals.count[step] == totals.tokens == 150
     assert all(totals.closed_ns[node.id] == totals.total_ns[node.id] for node in totals.nodes)
     assert sum(totals.total_ns[node.id] for node in totals.nodes) <= totals.total_ns[step]
-    # Three steps ran almost all the time. The sum of their times is about three times the time in which any of them
+    # Three steps ran at the same time almost always. So their sum is about three times the time when at least one
     # ran.
     union_ns = source.stats.rare("union_ns", (step,))
     wall_ns = source.stats.rare("last_ns", (step,)) - source.stats.rare("first_ns", (step,))

@@ -1,4 +1,4 @@
-"""The recorder never disturbs its host if anything fails, and its memory is bounded."""
+"""Tests of the recorder: it never disturbs the program, whatever fails, and its memory is bounded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ YEAR_NS = 365 * 86400 * 10**9
 
 
 class Listener:
-    """A stand-in for the hot path."""
+    """A stand-in for the hot path, which the recorder informs about changes."""
 
     implementation: ClassVar[str] = "python"
     sample_every: ClassVar[int] = 1
@@ -71,7 +71,7 @@ def said_in(directory: Path) -> list[CatalogMessage]:
 
 
 def walk(recorder: RingRecorder, number: int) -> None:
-    """Call every function of the recorder that a host or the profiler may call."""
+    """Call each function of the recorder that a program or the profiler may call."""
     recorder.add_listener(Listener())
     recorder.announce(Node(number, None, NodeKind.BRICK, "a brick"))
     recorder.announce(Activity("loading", 0.5))
@@ -134,7 +134,7 @@ def test_whatever_fails_is_said_once_and_the_host_goes_on(
         walk(recorder, 4)
         recorder.close("again")
     assert len(set(caplog.messages)) == len(caplog.messages)
-    recorder.forget()  # a forked child in which nothing fails
+    recorder.forget()  # Act as a forked child, where nothing fails.
     walk(recorder, 5)
     assert recorder.read() is not None
     recorder.close("done")
@@ -190,7 +190,8 @@ def test_a_record_made_while_the_files_open_is_dropped_and_opens_no_others(
     hello = recorder_module._hello
 
     def interrupted(implementation: str, sample_every: int, *, locked: bool) -> object:
-        recorder.record(0, 1, 2, 3)  # a signal handler may do this
+        # A signal handler may record and announce just while the recorder writes its hello message.
+        recorder.record(0, 1, 2, 3)
         recorder.announce(Node(1, None, NodeKind.BRICK, "of the handler"))
         return hello(implementation, sample_every, locked=locked)
 
@@ -255,7 +256,7 @@ def test_flush_does_nothing_when_nothing_waits(runtime: Path) -> None:
 def test_years_of_announcements_leave_catalog_room_and_the_last_is_shown(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # All limits are 1,000 times smaller, because reaching the real ones takes 1,000 times as long.
+    # All limits are 1,000 times smaller than the real ones, which would take 1,000 times as long to reach.
     for module, name in (
         (catalog_module, "MAX_CATALOG_BYTES"),
         (recorder_module, "FREE_UPDATE_BYTES"),
@@ -383,7 +384,7 @@ ELSEWHERE = {
 ELSEWHERE["all of it"] = "; ".join(ELSEWHERE.values())
 
 
-# Prints the state of the process in the given directory, its counts, and whether it held a lock.
+# A program that prints the state of a process in the given directory, its counts, and whether it held a lock.
 READER = """
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A process can read its own records without a daemon."""
+"""Tests of a profiler without a daemon: a process can read its own records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 @pytest.fixture
 def profiler() -> BrickProfiler:
-    return BrickProfiler(clock_ns=count(0, 1000).__next__)  # each reading advances the clock by 1 µs
+    return BrickProfiler(clock_ns=count(0, 1000).__next__)  # Each reading advances the fake clock by 1 µs.
 
 
 def test_a_brick_is_summed_over_the_places_it_ran_in(profiler: BrickProfiler) -> None:
@@ -110,7 +110,7 @@ def test_a_window_holds_the_steps_that_began_in_it() -> None:
             now_ns += (number + 1) * 100_000_000
     lifetime, window = profiler.report(), profiler.report(window_s=2.0)
     assert (lifetime.steps, lifetime.wall_ns, lifetime.window_s) == (10, 5_500_000_000, None)
-    # The steps of 0.9 s and 1 s. The earlier one began before the window.
+    # The window has the steps that took 0.9 s and 1 s. The first of them began before the window.
     assert (window.steps, window.tokens, window.wall_ns, window.window_s) == (2, 2, 1_900_000_000, 1.9)
     assert (window.bricks[0].calls.count, window.coverage) == (2, 1.0)
     assert str(window).startswith("the last 1.9 s: 2 steps")
@@ -174,7 +174,7 @@ def test_reset_clears_every_field_but_settings_and_places(profiler: BrickProfile
         "_recorder",
         "_chance",
     }
-    # These attributes stay: places of running code, ids of scopes, and the reason why recording ended.
+    # `reset` leaves these attributes: where running code is, the ids of scopes, and why recording has ended.
     places = {"_path", "parts", "start_brick", "stop_brick", "brick", "layer", "_scopes", "_steps"}
     said = {"_ended_why", "_said"}
     cleared = {

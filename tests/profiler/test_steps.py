@@ -1,4 +1,4 @@
-"""Steps with late facts, cancelled and sampled steps, steps of several models, and steps with interleaved work."""
+"""Tests of steps: facts that are known late, cancelled and sampled steps, several models, and interleaved work."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def paths(memory: Memory) -> list[tuple[str, int, int, int]]:
 
 
 class Device:
-    """A device with a counter as its clock. Its marks are reached when it is waited for."""
+    """A device that uses a counter as its clock. It reaches its time stamps when the profiler waits for it."""
 
     def __init__(self) -> None:
         self.mark = count(0, 10).__next__
@@ -239,7 +239,7 @@ def test_each_thread_samples_its_own_steps_of_each_name(make: MAKE) -> None:
     turn = [threading.Semaphore(1), threading.Semaphore(0)]
 
     def run(me: int) -> None:
-        # the threads alternate; with one count for the whole process, one of them would never be sampled
+        # The threads take turns. With one count of steps for the whole process, one thread would never be sampled.
         for _ in range(6):
             for name in ("prefill", "decode"):
                 turn[me].acquire()
@@ -554,7 +554,8 @@ def test_what_runs_after_a_step_whose_end_a_signal_cut_short_lies_in_nothing(mak
     profiler = make(recorder=memory)
     step = profiler.step("decode")
     step.__enter__()
-    step.adopted = Interrupted({0: None})  # the end of a step reads it first
+    # The end of a step reads this attribute first. The attribute raises KeyboardInterrupt then.
+    step.adopted = Interrupted({0: None})
     with pytest.raises(KeyboardInterrupt):
         step.__exit__(None, None, None)
     for _ in range(2):
@@ -691,7 +692,8 @@ def test_alike_parts_are_recorded_as_if_told_one_by_one_and_looked_up_once() -> 
         found.append(paths(recorder))
     first, second, third = ([record[0] for record in found[0]][at : at + 4] for at in (0, 4, 8))
     assert first == second == third == ["/decode/0/RmsNorm", "/decode/0", "/decode/LmHead", "/decode"]
-    assert found[0] == found[1] == found[2]  # each profiler looks up its own places
+    # Each of the three profilers finds the same paths, so the records are equal.
+    assert found[0] == found[1] == found[2]
     assert [record[1:3] for record in found[0][4:7]] == [(20, 7), (30, 1), (40, 9)]
 
 
@@ -704,4 +706,4 @@ def test_of_steps_past_the_bound_on_nodes_nothing_is_remembered(monkeypatch: pyt
             step.wait()
         step.record_known_parts(alike, [10], [20], [1])
     assert len(recorder.records) == 6
-    assert len(alike._known) == 1  # only the step that has a node is stored
+    assert len(alike._known) == 1  # Parts are stored only for the step that has a node.

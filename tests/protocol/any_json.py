@@ -1,4 +1,4 @@
-"""A hypothesis strategy for random JSON documents, to test readers of hostile files."""
+"""Generates random JSON documents with hypothesis, to test readers of hostile files."""
 
 from __future__ import annotations
 

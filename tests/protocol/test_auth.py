@@ -1,4 +1,4 @@
-"""Over real TCP, authorised viewers receive everything. Others receive nothing and get the reason."""
+"""Tests of keys over real TCP: authorised viewers receive everything. Others receive nothing and get the reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOPBACK = "tcp://127.0.0.1:0"
 
 
 class Hosts:
-    """Directories with the keys of the daemon and of the viewers, and one authorised viewer."""
+    """Folders with the keys of a daemon and of viewers. One viewer is authorised."""
 
     def __init__(self, directory: Path) -> None:
         self.theirs, self.ours = directory / "daemon", directory / "viewers"
@@ -53,7 +53,7 @@ def hosts(runtime: Path) -> Hosts:
 
 
 class Serving:
-    """The network part of a daemon: a publisher and its loop."""
+    """The part of a daemon that uses the network: a publisher, and a thread that runs the publisher's loop."""
 
     def __init__(self, keys: DaemonKeys | None, endpoint: str) -> None:
         self.publisher = Publisher(endpoint, keys)
@@ -94,7 +94,7 @@ def listening(endpoint: str, keys: ViewerKeys | None = None) -> Iterator[Subscri
 
 
 def until(true: Callable[[], object], *viewers: Subscriber) -> None:
-    """Let the viewers receive until `true()` is true."""
+    """Let the viewers receive messages until `true()` is true."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not true():
         assert time.monotonic() < deadline_s, [viewer.trouble for viewer in viewers]
@@ -309,7 +309,7 @@ def test_a_viewer_with_a_key_is_told_when_the_daemon_uses_none(hosts: Hosts) -> 
 
 @contextmanager
 def stranger(says: bytes | None) -> Iterator[str]:
-    """Run a server that is not a daemon. It sends `says` and closes, or with None only closes."""
+    """Run a server that is not a daemon. For each connection, it sends `says` (None: nothing) and closes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         stop = threading.Event()
 

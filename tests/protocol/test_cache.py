@@ -1,4 +1,4 @@
-"""The cache directory is the one of the XDG base directory specification."""
+"""Tests of the cache directory: it is where the XDG base directory specification says."""
 
 from __future__ import annotations
 

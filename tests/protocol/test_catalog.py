@@ -1,4 +1,4 @@
-"""A catalog is read up to the end of what was written, and only as far as it is valid."""
+"""Tests of a catalog (the file with nodes and messages of a process): it is read as far as it is valid."""
 
 from __future__ import annotations
 
@@ -133,7 +133,8 @@ def test_what_a_full_disk_refused_follows_when_there_is_room(path: Path) -> None
     writer, said = CatalogWriter(path), [Activity(f"step {number}") for number in range(9)]
     writer.write(said[0])
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limit[1]))  # room for half a frame
+    # Let files grow by only 20 bytes, which is about half a frame.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limit[1]))
     try:
         for message in said[1:8]:
             writer.write(message)

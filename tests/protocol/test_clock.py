@@ -1,4 +1,4 @@
-"""The clocks of cbtop continue, whatever a test does to the module `time`."""
+"""Tests of cbtop's clocks: they continue, whatever a test of the profiled program does to the module `time`."""
 
 from __future__ import annotations
 

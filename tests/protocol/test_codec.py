@@ -1,4 +1,4 @@
-"""Messages are unchanged after encoding and decoding. Anything else is rejected."""
+"""Tests of the codec: messages are unchanged after encoding and decoding. Anything else is rejected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CATALOG_KINDS = get_args(messages.CatalogMessage)
 
 
 def values(annotation: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for valid values of a field."""
+    """Return a hypothesis strategy for valid values of a field with this annotation."""
     if annotation is str:
         return st.text(max_size=300).map(codec.sanitise)
     if annotation == messages.Name:
@@ -53,7 +53,7 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
     if annotation is int:
         return st.integers(-(2**63), 2**63 - 1)
     if annotation is float:
-        return st.floats(1e-9, 1e20)  # every message accepts numbers in this range
+        return st.floats(1e-9, 1e20)  # Numbers in this range are valid in every message.
     if annotation is messages.Packed:
         return st.binary(max_size=20)
     if annotation is bytes:
@@ -118,7 +118,10 @@ def loss_scale(phase: str, scales: list[float], counts: list[int], more: int) ->
 
 
 def in_order(kind: Any, *before: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy for messages that end with two counts, the smaller one first."""
+    """Return a hypothesis strategy for messages of `kind`.
+
+    Their last two fields are counts, and the first of these is the smaller one.
+    """
     counts = st.tuples(STEPS, STEPS).map(sorted)
     return st.tuples(*before, counts).map(lambda drawn: kind(*drawn[:-1], *drawn[-1]))
 
@@ -143,12 +146,14 @@ STRUCTURE: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:
-    if kind is messages.RecordBatch:  # the numbers of a batch must be consistent
+    # The numbers of a batch depend on each other: its end is the sum of three of them.
+    if kind is messages.RecordBatch:
         number = st.integers(0, 1 << 60)
         return st.tuples(values(str), number, number, number, values(messages.Packed)).map(
             lambda drawn: kind(drawn[0], drawn[1], sum(drawn[1:4]), *drawn[3:])
         )
-    if kind is kernel_messages.BrickHostTime:  # these times have at least one call
+    # A message with these times is valid only if there was at least one call.
+    if kind is kernel_messages.BrickHostTime:
         return st.builds(kind, values(int), st.integers(1, 1 << 60), values(float))
     if kind is PartTime:
         time_ns = st.integers(0, 1 << 50)
@@ -192,7 +197,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         fault = st.builds(guard_fault, steps, names, layer, given, more)
         counts = st.tuples(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
         return st.builds(guarded_steps, values(str), counts, st.none() | fault)
-    if kind is kernel_messages.KernelTimes:  # these times have at least one call, too
+    # A message with these times is valid only if there was at least one call.
+    if kind is kernel_messages.KernelTimes:
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
         times = values(int), count, count, values(float), time_ns, time_ns, time_ns
         return st.tuples(*times, values(str), values(str)).map(
@@ -211,7 +217,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         fields["multiprocessors"] = st.none() | st.integers(1, 1 << 60)
     if kind is messages.Ceiling:
         fields["rounds"] = st.none() | st.integers(1, 1 << 30)
-    if kind is KernelAttributes:  # sizes, registers and a hash are not negative
+    if kind is KernelAttributes:  # Sizes, registers and a hash must not be negative.
         sizes = (
             "shared_memory_bytes", "static_shared_memory_bytes", "registers", "ptx_hash", "local_memory_bytes",
             "occupancy_percent",
@@ -276,7 +282,7 @@ def test_a_nodes_attributes_are_flat_in_its_map_as_before_they_had_classes() -> 
     assert codec.decode(frame) == node
 
 
-# Values that a host may have put into any field.
+# Values that a program may have put into any field, whatever its type.
 ODD = (
     True, 5, 1 << 70, 1.5, float("nan"), float("inf"), "x", "\ud800" * 300, "", b"x", (1, 2, 3), [], object(),
     NodeKind.BRICK, BrickId.RMS_NORM, np.int64(3), np.float64(2), Work(1.0), KernelAttributes(registers=1),
@@ -284,7 +290,10 @@ ODD = (
 
 
 def odd(holder: Any) -> Iterator[Any]:
-    """Yield copies of `holder` in which one field, also of nested groups, has an unexpected value."""
+    """Yield copies of `holder`. In each of them, one field has an unexpected value.
+
+    This includes fields of nested groups.
+    """
     for field in dataclasses.fields(holder):
         held = getattr(holder, field.name)
         for value in odd(held) if dataclasses.is_dataclass(held) else ODD:
@@ -427,7 +436,7 @@ def test_a_frame_beyond_the_bound_is_refused_before_it_is_read(monkeypatch: pyte
     monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 16)
     with pytest.raises(DecodeError, match="at most 16"):
         codec.decode(b"\xc0" * 17)
-    with pytest.raises(DecodeError, match="not a message"):  # the frame can be read, but is not a message
+    with pytest.raises(DecodeError, match="not a message"):  # The frame is valid msgpack but contains no message.
         codec.decode(b"\xc0" * 16)
 
 
@@ -450,7 +459,7 @@ def test_whole_numbers_of_64_bits_come_through_and_no_larger_ones(value: int, fi
         found = codec.decode(msgpack.packb(fields | {"threads": value}))
         assert isinstance(found, messages.Manifest)
         assert found.threads == value
-    else:  # msgpack cannot contain this number, but JSON can
+    else:  # JSON can contain this number, but msgpack cannot.
         with pytest.raises(DecodeError, match="is no 64-bit integer"):
             codec.reader_for(messages.Manifest)(fields | {"threads": value})
 
@@ -531,7 +540,7 @@ def test_deep_nesting_is_refused() -> None:
 
 
 def packed(**fields: object) -> bytes:
-    """Return a message of an unknown kind. Its size is limited, too."""
+    """Return an encoded message of a kind that this version does not know. Its size must be limited, too."""
     found: bytes = msgpack.packb({"k": "later", **fields})
     return found
 
@@ -544,9 +553,9 @@ def taken(frame: bytes) -> bool:
 
 
 def test_every_bound_of_a_frame_is_where_it_is_said_to_be() -> None:
-    """The limits are a list of 200,000, a text of 65,536 bytes, five million parts and 64 MiB.
+    """A frame may have 64 MiB, five million parts, lists of 200,000 items, and texts of 65,536 bytes.
 
-    A container counts as a part.
+    Lists and maps themselves count as parts.
     """
     assert [taken(packed(a=[0] * count)) for count in (200_000, 200_001)] == [True, False]
     assert [taken(packed(a="x" * count)) for count in (65_536, 65_537)] == [True, False]

@@ -1,4 +1,4 @@
-"""Columns are unchanged after transfer, and each is only as wide as needed."""
+"""Tests of packed columns of numbers: they are unchanged after transfer, and each is only as wide as needed."""
 
 from __future__ import annotations
 

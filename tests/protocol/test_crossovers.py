@@ -1,4 +1,7 @@
-"""The file of measured crossovers: its place, its validation when read, and its machine and version."""
+"""Tests of the file of measured crossovers (sizes from which a faster method wins): its path, and its validation.
+
+It is used only for its own machine and version.
+"""
 
 from __future__ import annotations
 

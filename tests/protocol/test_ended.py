@@ -1,4 +1,7 @@
-"""Files of ended processes are kept within limits, by the age of their records. Files of others are not touched."""
+"""Tests of files of ended processes: they are kept within limits, by the age of their records.
+
+Files of other users are not touched.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from cbtop.protocol.ring import HEADER_BYTES, RECORD_BYTES, RingWriter
 from cbtop.protocol.ring_reader import RingReader
 from tests.representatives import first_by_default
 
-DEAD = 1 << 30  # no process can have this pid
+DEAD = 1 << 30  # A pid that no process can have.
 RECORDS_FOR_EVER = """
 import sys
 from cbtop import BrickProfiler
@@ -64,7 +67,7 @@ def leave(directory: Path, number: int, age_s: float = 0.0, records: int = 64) -
 
 
 def age_files(ring: Path, seconds: float = 3600) -> None:
-    """Set the times of the files. Writes through a mapping do not change them, and on tmpfs never do."""
+    """Set the times of the files. The writer writes through a mapping, which often does not change them."""
     at_s = time.time() - seconds
     for path in (ring, ring.with_suffix(".catalog")):
         os.utime(path, (at_s, at_s))
@@ -78,10 +81,11 @@ def age_of(ring: Path) -> float:
 
 def test_how_old_it_is_its_newest_record_says_and_not_the_file(runtime: Path) -> None:
     assert age_of(leave(runtime, 0, age_s=0)) < 600
-    aged_s = min(1000, time.perf_counter() / 2)  # the clock of a machine that has just started cannot be older
+    # A record cannot be older than the clock of the machine, which may have just started.
+    aged_s = min(1000, time.perf_counter() / 2)
     assert aged_s <= age_of(leave(runtime, 1, age_s=aged_s)) < aged_s + 600
     silent = leave(runtime, 2, age_s=100_000)
-    assert 3600 <= age_of(silent) < 4200  # by the times of its files, the process began an hour ago
+    assert 3600 <= age_of(silent) < 4200  # Without a record, the times of the files count. They are an hour old.
 
 
 @pytest.mark.parametrize("end_ns", [-(1 << 63), -1, 0, "in eleven days", (1 << 63) - 1])
@@ -93,7 +97,7 @@ def test_a_time_that_makes_no_sense_makes_a_ring_neither_new_nor_old(runtime: Pa
     ring.with_suffix(".other").rename(ring)
     age_files(ring)
     assert 3600 <= age_of(ring) < 4200
-    age_files(ring, -3600)  # a file time in the future does not count
+    age_files(ring, -3600)  # A file time in the future is ignored.
     assert age_of(ring) > 3600
 
 
@@ -182,7 +186,7 @@ def test_profilers_opened_in_turns_do_not_look_at_the_directory_each_time(
             pass
         profiler.close()
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE
-    recorder_module._after_fork()  # as in a process that forks very many children
+    recorder_module._after_fork()  # Call this as in a child of a process that forks many children.
     with BrickProfiler().brick("a"):
         pass
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE + 1
@@ -278,7 +282,9 @@ def test_a_starting_host_looks_at_few_of_many_files_and_removes_fewer(
 
 def test_a_host_that_starts_where_many_ended_leaves_the_bound(runtime: Path) -> None:
     for number in range(ended_module.MAX_ENDED + 5):
-        leave(runtime, number, age_s=number / 100)  # all these ages are shorter than the uptime of the machine
+        # All records are younger than a few seconds, so that their times are positive even on a machine that has just
+        # started.
+        leave(runtime, number, age_s=number / 100)
     with host():
         pass
     left = [path for path in runtime.glob("*.ring") if int(path.stem.split("-")[0]) >= DEAD]

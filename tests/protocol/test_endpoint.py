@@ -1,4 +1,4 @@
-"""Addresses are found, and invalid ones are rejected."""
+"""Tests of the addresses of daemons: they are found, and invalid ones are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each decoder rejects hostile bytes with its own error and within its memory limit."""
+"""Tests of hostile bytes: each decoder rejects them with its own error and within its limit of memory."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ GROUPS = (Work, KernelAttributes, FunctionAttributes, TransferAttributes)
 KINDS = get_args(Message)
 FIELDS = sorted({field.name for kind in (*KINDS, *GROUPS) for field in dataclasses.fields(kind)})
 LENGTHS = [0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF]
-# type bytes that are followed by a length
+# msgpack types that are followed by a length
 WIDE = [0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF]
 
 
 @st.composite
 def mutated(draw: st.DrawFn, frames: list[bytes]) -> bytes:
-    """Draw a valid frame with a few bits flipped, bytes removed or inserted, or a wrong length."""
+    """Generate a damaged frame: a few bits are flipped, bytes are removed or inserted, or a length is wrong."""
     data = bytearray(draw(st.sampled_from(frames)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(0, len(data) - 1)))
@@ -92,7 +92,7 @@ def test_any_value_in_any_field_is_a_message_or_an_error(kind: str, fields: dict
 
 
 def nested(depth: int) -> bytes:
-    """Return `depth` catalogs, each inside another."""
+    """Return a message that contains `depth` catalogs, one inside another."""
     message: dict[str, Any] = {"k": "Goodbye", "reason": ""}
     for _ in range(depth):
         message = {"k": "SourceCatalog", "source": "", "complete": True, "messages": [message]}
@@ -100,7 +100,7 @@ def nested(depth: int) -> bytes:
 
 
 def many(item: bytes) -> bytes:
-    """Return a frame filled with lists of 65,535 copies of `item`."""
+    """Return a frame of 8 MiB with lists. Each list contains `item` 65,535 times."""
     whole = b"\xdc\xff\xff" + item * 65_535
     lists = (8 << 20) // len(whole)
     return b"\xdc" + struct.pack(">H", lists) + whole * lists
@@ -122,17 +122,19 @@ BOMBS = {
     "a time": b"\xd6\xff" + bytes(4),
     "keys that are no text": b"\x81\xc0\xc0",
 }
-BYTES_A_PART = 100  # a place in the list plus the object; a map takes 72 bytes
+BYTES_A_PART = 100  # memory of one decoded part: its place in a list, and the object itself; a map takes 72 bytes
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
 def test_a_bomb_is_an_error_and_takes_no_more_memory_than_its_bound(
     bomb: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codec, "MAX_PARTS", 100_000)  # smaller, because counting allocations takes long
+    # Use a smaller limit, because it takes long to count allocations.
+    monkeypatch.setattr(codec, "MAX_PARTS", 100_000)
     with peak_of() as peak, pytest.raises(DecodeError):
         codec.decode(bomb)
-    assert peak() < BYTES_A_PART * (100_000 + 65_535)  # a list is allocated before it is counted
+    # A list is allocated before its items are counted, so one list may exceed the limit.
+    assert peak() < BYTES_A_PART * (100_000 + 65_535)
 
 
 @pytest.mark.slow
@@ -232,7 +234,10 @@ def forged_ring(capacity: int) -> Path:
 
 @contextlib.contextmanager
 def peak_of() -> Any:
-    """Measure the peak of allocated bytes in this context. Yields a function that returns it."""
+    """Measure how much memory is allocated in this context.
+
+    Yields a function that returns the peak in bytes.
+    """
     tracemalloc.start()
     found = 0
     answer: Callable[[], int] = lambda: found  # noqa: E731

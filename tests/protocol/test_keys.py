@@ -1,4 +1,4 @@
-"""Key files are readable only by their owner, and are never overwritten."""
+"""Tests of key files: only their owner can read them, and they are never overwritten."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def test_whatever_the_umask_only_the_owner_reads_keys_and_lists(directory: Path)
     keys.allow(directory, "laptop", pair.public)
     assert {mode(path) for path in directory.rglob("*") if path.is_file()} == {0o600}
     assert {mode(path) for path in (directory, *directory.rglob("*")) if path.is_dir()} == {0o700}
-    assert len(list(directory.rglob("*"))) == 4  # the pair, the list and its one key, with no temporary files
+    # The folder has the pair of keys, the list and its one key, but no temporary files.
+    assert len(list(directory.rglob("*"))) == 4
 
 
 def test_they_lie_where_the_environment_says(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

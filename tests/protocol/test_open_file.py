@@ -1,4 +1,7 @@
-"""A file opened for reading is closed exactly once. A later file with the same descriptor stays open."""
+"""Tests of a file that is opened for reading: it is closed exactly once.
+
+A later file with the same descriptor stays open.
+"""
 
 from __future__ import annotations
 

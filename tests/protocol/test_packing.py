@@ -1,4 +1,4 @@
-"""msgpack comes from this environment, or is the lent one under another name."""
+"""Tests of where msgpack comes from: this environment or, under another name, the environment of `cbtop run`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def without_msgpack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_directory_is_found_without_loading_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FinderOfOldTimes:  # as before find_spec existed
+    class FinderOfOldTimes:  # A finder of modules without find_spec, as in old versions of Python.
         pass
 
     monkeypatch.setattr(sys, "meta_path", [FinderOfOldTimes(), *sys.meta_path])
@@ -38,7 +38,7 @@ def test_that_of_this_environment_comes_first(monkeypatch: pytest.MonkeyPatch, t
 def test_a_lent_one_works_and_is_not_found_by_its_usual_name(
     without_msgpack: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # this process has already loaded the compiled part under the usual name
+    # Use the Python version of msgpack, because its compiled version is already loaded under the usual name.
     monkeypatch.setenv("MSGPACK_PUREPYTHON", "1")
     monkeypatch.setenv(LENT_MSGPACK, DIRECTORY)
     lent = load_msgpack()

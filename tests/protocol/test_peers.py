@@ -1,4 +1,4 @@
-"""Limits of a connection to a daemon, counted at the publisher."""
+"""Tests of the limits of a connection to a daemon. The daemon's publisher enforces these limits."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def publisher() -> Iterator[Publisher]:
 
 
 def subscribed(publisher: Publisher, *topics: bytes) -> socket.socket:
-    """Return a subscriber that was connected by hand."""
+    """Return a socket that speaks ZeroMQ's protocol by hand and has subscribed to `topics`."""
     peer = connect(publisher.endpoint)
     with ThreadPoolExecutor() as thread:
         greeted = thread.submit(greet, peer)
         eventually(lambda: publisher.hear(5) or greeted.done())
-    with suppress(ConnectionError):  # there may be no room for it
+    with suppress(ConnectionError):  # The publisher may close this connection because it has too many.
         greeted.result()
         peer.sendall(b"".join(word(topic) for topic in topics))
     return peer
 
 
 def asked(publisher: Publisher, kind: bytes, how_many: int = 1) -> list[bytes]:
-    """Wait until there are `how_many` questions. Returns them."""
+    """Wait until viewers have asked `how_many` questions of this kind. Returns the questions."""
     eventually(lambda: publisher.hear(20) or len(publisher.questions(kind)) == how_many)
     return publisher.questions(kind)
 
@@ -90,7 +90,7 @@ def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publishe
             topic = question(HISTORY_PREFIX, b"/0")
             stuck.sendall(word(topic))
             eventually(lambda: publisher.hear(20) or any(topic in peer.topics for peer in known(publisher)))
-            publisher.hear(20)  # the previous answer may still be in transit
+            publisher.hear(20)  # Let the publisher run once more, because the answer before may still be on its way.
             return topic
 
         for _ in range(100):
@@ -99,7 +99,8 @@ def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publishe
                 publisher.answer([topic], PIECE)
                 answered += 1
             stuck.sendall(word(topic, subscribe=False))
-        assert 0 < answered < 50  # each answer has 1 MB; these fill the socket buffers of both ends
+        # Each answer has 1 MB. After fewer than 50 answers, the socket buffers of both ends are full.
+        assert 0 < answered < 50
         topic = ask()
         eventually(lambda: is_cut_off(publisher, stuck) or publisher.questions(HISTORY_PREFIX) == [topic])
 
@@ -129,7 +130,7 @@ def known(publisher: Publisher) -> list[peers._Peer]:
 @pytest.mark.parametrize(
     "said",
     [
-        word(b""),  # the answers of all viewers
+        word(b""),  # With this topic, a viewer would get the answers to all viewers.
         word(b"join/"),
         word(b"join/0123456789abcdef/7"),
         word(b"history/0123456789abcdef/" + b"9" * 19),
@@ -146,7 +147,7 @@ def test_who_says_what_no_viewer_says_or_too_much_is_cut_off_and_no_other(publis
     viewer = Subscriber(publisher.endpoint)
     asked(publisher, JOIN_PREFIX)
     with subscribed(publisher) as peer:
-        with suppress(ConnectionError):  # closed before everything was sent
+        with suppress(ConnectionError):  # The publisher may close the connection before everything was sent.
             peer.sendall(said)
         eventually(lambda: is_cut_off(publisher, peer))
     publisher.send(LIVE, [Heartbeat(1, ())])
@@ -156,7 +157,8 @@ def test_who_says_what_no_viewer_says_or_too_much_is_cut_off_and_no_other(publis
 
 def test_a_zeromq_version_whose_messages_cannot_be_told_apart_is_cut_off(publisher: Publisher) -> None:
     with connect(publisher.endpoint) as peer:
-        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x01\x02\x00\x00")  # ZMTP 2.0, a SUB without a name
+        # the handshake of ZMTP 2.0, by a subscriber without a name
+        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x01\x02\x00\x00")
         eventually(lambda: is_cut_off(publisher, peer))
 
 

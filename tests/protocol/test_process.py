@@ -1,4 +1,4 @@
-"""The start time and the pid namespace of a process."""
+"""Tests of the start time and the pid namespace of a process, which tell whether a pid was reused."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_a_process_that_a_signal_has_stopped_is_suspended_until_it_goes_on() -> 
     ("start", "time_namespace", "runs"),
     [
         (400, "ours", True),
-        (900, "ours", False),  # the pid belongs to another process now
-        (900, "another", True),  # times differ in another time namespace, so it may be this process
+        (900, "ours", False),  # Another process has this pid now.
+        (900, "another", True),  # Start times differ between time namespaces, so this may be the same process.
         (900, "hidden", False),
         (900, "none", False),
         (None, "another", False),
@@ -51,7 +51,7 @@ def test_start_times_identify_processes_except_in_another_time_namespace(
     for name in ("self", "7"):
         (tmp_path / name / "ns").mkdir(parents=True)
     (tmp_path / "self" / "stat").touch()
-    if time_namespace != "none":  # no time namespace, as before Linux 5.6
+    if time_namespace != "none":  # The file is missing, as before Linux 5.6, which had no time namespaces.
         (tmp_path / "self" / "ns" / "time").touch()
     if time_namespace == "ours":
         os.link(tmp_path / "self" / "ns" / "time", tmp_path / "7" / "ns" / "time")

@@ -1,4 +1,7 @@
-"""Records are unchanged after packing into columns. Records that are lost on the way are counted."""
+"""Tests of batches of records: they are unchanged after packing into columns.
+
+Records that are lost on the way are counted.
+"""
 
 from __future__ import annotations
 
@@ -82,9 +85,13 @@ def test_a_large_read_becomes_messages_of_bounded_size() -> None:
 def test_produced_is_what_came_before_and_what_is_here_and_what_is_lost(
     turns: list[tuple[int, bool, bool, bool]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """In each turn some records are written. Batch and heartbeat arrive or not, and a new daemon starts or not."""
+    """A test with random turns. In each turn, some records are written.
+
+    In each turn, the batch and the heartbeat may be lost, and a new daemon may start.
+    """
     directory = tmp_path_factory.mktemp("ring")
-    recorder = RingRecorder(directory, 512)  # only sixteen records, so it is often overwritten before it is read
+    # The ring has room for only sixteen records, so records are often overwritten before they are read.
+    recorder = RingRecorder(directory, 512)
     recorder.record(FLAG_FAILED | 1, 0, 0, 0)
     (path,) = directory.glob("*.ring")
     reader, tally, here, written = RingReader(path), RecordTally(), set[int](), 1

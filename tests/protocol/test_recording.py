@@ -1,4 +1,7 @@
-"""A recording is read as it was written, however its writer ended. Other files are rejected with one line."""
+"""Tests of recordings: they are read as they were written, however the writer ended.
+
+Other files are rejected with one line.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def frame(kind: FrameKind, time_ns: int, *messages: Message) -> bytes:
 
 
 def record(path: Path, count: int = 10, *, close: bool = True) -> list[tuple[int, int, list[Message]]]:
-    """Write `count` frames. Every fourth is a keyframe."""
+    """Write a recording with `count` frames. Every fourth frame is a keyframe.
+
+    Returns the written frames.
+    """
     writer, written = RecordingWriter(path, ORIGIN, MAX_BYTES), []
     for number in range(count):
         kind = FrameKind.KEYFRAME if number % 4 == 0 else FrameKind.LIVE
@@ -122,7 +128,7 @@ def test_a_closed_recording_with_any_bytes_cut_out_is_reported_as_damaged(
     content = path.read_bytes()
     with opened(path) as reader:
         heads = [one.offset for one in reader.frames()]
-    # also at the end of whole frames, as if later ones had never been written
+    # The file is cut anywhere, often at the end of a whole frame.
     ends = st.sampled_from(heads) | st.integers(heads[0], heads[-1])
     begin, end = sorted((data.draw(ends), data.draw(ends.filter(lambda at: at < heads[-1]))))
     end += begin == end

@@ -1,4 +1,4 @@
-"""A request of a command to a process is valid on both sides or is rejected."""
+"""Tests of requests of a command to a process: both sides accept exactly the same valid requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_who_looks_at_requests_says_so(ring: RingWriter, asker: RequestSlot) -> 
     [
         -1,
         0,
-        KERNELS | 1 << 24,  # no number of steps
+        KERNELS | 1 << 24,  # This request has no number of steps.
         KERNELS | (MAX_STEPS + 1) << 8 | 1 << 24,
         KERNELS | 3 << 8,  # no request number
         2 | 3 << 8 | 1 << 24,  # another request

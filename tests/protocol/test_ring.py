@@ -1,4 +1,4 @@
-"""The ring counts every lost record, whoever writes and whenever it is read."""
+"""Tests of the ring: it counts every lost record, whoever writes and whenever it is read."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ def test_the_machine_decides_how_a_record_is_written(
 
 
 class WeakMemory:
-    """A slot in a memory with weak ordering, as on processors other than x86.
+    """A slot of a ring in memory with weak ordering, which processors other than x86 have.
 
-    Between two fences of the writer its stores become visible in any order. Between two fences of the reader each
-    word is loaded at its own time.
+    Between two fences of the writer, stores become visible in any order. Between two fences of the reader, each word
+    is loaded at its own time.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class WeakMemory:
             patched.setattr(ring_module, "fence", look)
             writer.record(2, 20, 21, 22)
         look()
-        # A word that changed between two looks was stored at an unknown time between them.
+        # If a word differs between two looks, it was stored at some time between them.
         self.words = [[(0, value)] for value in seen[0]]
         for stage, (before, after) in enumerate(pairwise(seen)):
             for word, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -188,7 +188,7 @@ class WeakMemory:
         self.load()
 
     def load(self) -> None:
-        """Let the reader's next loads see any moment up to its next fence."""
+        """Give each word the value of a random moment. The reader sees these values until its next fence."""
         until = draw_between(self.draw, self.now, self.end)
         for word, history in enumerate(self.words):
             at = draw_between(self.draw, self.now, until)
@@ -374,9 +374,9 @@ def test_where_the_file_system_copies_on_write_no_ring_is_made(path: Path, monke
 
 
 def test_a_file_has_the_layout_that_its_version_stands_for(path: Path) -> None:
-    """The layout of version 2, which other releases read.
+    """Check the layout of version 2, because other releases read it.
 
-    The ring contains a failed record without a count of elements in lane 3, a plain step, and the slot of the second
+    The ring has a failed record in lane 3 without a count of elements, a plain step, and the slot of the second
     thread.
     """
     writer = RingWriter(path, 8 * RECORD_BYTES)

@@ -1,4 +1,4 @@
-"""A reader of a ring finds the available records and counts the lost ones, whatever the file contains."""
+"""Tests of the reader of a ring: it finds the available records and counts the lost ones, whatever is in the file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_ring_is_filling_once_an_eighth_is_unread_also_in_later_laps(path: Pat
         reader.read()
     for _ in range(200):
         writer.record(7, 100, 250, 1)
-    assert reader.is_filling  # the ring was overwritten three times
+    assert reader.is_filling  # The 200 records have overwritten the ring three times.
     os.truncate(path, HEADER_BYTES)
     with pytest.raises(RingError, match="cut short"):
         assert reader.is_filling
@@ -57,7 +57,8 @@ def test_a_slot_that_was_begun_and_not_completed_is_waited_for_then_given_up(pat
     writer = RingWriter(path)
     for number in range(3):
         writer.record(1, number, number, 0)
-    overwrite(path, HEADER_BYTES + RECORD_BYTES + 24, 0)  # the tag of the second record is not stored yet
+    # Remove the tag of the second record, as if the writer had not stored it yet.
+    overwrite(path, HEADER_BYTES + RECORD_BYTES + 24, 0)
     now_s = [0.0]
     reader = RingReader(path, clock_s=lambda: now_s[0])
     assert reader.read().start_ns.tolist() == [0]
@@ -135,7 +136,7 @@ def test_a_file_that_was_cut_short_is_an_error_and_no_signal(path: Path, size_by
     assert len(late.read().node) == 900
     os.truncate(path, size_bytes)
     for look in (reader.read, late.read, lambda: reader.produced, reader.newest_end_ns):
-        with contextlib.suppress(RingError):  # calls that need no lost record may succeed
+        with contextlib.suppress(RingError):  # A call that does not read the part that was cut off may succeed.
             look()
     with pytest.raises(RingError, match="cut short"):
         reader.read()
@@ -183,7 +184,7 @@ def test_the_newest_time_is_found_at_any_ring_position_and_cursor(
         writer.record(1, number, number + 1, 0)
     if amounts and records:
         writer.record(1 | FLAG_AMOUNTS, 1 << 50, 1 << 60, 0)
-    if cursor:  # the compiled hot path leaves it like this
+    if cursor:  # In a ring of the compiled hot path, this word has the number of written records.
         overwrite(path, CURSOR_WORD * 8, records + (amounts and records > 0))
     reader = RingReader(path)
     assert reader.newest_end_ns() == (records or None)
@@ -221,7 +222,8 @@ def test_an_incomplete_record_is_awaited_wherever_a_reader_begins(path: Path, nu
     writer = RingWriter(path)
     for at in range(number + 1):
         writer.record(1, at, at, 0)
-    overwrite(path, HEADER_BYTES + number * RECORD_BYTES + 24, 0)  # the tag of the record
+    # Remove the tag of one record, so that it looks incomplete.
+    overwrite(path, HEADER_BYTES + number * RECORD_BYTES + 24, 0)
     writer.record(1, number + 1, number + 1, 0)
     reader = RingReader(path, clock_s=lambda: 1_000.0)
     assert reader.read().start_ns.tolist() == list(range(number))
@@ -248,11 +250,14 @@ def test_the_newest_time_takes_few_reads_however_large_the_ring_is(
         OpenFile, "read_at", lambda file, at, size_bytes: reads.append(at) or read_at(file, at, size_bytes)
     )
     assert reader.newest_end_ns() == 1_000
-    assert len(reads) < 25  # a binary search needs 18 in a ring of 8 MiB
+    assert len(reads) < 25  # A binary search in a ring of 8 MiB needs 18 reads.
 
 
 def test_what_nobody_asked_for_is_not_read_ahead(path: Path) -> None:
-    """A ring is a sparse file. Reading an unwritten part took 0.4 ms and allocated memory around it."""
+    """The file of a ring is sparse, so the reader must not read ahead.
+
+    It took 0.4 ms to read a part that was never written, and this allocated memory around it.
+    """
     RingWriter(path)
     advice: list[tuple[object, ...]] = []
     with pytest.MonkeyPatch.context() as patched:

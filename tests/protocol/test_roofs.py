@@ -1,4 +1,7 @@
-"""The file of measured roofs is written completely, rejected if damaged, and used only for the measured device."""
+"""Tests of the file of measured roofs (peak rates): it is written completely and rejected if it is damaged.
+
+A roof is used only for the device on which it was measured.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ PRODUCT = Ceiling("matmul_bfloat16", "compute", 7e5, "GFLOP/s", Provenance.MEASU
 GPU = DeviceRoofs("NVIDIA H100", (READ, PRODUCT), None, "18a9-c4", 132, "580.159.04", 700)
 CPU = DeviceRoofs("Some Processor", (READ,), threads=4)
 
-# The format of Linux. The last line of NVIDIA's file is about the compiler.
+# The content of NVIDIA's version file in Linux. Its last line is about the compiler.
 GCC = "\nGCC version:  gcc version 13.2.0 (GCC)\n"
 MODULES = {
     "580.159.04": f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (dvs){GCC}",
@@ -46,7 +49,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make this machine's processor and driver those of CPU and GPU."""
+    """Pretend that this machine has the processor of CPU and the driver of GPU."""
     processor, driver = tmp_path / "cpuinfo", tmp_path / "driver"
     processor.write_text("processor\t: 0\nmodel name\t: Some Processor\n" * 100)
     driver.write_text(MODULES["580.159.04"])
@@ -145,7 +148,8 @@ def test_whoever_reads_while_it_is_written_finds_it_whole() -> None:
         keep_roofs([replace(GPU, uuid=str(number))])
     done.set()
     reader.join()
-    assert read == sorted(read)  # no read found a damaged or missing file
+    # The values that were read only grow, so no read has found a damaged or missing file.
+    assert read == sorted(read)
     assert min(read) >= 1
 
 
@@ -238,7 +242,8 @@ def test_roofs_are_used_only_for_the_device_they_were_measured_on() -> None:
     assert roofs_of_cpu((replace(CPU, device="Another Processor"),), 4) is None
     assert roofs_of_gpu(known, "18a9-c4", 132) == GPU
     assert roofs_of_gpu(known, "18a9-c5", 132) is None
-    assert roofs_of_gpu(known, "18a9-c4", 16) is None  # a MIG part of the GPU
+    # A MIG part of the same GPU has only 16 multiprocessors, so the roofs do not apply.
+    assert roofs_of_gpu(known, "18a9-c4", 16) is None
     assert roofs_of_gpu((replace(GPU, uuid=""),), "", 132) is None
     limited = replace(GPU, power_limit_w=350)
     assert roofs_of_gpu((GPU, limited), "18a9-c4", 132) == limited

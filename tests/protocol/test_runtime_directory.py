@@ -1,4 +1,4 @@
-"""The directory in which processes, daemons and viewers find each other, and the directories that are rejected."""
+"""Tests of the directory in which processes, daemons and viewers find each other. Some directories are rejected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def test_a_link_is_no_directory(runtime: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def nowhere_named(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Unset all variables that name a directory. Temporary and shared memory are in the given directory."""
+    """Unset all variables that name a directory.
+
+    Use the given directory for temporary files and for shared memory.
+    """
     monkeypatch.delenv("CBTOP_RUNTIME_DIR")
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(runtime_module, "SHARED_MEMORY", str(runtime / "shm"))
@@ -59,7 +62,7 @@ def test_shared_memory_is_used_if_files_are_copied_on_write(
 ) -> None:
     monkeypatch.setattr(runtime_module, "copies_on_write", lambda _descriptor: True)
     name = f"cbtop-{os.getuid()}"
-    # there is no shared memory, so no ring can be created there
+    # Without shared memory, this directory is returned, although no ring can be created in it.
     assert runtime_directory() == str(nowhere_named / name)
     (nowhere_named / "shm").mkdir()
     assert runtime_directory() == str(nowhere_named / "shm" / name)

@@ -1,4 +1,4 @@
-"""Publisher and subscriber over real sockets."""
+"""Tests of publisher and subscriber over real sockets."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_a_viewer_that_does_not_read_costs_the_daemon_and_the_others_nothing() -
     all_joined(publisher, 2)
     payload = [SourceGone("x" * 200)] * 200
     for _ in range(10 * SEND_HIGH_WATER_MARK):
-        publisher.send(LIVE, payload)  # sending would never return if it waited for the blocked viewer
+        publisher.send(LIVE, payload)  # If sending waited for the viewer that does not read, it would never return.
         eventually(lambda: reading.receive(20) == payload)
     for end in (publisher, stuck, reading):
         end.close()
 
 
 def all_joined(publisher: Publisher, viewers: int) -> list[bytes]:
-    """Wait until `viewers` viewers have requested everything. Returns their topics."""
+    """Wait until this number of viewers has asked for all data. Returns the topics of their questions."""
     return eventually(
         lambda: publisher.hear(20) or (len(found := publisher.questions(JOIN_PREFIX)) == viewers and found)
     )

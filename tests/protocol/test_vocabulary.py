@@ -1,4 +1,4 @@
-"""The fifteen bricks and their categories, with the numbers of the predecessor."""
+"""Tests of the vocabulary: the fifteen bricks and their categories have the numbers of cbtop's predecessor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixture of tests that run pairs of programs."""
+"""The fixture `run` for tests of pairs of programs: a faulty one with a known problem, and a healthy one."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.real.programs import Run
 
 @pytest.fixture
 def run(tmp_path: Path, runtime: Path) -> Run:
-    """Return an object that runs a script as `faulty` or `healthy`."""
+    """Return an object that runs a script of the folder `scripts` in its faulty or healthy variant."""
     return Run(tmp_path)

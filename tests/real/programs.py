@@ -1,4 +1,4 @@
-"""Run small real programs under `cbtop run`."""
+"""Runs the small real programs of the folder `scripts` under `cbtop run`, for tests."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cbtop.viewmodels.verdict import Severity, Verdict
 from tests.integration.hosts import CBTOP, DEADLINE_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# Verdicts that other processes on the same processors can cause. On a shared machine they may be right.
+# Verdicts that other processes on the same processors can cause. If the machine is shared, they may be right.
 OF_NEIGHBOURS = {"starved", "bimodal-latency", "outlier-mean"}
-SHARED = 0.05  # share of the run in which processes waited for a processor; more than this counts as shared
+SHARED = 0.05  # The machine counts as shared if processes waited for a processor for more than this share of the run.
 PRESSURE = Path("/proc/pressure/cpu")
 
 
@@ -31,7 +31,7 @@ class Outcome:
     """The results of a program that has ended."""
 
     view: SourceView  # view of the first rank
-    ranks: tuple[SourceView, ...]  # one if the program is a single process
+    ranks: tuple[SourceView, ...]  # views of all ranks; a program that is a single process has one
     output: str
     summary: str  # what `cbtop run` printed on stderr when it ended
     file: Path
@@ -59,7 +59,7 @@ class Outcome:
         return REPORTS["text"]([self.view], ["bricks"])
 
     def brick(self, name: str) -> BrickRow:
-        """Return the row of a brick."""
+        """Return the row of the brick with this name."""
         return {row.name: row for row in self.view.bricks}[name]
 
     def views(self) -> Iterator[SourceView]:
@@ -76,7 +76,7 @@ class Outcome:
 
 
 class Run:
-    """Runs scripts of the folder `scripts`, each as `faulty` or `healthy`."""
+    """Runs scripts of the folder `scripts`, each with the argument `faulty` or `healthy`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -92,13 +92,14 @@ class Run:
         return Outcome(ranks[0], ranks, output, summary, directory / "run.cbtop", waited > SHARED)
 
     def faulty(self, script: str, verdict: str, overhead: str = DEFAULT_OVERHEAD) -> Outcome:
-        """Run a faulty script.
+        """Run the faulty variant of a script.
 
-        Repeat at most twice if other processes may have hidden `verdict` or added a verdict.
+        Repeat at most twice if other processes may have hidden the verdict `verdict`, or may have added another one.
         """
         for _ in range(2):
             outcome = self(script, "faulty", overhead)
-            found = outcome.during() if verdict == "stuck" else outcome.verdicts  # an ended process is never stuck
+            # Look at the time during the run, because an ended process is never stuck.
+            found = outcome.during() if verdict == "stuck" else outcome.verdicts
             is_hidden = verdict not in found and outcome.is_shared
             if verdict in OF_NEIGHBOURS and outcome.is_starved:
                 is_hidden = False
@@ -107,10 +108,10 @@ class Run:
         return self(script, "faulty", overhead)
 
     def healthy(self, script: str, overhead: str = DEFAULT_OVERHEAD) -> Outcome:
-        """Run a healthy script. Repeat at most twice if other processes may have caused all of its warnings.
+        """Run the healthy variant of a script. Repeat at most twice if other processes may have caused all warnings.
 
-        Other processes can slow down a program without making it wait, through caches, clocks and threads of the same
-        core. Linux may not report that. A wrong rule would give its warning in each run.
+        Other processes can slow down a program without making it wait: through caches, clocks and other threads of a
+        core. Linux may not report that. If a rule were wrong, its warning would come in each run.
         """
         for _ in range(2):
             outcome = self(script, "healthy", overhead)

@@ -1,4 +1,4 @@
-"""Real programs that train on two ranks of gloo, under `cbtop run`."""
+"""Tests with real programs that train on two ranks under `cbtop run`. The ranks communicate by gloo."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tests.real.programs import Outcome, Run
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-NEAR = 5.0  # percent of a step
-# The ranks and the threads of gloo share two processors and may wait for each other.
+NEAR = 5.0  # allowed difference in percent of a step
+# Verdicts that may be right in both programs: ranks and threads of gloo share two processors, so they wait for each
+# other.
 OF_BOTH = {"starved", "bimodal-latency", "outlier-mean"}
 
 
@@ -31,7 +32,10 @@ def verdicts_of(view: SourceView) -> set[str]:
 
 
 def differs_by(outcome: Outcome) -> float:
-    """Return the largest difference between the shares of the ranks and the program's own measurement."""
+    """Return the largest difference between the shares that cbtop shows and those that the program measured.
+
+    The shares of exposed communication of both ranks are compared.
+    """
     measured = {int(rank): float(share) for rank, share in re.findall(r"rank (\d): ([\d.]+) %", outcome.output)}
     assert len(measured) == len(outcome.ranks) == 2
     return max(abs(exposed_percent(view) - measured[view.rank or 0]) for view in outcome.ranks)
@@ -39,7 +43,7 @@ def differs_by(outcome: Outcome) -> float:
 
 @pytest.mark.slow
 def test_exposed_gradients_are_named_with_the_share_that_ddp_itself_measures(run: Run) -> None:
-    for _ in range(3):  # the latest steps of both sides may differ
+    for _ in range(3):  # Try three times, because cbtop and the program may have used different steps.
         faulty = run.faulty("ddp_exposed", "communication-exposed")
         if differs_by(faulty) <= NEAR:
             break
@@ -50,7 +54,8 @@ def test_exposed_gradients_are_named_with_the_share_that_ddp_itself_measures(run
         assert view.training is not None
         assert view.training.communication is not None
         assert [row.name for row in view.training.communication.exposed] == ["GradientSync, backward"]
-        assert view.training.communication.overlapped_us == 0  # all gradients are sent together
+        # The program sends all gradients together at the end, so nothing overlaps.
+        assert view.training.communication.overlapped_us == 0
 
 
 @pytest.mark.slow
@@ -71,7 +76,7 @@ def test_a_rank_that_waits_names_the_slow_one_instead_of_the_communication(run: 
         assert verdicts_of(view) <= {"waits-for-rank"} | OF_BOTH
     assert "waits-for-rank" not in verdicts_of(slow)
     assert exposed_percent(waits) > exposed_percent(slow) + 10
-    # Rank 1 ends first. The comparison of the ranks stays.
+    # The comparison of the ranks must remain after rank 1 has ended.
     trained = [view for view in faulty.views() if view.rank == 0 and view.training and view.training.steps >= 64]
     assert trained
     for view in trained:

@@ -1,4 +1,7 @@
-"""Pairs of programs under `cbtop run` in which a figure was wrong before: FLOP, bytes, memory or calls."""
+"""Tests with pairs of programs under `cbtop run`. In each, a figure was wrong before:
+
+FLOP, bytes, memory or calls.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ def calls_a_step(outcome: Outcome, brick: str) -> float:
 def test_active_adapters_of_peft_count_as_work_disabled_ones_do_not(run: Run) -> None:
     pytest.importorskip("peft", reason="peft is not installed")
     faulty, healthy = run("lora_by_peft", "faulty"), run("lora_by_peft", "healthy")
-    base, adapter = 2 * 64 * 256 * 256, 2 * 2 * 64 * 256 * 64  # FLOP of 64 tokens
+    # FLOP for 64 tokens, of the projection and of its adapter
+    base, adapter = 2 * 64 * 256 * 256, 2 * 2 * 64 * 256 * 64
     for outcome, flops in ((faulty, 3 * base + 2 * adapter), (healthy, 3 * base)):
         row = outcome.brick("QkvProjection")
         assert row.flops == pytest.approx(row.count / 3 * flops)
@@ -29,7 +33,8 @@ def test_active_adapters_of_peft_count_as_work_disabled_ones_do_not(run: Run) ->
 def test_a_linear_of_its_own_class_has_no_flop_and_a_plain_one_has(run: Run) -> None:
     faulty, healthy = run("lora_by_hand", "faulty"), run("lora_by_hand", "healthy")
     for outcome in (faulty, healthy):
-        assert outcome.brick("UpProjection").flops is None  # the work of the layer outside its weight is unknown
+        # The layer also computes something besides its own weight, so its work is unknown.
+        assert outcome.brick("UpProjection").flops is None
         row = outcome.brick("DownProjection")
         assert row.flops == pytest.approx(row.count * 2 * 64 * 2048 * 512)
         assert not outcome.warnings
@@ -64,7 +69,8 @@ def test_an_embedding_computed_in_each_step_is_seen_in_each(run: Run) -> None:
     assert calls_a_step(faulty, "Embedding") == 1
     assert calls_a_step(faulty, "Linear") == calls_a_step(healthy, "Linear") + 2
     assert "Embedding" not in [row.name for row in healthy.view.bricks]
-    layers, encoder = 4 * 2 * 64 * 256 * 256, 2 * 2 * 256 * 256 * 1024  # FLOP of 64 tokens; FLOP of a text of 256
+    # FLOP of the layers for 64 tokens, and FLOP of the encoder for a text of 256 tokens
+    layers, encoder = 4 * 2 * 64 * 256 * 256, 2 * 2 * 256 * 256 * 1024
     for outcome, flops in ((faulty, layers + encoder), (healthy, layers)):
         assert outcome.view.steps is not None
         assert outcome.brick("Linear").flops == pytest.approx(outcome.view.steps.recorded * flops)
@@ -92,5 +98,6 @@ def test_generation_has_a_step_for_each_token_with_and_without_a_cache(run: Run)
         outcome = run("without_cache", kind)
         generated_a_second = float(outcome.output)
         steps_per_sec = [steps.steps_per_sec for steps in outcome.view.phases if steps.steps_per_sec]
-        assert sum(steps_per_sec) == pytest.approx(generated_a_second, rel=0.3)  # this rate includes the warm-up
+        # The program measures its rate with the warm-up steps, so the phases are added up.
+        assert sum(steps_per_sec) == pytest.approx(generated_a_second, rel=0.3)
         assert not outcome.warnings

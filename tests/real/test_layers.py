@@ -1,6 +1,6 @@
-"""Pairs of programs under `cbtop run` with and without a slow layer.
+"""Tests with pairs of programs under `cbtop run`, with and without a slow layer.
 
-It is named, and no layer is named if all are equal.
+The slow layer is named. If all layers are equal, none is named.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_a_slow_layer_is_named_and_layers_that_are_alike_are_not(
     assert named.removeprefix("more in ") in bricks
     assert faulty.warnings == {"odd-layer"}
     assert not healthy.warnings
-    if script in ("unet", "vit"):  # images, whose samples are not tokens
+    if script in ("unet", "vit"):  # These models read images, and no tokens are known.
         for outcome in (faulty, healthy):
             assert outcome.view.steps is not None
             assert outcome.view.steps.known_tokens is None

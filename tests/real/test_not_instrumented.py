@@ -11,7 +11,7 @@ from tests.real.programs import Run, has_compiler, view_of
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-# A fused path: each layer of the encoder runs as one operator without calls of its modules.
+# A program with a fused path: each layer of the encoder runs as one operator, without calls of its modules.
 ENCODER = """
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ with torch.no_grad():
     for _ in range(150):
         model(torch.ones(2, 32, 256))
 """
-# Experts that are parameters, so no module is called for them.
+# A program with experts that are parameters, so no module is called for them.
 EXPERTS = """
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A pair of programs runs again if other processes may have caused the wrong result."""
+"""Tests of the repetition: a pair of programs runs again if other processes may have caused a wrong result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def verdict(id_: str) -> Verdict:
 
 
 class Played(Run):
-    """A Run that returns given verdicts, run by run, as on a quiet machine."""
+    """A Run that starts no program. It returns the given verdicts one after another, as on a quiet machine."""
 
     def __init__(self, *ids: Sequence[str]) -> None:
         super().__init__(Path())
@@ -33,7 +33,8 @@ class Played(Run):
     ("runs", "warnings"),
     [
         ([["outlier-mean"], []], set()),
-        ([["bimodal-latency"], ["outlier-mean"], ["outlier-mean"]], {"outlier-mean"}),  # repeated, so not by chance
+        # The third run has the warning again, so it did not come by chance.
+        ([["bimodal-latency"], ["outlier-mean"], ["outlier-mean"]], {"outlier-mean"}),
         ([["odd-layer"]], {"odd-layer"}),
         ([["odd-layer", "outlier-mean"]], {"odd-layer", "outlier-mean"}),
     ],

@@ -1,4 +1,4 @@
-"""Real programs that train under `cbtop run`."""
+"""Tests with real programs that train under `cbtop run`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_the_trainer_of_transformers_is_shown_with_its_micro_batches(run: Run) -
     steps = outcome.view.steps
     assert outcome.view.phase == "train"
     assert steps is not None
-    assert steps.tokens == 2 * 4 * 48 * steps.count  # two micro-batches of four samples
+    # A step has two micro-batches of four samples, each with 48 tokens.
+    assert steps.tokens == 2 * 4 * 48 * steps.count
     assert outcome.brick("Attention (fused)").count == 2 * 4 * steps.recorded
     assert not outcome.warnings
 

@@ -1,4 +1,7 @@
-"""Real programs under `cbtop run` whose gradients or loss scale become wrong. Each prints its own norms."""
+"""Tests with real programs under `cbtop run`: their gradients or their loss scale become wrong.
+
+Each program prints its own norms, for comparison.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def gradients_of(outcome: Outcome) -> GradientsView:
 
 
 def printed(outcome: Outcome) -> dict[int, list[float]]:
-    """Return the printed figures by number of the step."""
+    """Return what the program printed: its figures by the number of the step."""
     rows = [line.split() for line in outcome.output.splitlines()]
     return {int(number): [float(figure) for figure in figures] for number, *figures in rows}
 
@@ -28,7 +31,7 @@ def assert_the_norm_is_that_of_the_program(outcome: Outcome) -> None:
     assert norm.norm == pytest.approx(printed(outcome)[norm.step][0], rel=1e-3)
 
 
-@pytest.mark.slow  # test_gradients.py has the same for a model in this process
+@pytest.mark.slow  # Not in the default run, because test_gradients.py tests the same, with a model in this process.
 def test_a_layer_whose_gradient_is_nan_is_named_with_its_step(run: Run) -> None:
     faulty, healthy = run.faulty("nan_gradient", "gradient-not-finite"), run.healthy("nan_gradient")
     fault = gradients_of(faulty).fault
@@ -41,14 +44,14 @@ def test_a_layer_whose_gradient_is_nan_is_named_with_its_step(run: Run) -> None:
         assert_the_norm_is_that_of_the_program(outcome)
 
 
-@pytest.mark.slow  # float16 is slow on a CPU
+@pytest.mark.slow  # slow, because a CPU takes long for float16
 def test_a_loss_that_overflows_lowers_the_scale_again_and_again(run: Run) -> None:
     faulty, healthy = run.faulty("scaler_overflow", "loss-scale-falling"), run.healthy("scaler_overflow")
     for outcome in (faulty, healthy):
         found, of_program = gradients_of(outcome), printed(outcome)
-        assert found.fault is None  # the scaler skips an overflow
+        assert found.fault is None  # A scaler skips a step that overflows, so this is not a fault.
         assert found.loss_scale is not None
-        after = found.loss_scale.updates + 1  # the program prints the scale before an update
+        after = found.loss_scale.updates + 1  # The program prints the scale before it updates it.
         assert found.loss_scale.scale == of_program.get(after, [0.0, found.loss_scale.scale])[1]
         assert_the_norm_is_that_of_the_program(outcome)
     assert faulty.warnings == {"loss-scale-falling"}

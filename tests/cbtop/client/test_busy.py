@@ -1,4 +1,4 @@
-"""Time slices of the last seconds of a rank are right while its process still defines phases."""
+"""Tests of a rank's time slices in the last seconds. They stay right if the process begins a new phase meanwhile."""
 
 from __future__ import annotations
 

@@ -80,7 +80,10 @@ def test_an_old_answer_is_trusted_less() -> None:
 
 @contextmanager
 def daemon_elsewhere(endpoint: str, offset_ns: int, delay_s: float) -> Iterator[None]:
-    """Run a daemon with another boot id. Its clocks are ahead by `offset_ns`, and it answers after `delay_s`."""
+    """Run a daemon that looks like one on another machine.
+
+    Its clocks are ahead by `offset_ns`, and it answers after `delay_s`.
+    """
     publisher, stop = Publisher(endpoint), threading.Event()
 
     def clocks() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A process gets the newer roofs of its device after `cbtop calibrate` has measured them."""
+"""A process gets the newer roofs (measured peak rates) of its device after `cbtop calibrate` has stored them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def test_of_a_gpu_they_are_found_by_its_uuid(record: Callable[..., SourceRecord]
 def test_neither_an_older_roof_nor_one_that_is_no_measurement_is_replaced(
     record: Callable[..., SourceRecord],
 ) -> None:
-    newer = replace(READ, measured_on="2026-11-22T12:00:01+01:00")  # later than READ, which was measured at noon UTC
+    # READ was measured at noon UTC, so this roof is one second newer in spite of its time zone.
+    newer = replace(READ, measured_on="2026-11-22T12:00:01+01:00")
     static = replace(FMA, provenance=Provenance.STATIC)
     again(READ, FMA)
     assert values(record(newer, static)) == {"dram_read": 20.0, "fma_float32": 20.0}

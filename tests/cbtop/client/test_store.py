@@ -50,7 +50,7 @@ def test_a_lost_update_is_healed_by_the_next_keyframe(runtime: Path) -> None:
         with profiler.brick(name):
             pass
         source.poll()
-        source.delta()  # this delta is lost
+        source.delta()  # This delta is lost on the way to the viewer.
     apply(store, [*source.snapshot()])
     assert store.sources[source.key].stats.column("count")[1:].tolist() == [2, 1, 1]
     assert [node.name for node in store.sources[source.key].nodes.nodes] == ["a", "b", "c"]
@@ -113,10 +113,10 @@ def test_a_catalog_message_by_itself_is_refused() -> None:
             {"cells": pack_columns((np.array(step), np.array(count)))}
             for step, count in (
                 ([BUCKETS], [-1]),
-                ([BUCKETS - 1], [1]),  # the cell belongs to no node
+                ([BUCKETS - 1], [1]),  # This histogram cell belongs to no node.
                 ([CELLS_END], [1]),
                 ([CELLS_END - 1, 1], [1, 1]),
-                ([BUCKETS, 0], [1, 1]),  # the same cell twice
+                ([BUCKETS, 0], [1, 1]),  # This message contains one cell twice.
                 ([BUCKETS, -1], [1, 1]),
                 ([1 << 62, 1 << 62, 1 << 62], [1, 1, 1]),
             )
@@ -212,7 +212,10 @@ def said_of(key: str, nodes: int, name: str = "brick") -> SourceCatalog:
 
 
 def cells_of(key: str, nodes: int) -> StatsUpdate:
-    """Return statistics with one call in every octave of `nodes` nodes. They need three bytes a node."""
+    """Return a message of statistics for `nodes` nodes. It needs three bytes a node.
+
+    Each node has one call in every octave of its histogram of durations.
+    """
     cell = np.arange(BUCKETS, (nodes + 1) * BUCKETS, SUB_BUCKETS)
     packed = pack_columns((np.diff(cell, prepend=0), np.ones(len(cell), np.int64)))
     none = b""
@@ -230,7 +233,7 @@ def test_what_is_over_the_budget_is_left_out_and_said(monkeypatch: pytest.Monkey
     names = ", ".join(list(store.left_out)[:3])
     assert store.complaint() == f"{len(store.left_out)} sources left out: {names}, … (more than 1 MiB)"
     again = next(iter(store.left_out))
-    apply(store, [said_of(again, 20)])  # the next keyframe of this source
+    apply(store, [said_of(again, 20)])  # the next complete message (keyframe) of this process
     assert again not in store.sources
     apply(store, [SourceGone(again)])
     assert again not in store.left_out

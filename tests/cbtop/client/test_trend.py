@@ -1,4 +1,4 @@
-"""The trend has time and work of each brick for each shown second. The number of bricks in it is bounded."""
+"""Tests of the trend: time and work of a limited number of bricks in each of the last seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Run:
-    """A process and a viewer with the same clock. The viewer gets an update every second."""
+    """A process and its viewer. Both use the same fake clock, and the viewer gets an update every second."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = Clock(0)
@@ -66,7 +66,7 @@ def test_of_each_second_it_is_the_time_a_token_that_ended_in_it(runtime: Path) -
             decode(run, tokens=2, down_us=us)
         run.hear(second)
     rows = run.rows()
-    # two layers, two tokens; steps before the first second do not count
+    # Two layers take this time in each step, and a step has two tokens. The first second is not in the trend.
     assert rows["Down"].trend_us == (10, 30, None, 20)
     assert rows["Norm"].trend_us == (1, 1, None, 1)
     down = rows["Down"]
@@ -82,7 +82,8 @@ def test_a_brick_that_begins_to_run_later_has_nothing_in_the_seconds_before(runt
                 run.clock.sleep_us(8)
         run.hear(second)
     rows = run.rows()
-    assert rows["Late"].trend_us == (None, 4)  # two tokens in that second, none before
+    # The brick has no time in the first second and 4 µs per token in the second, which has two tokens.
+    assert rows["Late"].trend_us == (None, 4)
     assert rows["Down"].trend_us == (10, 5)
 
 
@@ -161,7 +162,7 @@ def test_who_comes_later_sees_the_same_seconds(runtime: Path) -> None:
         for store in (run.store, late):
             apply(store, said)
     rows = source_view(late.sources[run.source.key]).bricks
-    # the second in which the viewer joined is left out
+    # The viewer that connected late knows only a part of its first second, so this second is not compared.
     seen = next(row.trend_us for row in rows if row.name == "Down")[1:]
     assert len(seen) > 5
     assert run.rows()["Down"].trend_us[-len(seen) :] == seen
@@ -193,7 +194,7 @@ def attend(run: Run, phase: str, positions: int, *, us: float, layers: int = 2) 
 
 
 def held(positions: Sequence[int], us: float) -> tuple[float, float]:
-    """Return the expected intensity (FLOP/byte) and GFLOP/s of calls that read so many positions."""
+    """Return the expected intensity (FLOP/byte) and GFLOP/s of attention calls with these numbers of positions."""
     flops, moved = (sum(line) for line in zip(*((256 * n, 4_096 + 64 * n) for n in positions), strict=True))
     return pytest.approx(flops / moved, rel=1e-6), pytest.approx(flops / (len(positions) * us * 1e3), rel=1e-6)
 
@@ -204,7 +205,7 @@ def test_each_trail_second_has_the_work_of_calls_of_its_phase_that_end_there(run
     run.hear(1)
     wanted: list[object] = []
     for second in range(2, 9):
-        attend(run, "prefill", 50_000, us=900)  # the same brick with much more work
+        attend(run, "prefill", 50_000, us=900)  # a prefill, so that the brick has much more work than in decode steps
         steps = range(positions, positions + (0 if second == 5 else 3))
         for cached in steps:
             attend(run, "decode", cached, us=10 + second)
@@ -245,7 +246,7 @@ def test_a_second_with_an_undeclared_call_has_no_point_and_the_others_have(
             with run.profiler.step("decode", tokens=1), run.profiler.brick(UNDECLARED):
                 run.clock.sleep_us(5)
         if second == 4:
-            attend(run, "decode", -1, us=10)  # the number of elements is unknown
+            attend(run, "decode", -1, us=10)  # -1: the number of elements of the calls is unknown
         run.hear(second)
     point = held([100], 10)
     assert run.rows()["AttentionScore"].trail == (point, None, None, point)
@@ -285,7 +286,7 @@ def test_the_trail_equals_the_statistics_of_each_second_alone_for_any_calls(
             for at, (kind, elements) in enumerate(whole[second]):
                 with run.profiler.layer(at), run.profiler.brick(definitions[kind], elements):
                     run.clock.sleep_us(7 + second)
-                    if kind == "twice":  # a brick inside a brick of the same name
+                    if kind == "twice":  # The brick contains a brick with its own name.
                         with run.profiler.brick(SCORE, elements):
                             run.clock.sleep_us(3)
         run.hear(second + 1)

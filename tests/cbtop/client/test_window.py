@@ -34,13 +34,14 @@ from tests.representatives import first_by_default
 
 
 class Watched:
-    """A process and the store that watches it. The test sets the clocks of both."""
+    """A process, and the store of a viewer that watches it. The test sets the clocks of both."""
 
     def __init__(self, directory: Path, window_s: float = 10.0) -> None:
         self.clock = Clock()
         self.profiler: BrickProfiler = profiler_in(directory, self.clock)
         self.store = Store(window_s)
-        self.began_s: float | None = None  # time of the hello message in s; None: the clock of the store
+        # time in s of the hello message of the daemon; None: the present time of the viewer
+        self.began_s: float | None = None
         self._directory = directory
         self._source: Source | None = None
 
@@ -167,7 +168,9 @@ def test_a_window_cut_through_a_step_still_closes_its_books(runtime: Path) -> No
             with watched.profiler.brick("outer", 1):
                 with watched.profiler.brick("inner", 1):
                     watched.clock.sleep_us(700)
-                watched.look(second)  # head and inner have ended, outer and the step have not
+                # The viewer looks now: the bricks head and inner have ended, but the brick outer and the step have
+                # not.
+                watched.look(second)
                 watched.clock.sleep_us(200)
     view = watched.recent()
     assert balanced(view)
@@ -182,7 +185,7 @@ def test_calls_count_when_they_end_and_exclusive_time_when_its_step_ends(runtime
     for second in range(20):
         with watched.profiler.step("decode", 1):
             with watched.profiler.brick("head", 1):
-                watched.clock.sleep_us(1000 - second)  # each call is shorter than the one before
+                watched.clock.sleep_us(1000 - second)  # each call takes less time than the one before
             watched.look(second)
     (row,) = watched.recent().bricks
     assert row.total_inclusive_us == sum(1000 - second for second in range(10, 20))
@@ -221,7 +224,7 @@ def test_a_window_longer_than_was_watched_says_what_it_covers(runtime: Path) -> 
     assert view.window is not None
     assert (view.window.asked_s, view.window.covers_s) == (60, 3.5)
     assert view.steps is not None
-    assert view.steps.count == 1  # the steps before the viewer joined do not count
+    assert view.steps.count == 1  # Steps from before the viewer connected do not count.
 
 
 def test_what_ran_before_a_long_catalog_was_read_is_not_of_these_seconds(
@@ -306,7 +309,7 @@ TABLE.grow(10)
 
 
 def growth(count: int) -> Growth:
-    """Return statistics of ten nodes with `count` calls each."""
+    """Return what the statistics of ten nodes grew by: `count` calls of each node."""
     node, many = np.arange(10), np.full(10, count)
     return Growth.made(node, np.array([many] * len(SUMS)), node * BUCKETS, many, {})
 
@@ -325,7 +328,7 @@ def test_its_blocks_are_the_finished_slices_and_hold_all_growth_in_them() -> Non
 
 
 class Counted:
-    """A window, and the complete statistics from which the test computes the same result."""
+    """A window of the last seconds, and the complete statistics from which the test computes the expected result."""
 
     def __init__(self) -> None:
         self.window = window.Window(10.0)
@@ -335,7 +338,10 @@ class Counted:
         self._grown: list[tuple[int, Growth]] = []
 
     def hear(self, after_s: float, node: int, ns: int, cells: int) -> None:
-        """Add a call of `node` that took `ns`, `after_s` later. It adds one count to each of `cells` buckets."""
+        """Add a call of `node` that took `ns` nanoseconds and ended `after_s` seconds after the call before it.
+
+        The call adds one count to each of the node's first `cells` histogram cells.
+        """
         self._at += after_s
         self.stats.grow(node + 1)
         more = np.array([[ns if name == "total_ns" else 1] for name in COLUMNS])
@@ -347,7 +353,7 @@ class Counted:
         self.window.tick(now_ns, growth)
 
     def from_scratch(self, begin_ns: int) -> NodeStats:
-        """Return the statistics that arrived after `begin_ns`."""
+        """Return the sum of all statistics that arrived after `begin_ns`."""
         return self.stats.since(Growth.of([growth for at_ns, growth in self._grown if at_ns > begin_ns]))
 
 

@@ -1,4 +1,4 @@
-"""Fixtures: the pace of the machine is fixed, and each recording is read only once."""
+"""Fixtures: the pace of the machine (how fast it computes) is fixed, and each recording is read only once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def steady_pace(monkeypatch: pytest.MonkeyPatch) -> list[Pace]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _the_same_recording_is_read_once() -> Iterator[None]:
-    """Cache what was read from a recording by file name, because most tests compare with the same run."""
+    """Read each recording only once, because most tests compare with the same recording.
+
+    The cache compares the bytes and the names of files.
+    """
     read, known = run_reader.runs_in, dict[tuple[object, ...], tuple[Run, ...]]()
 
     def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
@@ -32,7 +35,8 @@ def _the_same_recording_is_read_once() -> Iterator[None]:
         key = path.read_bytes(), path.name, *selected
         if key not in known:
             known[key] = (*read(path, selected),)
-        return [replace(run) for run in known[key]]  # copies, because reading a file returns new objects
+        # New objects, as from a file, so that no test changes what the next test gets.
+        return [replace(run) for run in known[key]]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(run_reader, "runs_in", runs_in)

@@ -1,4 +1,4 @@
-"""`cbtop bench` accepts the arguments of llama-bench and prints its table. The tests really run."""
+"""Tests of `cbtop bench`, which takes the arguments of llama-bench and prints its table. They run a tiny model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the positions and the number of tokens of each pass."""
+    """Return a list that records each forward pass of the decoder: its position and its number of tokens."""
     found: list[int] = []
     forward = Decoder._forward
 

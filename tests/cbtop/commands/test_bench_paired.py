@@ -1,4 +1,4 @@
-"""`cbtop bench --paired` runs two settings, revisions or commands in turns and compares them."""
+"""Tests of `cbtop bench --paired`, which runs two settings, revisions or commands in turns and compares them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cbtop.compute.demo_model import TINY, write_model
 from cbtop.compute.kernels.kv_caches import CACHE_TYPES
 from tests.representatives import first_by_default
 
-# Prints JSON as `cbtop bench -o json` does. Its arguments set the times.
+# A program that prints JSON as `cbtop bench -o json` does. Its arguments are the times in ns.
 PRINTS = """\
 import json, sys
 print(json.dumps([{"n_prompt": 8, "n_gen": 0, "samples_ns": [int(one) for one in sys.argv[1:]]}]))
@@ -36,7 +36,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Return a list that gets the bytes of a cached number and the tokens of each pass."""
+    """Return a list that records each forward pass: bytes of a number in the KV cache, and number of tokens."""
     found: list[tuple[int, int]] = []
     forward = Decoder._forward
 
@@ -63,7 +63,8 @@ def test_settings_take_turns_in_one_process_after_each_was_warmed_up(
         assert (one["kind"], one["a_is"], one["b_is"]) == ("set", "--threads 1", "--threads 1 --kv-cache f32")
         assert (one["rounds"], one["rounds_asked"], one["model_filename"]) == (2, 2, tiny)
         assert one["ratio"] == pytest.approx(sum(one["a_samples_ns"]) / sum(one["b_samples_ns"]))
-        assert one["ratio_low"] is one["ratio_high"] is one["is_beyond_noise"] is None  # two rounds give no interval
+        # Two rounds are too few to compute an interval.
+        assert one["ratio_low"] is one["ratio_high"] is one["is_beyond_noise"] is None
         assert one["a_avg_ts"] == pytest.approx(sum(1e9 * one["n_tokens"] / each for each in one["a_samples_ns"]) / 2)
 
 
@@ -121,7 +122,10 @@ def test_other_commands_are_timed_as_a_whole_and_count_no_tokens(capsys: pytest.
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Create a git repository with two commits that answer as `cbtop bench` does, and an older commit that cannot."""
+    """Create a git repository whose last two commits print the JSON of `cbtop bench`. Its oldest commit cannot.
+
+    Returns its folder.
+    """
     root = tmp_path / "checkout"
     (root / "cbtop" / "commands").mkdir(parents=True)
     monkeypatch.chdir(root)
@@ -166,7 +170,7 @@ def test_revisions_run_from_a_directory_of_their_own_which_is_removed(
 
 def test_ctrl_c_leaves_the_rounds_that_are_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     count = tmp_path / "count"
-    # Call 1 is the warm-up. Call 4, in round 3, sends Ctrl-C and never ends.
+    # The command counts its calls. Call 1 is the warm-up. Call 4 is in round 3: it sends Ctrl-C and never ends.
     counts = f"echo >> {count}; [ $(wc -l < {count}) -lt 4 ] || {{ kill -INT {os.getpid()}; sleep 1000; }}"
     assert main(["bench", "--paired", f"run:{counts}", "run:true", "-r", "7"]) == 130
     said = capsys.readouterr()
@@ -189,7 +193,8 @@ def test_ctrl_c_between_two_tokens_ends_a_turn_in_this_process(
     def counted(self: Decoder, token: int) -> int:
         nonlocal calls
         calls += 1
-        # the fourth round, after a warm-up and three rounds of two sides with two tokens each
+        # Send Ctrl-C at the first token of round 4. A round generates two tokens with each of two settings. There are
+        # a warm-up and three rounds before.
         if calls == 4 * 2 * 2 + 1:
             os.kill(os.getpid(), signal.SIGINT)
         return decode(self, token)

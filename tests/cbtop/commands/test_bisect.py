@@ -1,4 +1,4 @@
-"""`cbtop bisect` with real repositories, worktrees and processes."""
+"""Tests of `cbtop bisect` with real git repositories, worktrees and processes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.representatives import first_by_default
 
 COMMAND = ("--", sys.executable, "bench.py")
 BROKEN = "raise SystemExit('no bench today')\n"
-DEADLINE_S = 600.0  # a busy machine needs 120 s
+DEADLINE_S = 600.0  # This bisection takes up to 120 s on a busy machine.
 
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder for temporary worktrees."""
+    """Use a new folder for temporary files, so that the test sees the worktrees in it. Returns the folder."""
     found = tmp_path / "tmp"
     found.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(found))
@@ -70,7 +70,8 @@ def test_the_slower_commit_is_named_and_the_checkout_stays_as_it_was(
     repository, commits = bench_repository(tmp_path / "repository", [AS_FAST, SLOWER])
     monkeypatch.chdir(repository.at)
     with dirty(repository):
-        with monkeypatch.context() as hook:  # git sets such variables in a hook
+        # In a hook, git sets these variables. They must not lead the bisection into another repository.
+        with monkeypatch.context() as hook:
             hook.setenv("GIT_INDEX_FILE", str(repository.at / ".git" / "index"))
             hook.setenv("GIT_DIR", str(repository.at / ".git"))
             assert bisect("HEAD~1", "main", *COMMAND) == 4
@@ -80,7 +81,7 @@ def test_the_slower_commit_is_named_and_the_checkout_stays_as_it_was(
         assert "cbtop: 1 commit from GOOD to BAD: 11 to 34 runs, at most 60 min (--limit)\n" in said.err
         assert "so all of them take about " in said.err
         assert list(temporary.iterdir()) == []
-        # The same command reuses the stored runs.
+        # A second bisection with the same command reuses the stored runs.
         begun_s = time.monotonic()
         assert bisect(commits[0], commits[1], "--format", "json", *COMMAND) == 4
         assert time.monotonic() - begun_s < DEADLINE_S
@@ -105,7 +106,7 @@ def test_the_estimate_counts_only_runs_that_are_not_kept(
         "cbtop.commands.bisect.estimate", lambda run_s, low_min, *_: f"{60 * low_min / run_s:.0f} runs"
     )
     assert bisect(*commits, *COMMAND) == 4
-    assert "cbtop: 5 runs\n" in capfd.readouterr().err  # 6 of 11 runs are stored
+    assert "cbtop: 5 runs\n" in capfd.readouterr().err  # The bisection needs 11 runs and 6 are stored, so 5 are left.
 
 
 @pytest.mark.slow
@@ -204,7 +205,7 @@ def wait_for_rounds(process: subprocess.Popen[str], repository: MadeRepository, 
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until_s
         time.sleep(0.02)
-    time.sleep(0.2)  # by then the next run has started
+    time.sleep(0.2)  # Wait until the next run has started.
 
 
 @pytest.mark.slow
@@ -229,7 +230,7 @@ def test_a_bad_commit_that_is_as_fast_as_good_leaves_nothing_to_find(
     assert re.match(r"nothing to find: BAD compared with GOOD: all \d hold\n", capfd.readouterr().out)
 
 
-# The clock is real here. Attention of Layer 2 spins 1.5 times as long.
+# A program with a real clock. The Attention brick of layer 2 takes 1.5 times as long.
 SPINS = """\
 import time
 from cbtop import BrickProfiler
@@ -290,7 +291,8 @@ def test_a_brick_that_spins_longer_is_found_in_a_folder_of_the_repository(
             ("HEAD~1", "HEAD", "--", "true"),
             3,
             "no process has recorded two steps in it",
-            marks=pytest.mark.slow,  # waits five seconds, because a process could still come
+            # Not in the default run, because the bisection waits five seconds for a process that records.
+            marks=pytest.mark.slow,
         ),
     ],
     3,

@@ -1,4 +1,7 @@
-"""`cbtop calibrate` measures, stores and shows roofs. It says how to fix what could not be measured."""
+"""Tests of `cbtop calibrate`: it measures, stores and shows roofs (peak rates).
+
+It says how to fix what could not be measured.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ GPU = DeviceRoofs("Made 100", (BUSY,), None, "18a9-c4", 132, "580.159.04", 700)
 
 @pytest.fixture(autouse=True)
 def _fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # only roofs are read from here; compiled kernels stay in their cache
+    # Move the files of measured values to a temporary folder. The cache of compiled kernels stays where it is.
     monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)
 
 

@@ -30,7 +30,7 @@ GUILTY = "DownProjection in Layer 2"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the paths of recordings by their difference from `base`."""
+    """Return the paths of recordings. The keys name the difference of each recording from `base`."""
     at = tmp_path_factory.mktemp("runs")
     odd = {
         "base": {},
@@ -63,7 +63,7 @@ def check(*arguments: object) -> int:
 
 
 def three(runs: dict[str, Path]) -> list[object]:
-    """Return three runs of the baseline as arguments. They show how much such runs vary."""
+    """Return the options for three baseline runs. Three runs are enough to show how much runs vary."""
     return [word for name in ("base", "second", "third") for word in ("--baseline", runs[name])]
 
 
@@ -126,7 +126,8 @@ def test_every_format_has_the_guilty_brick_and_layer_and_its_reader_takes_it(
     wanted = ("no brick slower", "no longer step", "no fewer tokens/s")
     assert rules == [f"decode: {what} beyond noise" for what in wanted]
     places = {result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for result in results}
-    assert places == {Path(str(runs["base"])).as_uri()}  # the file of the first baseline
+    # If there are several baselines, the results point to the file of the first one.
+    assert places == {Path(str(runs["base"])).as_uri()}
     *errors, last = said["github"].splitlines()
     assert len(errors) == 3
     assert all(error.startswith("::error title=cbtop check%3A decode") for error in errors)
@@ -162,7 +163,10 @@ def test_a_budget_on_one_batch_has_its_phase_in_quotes(tmp_path: Path) -> None:
 def test_an_unsure_threshold_passes_in_every_format_only_if_that_is_allowed(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_allowed: bool
 ) -> None:
-    """The step takes exactly as long as the baseline, and this is close to the limit."""
+    """The new step takes exactly as long as the baseline's, but the limit is only 0.1 % above.
+
+    Noise leaves the result unsure.
+    """
     allow = ["--allow-unsure"] if is_allowed else []
     unsure = ("step.p50<=1.001x", "--baseline", runs["base"], "--new", runs["same"], *allow)
     said = said_in_every_format(tmp_path, *unsure, code=0 if is_allowed else 5)
@@ -181,7 +185,10 @@ def test_an_unsure_threshold_passes_in_every_format_only_if_that_is_allowed(
 
 
 def test_a_budget_of_a_definition_is_a_threshold_that_may_not_be_unsure(tmp_path: Path) -> None:
-    """Attention takes 40 µs a token in each of four layers. Its budget is also 40 µs."""
+    """The budget of Attention is 40 µs.
+
+    It takes exactly 40 µs a token in each of four layers, so the result is unsure.
+    """
     exact = record(tmp_path / "exact.cbtop", tmp_path / "exact", seed=3, budget_us=40.0)
     for more, code in ((), 5), (("--allow-unsure",), 0):
         assert check("loss==0", "--new", exact, *more) == code
@@ -291,7 +298,7 @@ def test_budgets_stand_in_toml_and_what_breaks_them_at_their_line(
 def test_of_two_new_runs_none_goes_unjudged(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second run is slower. A gate that judges only the first run would pass."""
+    """Only the second of two new runs is slower. A gate that judges only the first run would pass."""
     kept = []
     for name in ("same", "slower"):
         assert main(["diff", str(runs[name]), "--save", str(tmp_path / f"{name}.json")]) == 0
@@ -314,7 +321,10 @@ def test_of_a_file_with_both_tables_every_budget_is_judged(runs: dict[str, Path]
 def test_what_definitions_say_a_brick_may_cost_is_judged_beside_the_rest(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """40 µs in each of four layers are 160 µs a token. The budget is 156 µs in one run and 180 µs in the other."""
+    """Attention takes 160 µs a token: 40 µs in each of four layers.
+
+    Its budget is 156 µs in one recording and 180 µs in the other.
+    """
     kept = tmp_path / "over.json"
     assert main(["diff", str(runs["over its budget"]), "--save", str(kept)]) == 0
     for new in (runs["over its budget"], kept):
@@ -356,7 +366,8 @@ def test_three_base_runs_tell_how_runs_scatter_and_one_or_two_break_no_gate(
     assert json.loads(said.out)["diff"]["base"]["runs"] == 3
     never = "a slowdown is reported with exit code 5, never 4"
     assert never not in said.err
-    for few in (bases[:2], bases[:4]):  # the warning also appears if nothing is slower
+    # With few baseline runs, exit code 4 is impossible. A warning says so even if nothing is slower.
+    for few in (bases[:2], bases[:4]):
         assert check(*few, "--new", runs["same"]) == 0
         err = capsys.readouterr().err
         assert never in err
@@ -374,7 +385,8 @@ def test_three_base_runs_tell_how_runs_scatter_and_one_or_two_break_no_gate(
         assert GUILTY in err
         assert err.count("fewer than 3 runs of the baseline do not show how runs vary") == 1
         assert never not in err
-        assert check(*few, "--new", runs["slower"], "ffn@2<=1.05x") == 4  # an explicit threshold can still break
+        # A threshold that the user gives can fail even with few baseline runs.
+        assert check(*few, "--new", runs["slower"], "ffn@2<=1.05x") == 4
 
 
 def test_a_run_that_is_compared_with_itself_passes_no_gate(
@@ -428,14 +440,14 @@ def test_a_recording_that_was_cut_off_is_said_also_where_all_holds(
     out = capsys.readouterr().out
     assert "all 4 hold\n" in out
     assert "error::x.cbtop was never closed" in out
-    assert "\n::error::" not in out  # GitHub reads such a line as an annotation
+    assert "\n::error::" not in out  # GitHub reads a line that begins like this as an annotation.
 
 
 @pytest.mark.parametrize(
     ("new", "threshold", "code", "said"),
     [
         ("same", "loss==0", 0, "all 1 hold"),
-        ("same", "RmsNorm.p50<=9us", 4, "DownProjection"),  # the text also lists the run's figures
+        ("same", "RmsNorm.p50<=9us", 4, "DownProjection"),  # The report in text also lists the figures of the run.
         ("lossy", "loss==0", 4, "% were lost"),
         ("short", "loss==0", 3, "15 decode steps of 20 needed"),
     ],
@@ -492,7 +504,7 @@ def test_several_runs_without_a_baseline_are_told_of_none(
 
 
 def test_three_new_runs_need_no_baseline(runs: dict[str, Path], tmp_path: Path) -> None:
-    """The file contains three different runs."""
+    """One file with three different runs is enough, because a fixed threshold needs no baseline."""
     assert check("step<=1s", "--new", runs_in_one_file(runs, tmp_path, "base", "second", "third")) == 0
 
 
@@ -533,7 +545,8 @@ def test_a_command_is_run_to_learn_from_and_run_again_to_be_judged(
     command = ("--", sys.executable, "-c", COMMAND)
     assert check("--baseline", baseline, "--learn", 1, *command) == 0
     assert capfd.readouterr().err == f"recording run 1 …\ncbtop: wrote 1 run into {baseline}\n"
-    assert check("--baseline", baseline, "--learn", 1, *command) == 2  # the baseline file exists
+    # The baseline file exists, and --learn does not overwrite it.
+    assert check("--baseline", baseline, "--learn", 1, *command) == 2
     assert check("RmsNorm.p50<=50x", "loss==0", "--baseline", baseline, *command) == 0
     assert "all 2 hold" in capfd.readouterr().out
     assert check("tokens_per_sec>=1e9", *command) == 4
@@ -553,13 +566,13 @@ def test_a_machine_that_became_slower_between_runs_is_judged_only_if_wanted(
     baseline, command = tmp_path / "learned.json", ("--", sys.executable, "-c", COMMAND)
     assert check("--baseline", baseline, "--learn", 1, *command) == 0
     steady_pace[:] = [Pace(1_000.0, 8_000.0)]
-    never = "tokens_per_sec>=100x"  # no variation of runs can reach this limit
+    never = "tokens_per_sec>=100x"  # This limit is so far away that the variation of runs cannot explain a failure.
     assert check(never, "--baseline", baseline, *command) == 5
     assert "another pace of the machine itself: the same work in its memory took 8,000 to" in capfd.readouterr().err
     assert check(never, "--anyway", "--baseline", baseline, *command) == 4
 
 
-@pytest.mark.slow  # the test starts seven processes; test_gate_power.py tests the figure
+@pytest.mark.slow  # The test starts seven processes. test_gate_power.py tests the detectable change itself.
 def test_the_smallest_detectable_change_is_shown_if_enough_runs_are_learned(
     runtime: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,7 @@
-"""`cbtop check` compares the contents of steps. Machine, length and noise of the runs do not matter."""
+"""Tests of `cbtop check` on contents of steps (bricks, kernels, copies).
+
+The machine, the length of the runs and their noise do not matter.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ SAID = "Layer 1 › DownProjection: one more kernel elementwise_kernel"
 
 
 def written(path: Path, made: Contents, **changed: object) -> str:
-    """Write a short run with these contents. Returns its path."""
+    """Write a recording of a short run. Its steps have the contents `made`. Returns its path."""
     write_runs(path, [replace(made_run(1, steps=60), parts=(), contents=made, **changed)])  # type: ignore[arg-type]
     return str(path)
 

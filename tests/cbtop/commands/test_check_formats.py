@@ -1,4 +1,4 @@
-"""Every format of `cbtop check` agrees with its exit code."""
+"""Tests of the formats of `cbtop check`: every format reports the result that the exit code has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STALLED = Quiet(10_000_000_000, in_flight=3, is_watched=True)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the paths of recordings by their difference from `base`."""
+    """Return the paths of recordings. The keys name the difference of each recording from `base`."""
     odd = {
         "base": {},
         "same": {"seed": 1},

@@ -1,4 +1,4 @@
-"""Tests of `cbtop demo` runs that the guard stops or that produce no token."""
+"""Tests of `cbtop demo`: the guard stops the run, or the run produces no token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from cbtop.profiler.profiler import BrickProfiler
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[str | None]:
-    """Return a list that gets the requested reaction of the guard in each run. The guard stops each run."""
+    """Return a list that records the guard's reaction that each demo run is started with.
+
+    The guard then stops the run.
+    """
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     reactions: list[str | None] = []

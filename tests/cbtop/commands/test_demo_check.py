@@ -13,7 +13,8 @@ from cbtop.cli import main
 from cbtop.commands import demo
 from cbtop.compute.demo_model import TINY, write_model
 
-# A process that knows its number. Its bricks become slower from process 7 on, or in process 7 only.
+# A demo process that knows how many were started before. Its bricks become slower from process 7 on, or only in
+# process 7.
 WORKLOAD = """
 import sys
 from pathlib import Path
@@ -48,8 +49,10 @@ profiler.close("done")
         # each run measures its own roof, so this budget is shown but not judged
         pytest.param("over a budget", 7, 0, "", marks=pytest.mark.slow),
         ("slower", 8, 4, "broken [Attention in Layer 2]: decode: Attention in Layer 2: 1.1"),
-        pytest.param("slower once", 8, 0, "", marks=pytest.mark.slow),  # test_default_gate.py tests the rule
-        pytest.param("drifts", 7, 5, "only a change of ", marks=pytest.mark.slow),  # test_check.py tests exit code 5
+        # Not in the default run, because test_default_gate.py tests that one slow process is not enough.
+        pytest.param("slower once", 8, 0, "", marks=pytest.mark.slow),
+        # Not in the default run, because test_check.py tests exit code 5.
+        pytest.param("drifts", 7, 5, "only a change of ", marks=pytest.mark.slow),
     ],
 )
 def test_six_runs_give_scatter_the_seventh_is_judged_and_another_confirms(
@@ -80,8 +83,8 @@ def test_what_serves_only_judges_nothing(capsys: pytest.CaptureFixture[str]) -> 
     assert "leave out --serve-only" in capsys.readouterr().err
 
 
-# Python imports this file when it starts. The profiler gets a fake clock. In process 7 the first brick takes thirty
-# readings of this clock. Other bricks take one.
+# Python imports this file when it starts. It gives the profiler a fake clock, which advances with each reading. The
+# first brick of process 7 takes thirty readings, and each other brick takes one.
 CUSTOMIZED = """
 import os, sys
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The GitHub workflow in docs/gate.md uses our action correctly. tests/ci runs the action."""
+"""Tests of the GitHub workflow in docs/gate.md: it uses our action correctly.
+
+The tests in tests/ci run the action.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _Strict.yaml_implicit_resolvers = {
 
 
 def steps() -> list[dict[str, Any]]:
-    """Return the steps of the only job of the workflow. Check that GitHub knows all of its keys."""
+    """Return the steps of the workflow's only job. Check that the workflow has only keys that GitHub knows."""
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (text,) = [block for block in blocks if "runs-on:" in block]
     workflow = yaml.load(text, _Strict)

@@ -1,4 +1,4 @@
-"""`cbtop overhead` reports medians with intervals, what is below noise, and the recorder that it measured."""
+"""Tests of `cbtop overhead`: medians with intervals, whether they are below noise, and what was measured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_ratio_is_below_noise_only_if_its_interval_includes_1(
 ) -> None:
     turns = {
         overhead.OFF: OFF,
-        # 0.93 to 1.07 times, with a median of 1
+        # ratios to OFF from 0.93 to 1.07, with the median 1
         "host clock": [one * (1 + (at - 7) / 100) for at, one in enumerate(OFF)],
         "immediate": [one * (1.05 + at / 1000) for at, one in enumerate(OFF)],
     }

@@ -1,4 +1,4 @@
-"""`cbtop ptx FILE`, as a shell calls it."""
+"""Tests of `cbtop ptx FILE`, called through the command line."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from tests.representatives import first_by_default
 
 CORPUS = Path(__file__).parents[2] / "profiler" / "analysis" / "ptx" / "corpus"
 CLEAN = CORPUS.parent / "clean"
-KEPT = CORPUS.parent.parent / "machine_code" / "data"  # a module, its machine code, and the output of NVIDIA's tools
+# folder with a PTX module, its machine code, and the output of NVIDIA's tools for it
+KEPT = CORPUS.parent.parent / "machine_code" / "data"
 
 
 @pytest.fixture(autouse=True)
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test depend on the tools of the machine."""
+    """Hide NVIDIA's tools, so that no test depends on whether they are installed."""
     monkeypatch.setattr(Toolbox, "of_this_machine", lambda: Toolbox([], []))
 
 
 @pytest.fixture
 def kept_tools(no_tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the command an assembler and a disassembler that know one module."""
+    """Install stand-ins for ptxas and nvdisasm. They return the stored output for one PTX module."""
     scripts = {
         "ptxas": f'echo "$@" > {tmp_path}/arguments; cp {KEPT}/kernels.cubin output; cat {KEPT}/kernels.log >&2',
         "nvdisasm": f"cat {KEPT}/kernels.json",
@@ -89,7 +90,10 @@ def test_json_has_entries_and_findings(capsys: pytest.CaptureFixture[str]) -> No
 
 @first_by_default("path", sorted(CORPUS.glob("*_bad.ptx")), 12, ids=lambda path: path.stem)
 def test_strict_finds_everything_that_bugs_finds(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """F-PTX-EXPLAIN-004: --strict finds at least as much as --bugs, and --bugs as much as neither."""
+    """F-PTX-EXPLAIN-004: --strict reports at least what --bugs reports.
+
+    --bugs reports at least what the default reports.
+    """
     default, bugs, strict = (
         ids(called(capsys, path, "--json", *more)[1]) for more in ((), ("--bugs",), ("--strict",))
     )
@@ -101,7 +105,7 @@ def test_strict_finds_everything_that_bugs_finds(path: Path, capsys: pytest.Capt
 def test_what_cannot_be_read_is_an_error_in_one_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """F-PTX-EXPLAIN-005: a missing file, or one that is no PTX, is an error in one line with exit code 2."""
+    """F-PTX-EXPLAIN-005: a missing file, or one that is not PTX, gives a one-line error with exit code 2."""
     (tmp_path / "text.ptx").write_text("int main() {}\n")
     (tmp_path / "empty.ptx").write_text("")
     (tmp_path / "binary.ptx").write_bytes(bytes(range(256)) * 9)

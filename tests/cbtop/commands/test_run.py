@@ -58,7 +58,7 @@ def test_the_command_is_this_process_and_finds_its_signals_as_they_were() -> Non
     with subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout
         assert process.stdout.read() == f"[True, False, False]\n{process.pid}\n".encode()
-    # The command ends with SIGPIPE when its reader ends. Python would ignore this signal and pass that on.
+    # `yes` must end with SIGPIPE when its reader ends. Python ignores SIGPIPE, and its children would inherit that.
     with subprocess.Popen([*RUN, "--", "yes"], stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()
@@ -93,7 +93,7 @@ def test_a_script_that_does_not_say_what_runs_it_is_run_by_a_shell(tmp_path: Pat
 
 
 def test_the_environment_is_the_one_given_and_what_is_said_of_ours() -> None:
-    """Python may set LC_CTYPE by itself, and the environment may have entries that os.environ cannot hold."""
+    """Start from a clean environment: Python may have set LC_CTYPE, and os.environ cannot hold every entry."""
     for variables in ([b"A=1"], [b"A=1", b"LC_CTYPE=C.UTF-8"], [b"A=1", b"A=2", b"=x=1", b"no more"]):
         variables.append(b"TMPDIR=" + os.fsencode(tempfile.gettempdir()))
         read, write = os.pipe()
@@ -169,7 +169,8 @@ def test_marks_of_runs_that_were_killed_go_with_the_next_one(runtime: Path) -> N
     assert len(list(runtime.glob("run-*"))) == 1
     (runtime / "run-notes").touch()
     assert run("sh", "-c", 'test -e "${CBTOP_RUN_ID#*:}"').returncode == 0
-    assert len(list(runtime.glob("run-*"))) == 2  # the run of this test, and a file that cbtop did not create
+    # one file of the last run, and run-notes, which cbtop did not create and must not delete
+    assert len(list(runtime.glob("run-*"))) == 2
 
 
 def test_a_run_is_recorded_from_first_to_last_step_by_no_child_of_its_own(tmp_path: Path, runtime: Path) -> None:
@@ -298,7 +299,7 @@ WORDS = st.sampled_from(
 
 
 def understood_by_argparse(arguments: list[str]) -> object:
-    """Return the arguments of `become` that result from parsing with argparse."""
+    """Return the arguments with which argparse would call `become`."""
     options, unknown = cli._parser(run_command, "run").parse_known_args(arguments)
     assert not unknown
     options.signals = {}

@@ -1,4 +1,4 @@
-"""The summary at the end of `cbtop run` has the right content, and the command does not notice it."""
+"""Tests of the summary at the end of `cbtop run`: its content is right, and it does not affect the command."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_command_that_is_no_python_ends_with_one_summary(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path, runtime: Path) -> None:
-    """A stopped reader prints no summary. The command ends on time anyway."""
+    """The process that prints the summary is stopped, so there is no summary. The command ends on time anyway."""
     program = "import torch, time, atexit\ntorch.decode()\natexit.register(lambda: print(time.time(), flush=True))\n"
     command = [*RUN, "--", sys.executable, "-c", f"{program}print('ready', flush=True)\nimport sys; sys.stdin.read()"]
     with_torch = os.environ | {"PYTHONPATH": str(fake_torch(tmp_path, TORCH_WITH_BRICKS))}
@@ -170,11 +170,11 @@ def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path,
         finally:
             os.kill(reader, signal.SIGKILL)
         assert process.stderr.read() == b""
-    assert 0.25 < waited_s < 3  # 0.3 s, plus delays of a busy machine
+    assert 0.25 < waited_s < 3  # The command waits 0.3 s for the summary. A busy machine can add to that.
 
 
 def _who_reads(runtime: Path) -> list[int]:
-    """Return the ids of processes that have the FIFO of a run open."""
+    """Return the ids of processes that have the FIFO (named pipe) of a run open."""
 
     def readers() -> list[int]:
         (fifo,) = runtime.glob("*.end")
@@ -184,7 +184,7 @@ def _who_reads(runtime: Path) -> list[int]:
                 if any(os.readlink(each) == str(fifo.resolve()) for each in (process / "fd").iterdir()):
                     found.append(int(process.name))
             except OSError:
-                continue  # the process has ended or belongs to another user
+                continue  # The process has ended or belongs to another user.
         return found
 
     found: list[int] = eventually(readers)
@@ -219,7 +219,7 @@ sys.stdin.read()
 def _open_files(pid: int) -> list[str]:
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the process closed the file while it loaded modules
+        with contextlib.suppress(FileNotFoundError):  # The process may have closed this file meanwhile.
             found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
 

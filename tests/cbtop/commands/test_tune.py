@@ -119,7 +119,8 @@ def test_ctrl_c_prints_what_was_measured_and_keeps_nothing(
     assert main(["tune", tiny, "-t", "1", "-p", "16", "-n", "4"]) == 130
     said = capsys.readouterr().out
     assert "\nbest: --threads 1, as before\n" in said
-    assert said.endswith("\nit was interrupted: nothing is kept\n")  # a line about other processes may come before it
+    # A warning about other processes may be printed before this line.
+    assert said.endswith("\nit was interrupted: nothing is kept\n")
 
 
 @pytest.mark.parametrize(

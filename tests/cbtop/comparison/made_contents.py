@@ -1,4 +1,7 @@
-"""Contents of steps for tests: layers with a projection whose kernels are given."""
+"""Make the contents of steps for tests: layers with a norm and a projection.
+
+The test chooses the projection's kernels.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated runs of a process. Their steps are noisy, and the noise of neighbouring steps is correlated."""
+"""Makes runs of a simulated process. Their steps are noisy, and the noise of neighbouring steps is correlated."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Noise:
 
     memory: float = 0.9
     machine: float = 0.01  # common to all bricks
-    brick: float = 0.01  # of each brick in each layer
+    brick: float = 0.01  # noise of each brick in each layer
     call: float = 0.03  # of each call, without correlation
     pauses: float = 1e-4  # probability that a call takes 20 ms more
-    drift: float = 0.0  # relative change of all times from the first to the last step, with a random sign
-    neighbour: float = 0.0  # added in bursts of 12 steps, in a tenth of all steps
-    warm_up: float = 0.0  # added to step 1; a tenth of it to step 20
-    bimodal: float = 0.0  # added to 40 % of the calls of Attention in Layer 2
-    late: float = 0.0  # added to the last 40 % of the steps
-    tail: float = 0.0  # added to DownProjection of all layers in 4 % of the steps
-    run: float = 0.0  # between runs: common to all bricks, and a third of it for each brick alone
+    drift: float = 0.0  # drift: relative change of all times from the first to the last step, with a random sign
+    neighbour: float = 0.0  # noise added in bursts of 12 steps, in a tenth of all steps
+    warm_up: float = 0.0  # time added to step 1, and a tenth of it to step 20
+    bimodal: float = 0.0  # time added to 40 % of the calls of Attention in Layer 2
+    late: float = 0.0  # time added to the last 40 % of the steps
+    tail: float = 0.0  # time added to DownProjection of all layers in 4 % of the steps
+    run: float = 0.0  # noise between runs: common to all bricks, and another third of it for each single brick
 
 
 STEADY = Noise(pauses=0)
@@ -53,7 +53,10 @@ STEADY = Noise(pauses=0)
 
 @cache
 def made_table(layers: int = 6, rename: str = "") -> NodeTable:
-    """Return the node table of a step with layers of bricks. The last brick is called `rename` if given."""
+    """Return the node table of a step that has layers with bricks.
+
+    If given, `rename` is the name of the last brick.
+    """
     table = NodeTable()
     table.add(Node(1, None, NodeKind.STEP, "decode"))
     for layer in range(layers):
@@ -82,8 +85,8 @@ def made_batch(
     """Return the records of `steps` simulated steps.
 
     DownProjection takes `slower` times as long in layer `in_layer` (None: in all layers). Every brick takes
-    `all_longer` times as long. Attention takes `us_a_position` more for each cached position. Each step ends with
-    `unnamed_us` outside bricks.
+    `all_longer` times as long. Attention takes `us_a_position` more for each cached position. The last `unnamed_us`
+    of each step are outside all bricks.
     """
     rng = np.random.default_rng(seed)
     usual = np.tile([us for _, us in BRICKS.values()], layers)
@@ -116,11 +119,12 @@ def made_batch(
 
 @cache
 def made_run(seed: int, noise: Noise = Noise(), steps: int = 240, *, rename: str = "", **changed: object) -> Run:  # noqa: B008
-    """Return the run that results from reading the records of `made_batch`."""
+    """Make a run as `made_batch` does, read its records, and return the result."""
     batch = made_batch(seed, noise, steps, **changed)  # type: ignore[arg-type]
     table = made_table(6, rename)
     blocks = StepBlocks(table)
-    for part in range(0, len(batch.node), 4096):  # in batches, which can cut a step in two
+    # Read the records in portions of 4,096. The border of a portion can be inside a step.
+    for part in range(0, len(batch.node), 4096):
         chosen = np.zeros(len(batch.node), np.bool_)
         chosen[part : part + 4096] = True
         blocks.take(batch.only(chosen))
@@ -143,7 +147,7 @@ def made_run(seed: int, noise: Noise = Noise(), steps: int = 240, *, rename: str
 def _records(
     us: NDArray[np.float64], layers: int, cached_from: int | None, unnamed_us: float, between_steps_us: float
 ) -> Batch:
-    """Return the records in the order in which they end: bricks of each layer, the layer, and last the step."""
+    """Return records of nested nodes in the order of their ends: bricks, then their layer, and last the step."""
     steps, each = len(us), len(BRICKS)
     ns = np.round(us.reshape(steps, layers, each) * 1e3).astype(np.int64)
     gap_ns, rest_ns = round(BETWEEN_US * 1e3), round(between_steps_us * 1e3)
@@ -173,7 +177,10 @@ def _records(
 
 
 def wander(rng: np.random.Generator, steps: int, figures: int, memory: float) -> NDArray[np.float64]:
-    """Return a stationary series of variance 1, shape (steps, figures). `memory` correlates neighbouring steps."""
+    """Return random series of variance 1 with the shape (steps, figures).
+
+    `memory` is the correlation of neighbouring steps.
+    """
     chance = rng.standard_normal((steps, figures)) * np.sqrt(1 - memory**2)
     found = np.empty((steps, figures))
     found[0] = rng.standard_normal(figures)
@@ -184,7 +191,7 @@ def wander(rng: np.random.Generator, steps: int, figures: int, memory: float) ->
 
 @cache
 def steady() -> RunDiff:
-    """Return the comparison of two equal runs with little noise."""
+    """Return the comparison of two runs of the same program with little noise."""
     return diff(made_run(1, STEADY), made_run(2, STEADY))
 
 

@@ -33,9 +33,9 @@ RING_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SimulatedBrick:
-    """A brick of every layer.
+    """A simulated brick that may run in every layer.
 
-    It runs in a step of a layer with probability `rate`, then 1 to `most` times. A call takes `us` µs, and
+    In each step, it runs in a layer with probability `rate`, then 1 to `most` times. A call takes `us` µs, and
     `us_a_token` more for each token after the first.
     """
 
@@ -50,10 +50,11 @@ class SimulatedBrick:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program of steps of layers of bricks.
+    """A simulated program: steps with layers, and layers with bricks.
 
-    `experts` of `of_experts` bricks called `Expert 0`, … run after the other bricks of a layer. Each step has a
-    number of tokens from `batches`. With probability `prefill`, a step is a prefill of `prefill_tokens` instead.
+    In each layer, `experts` out of `of_experts` bricks called `Expert 0`, … run after the other bricks. The number of
+    tokens of each step is drawn from `batches`. With probability `prefill`, a step is a prefill of `prefill_tokens`
+    instead.
     """
 
     bricks: tuple[SimulatedBrick, ...]
@@ -75,9 +76,9 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A change of one brick in one layer (None: all layers).
+    """A deliberate change of one brick in one layer (None: in all layers), for a comparison to find.
 
-    It scales the call time or the call rate, or changes the name.
+    It multiplies the duration or the rate of the calls, or renames the brick.
     """
 
     brick: str
@@ -138,7 +139,10 @@ def recorded(
 
 
 class _Plan:
-    """The phase, tokens, calls and durations of every step of a run. All are drawn in advance."""
+    """What happens in every step of a simulated run: its phase, its tokens, and its calls with their durations.
+
+    All of it is drawn in advance.
+    """
 
     def __init__(self, program: Program, seed: int, noise: Noise, planted: Planted) -> None:
         self.program = program
@@ -164,7 +168,7 @@ class _Plan:
         self._rng, self._noise = rng, noise
 
     def of_step(self, at: int) -> NDArray[np.object_]:
-        """Return the durations in µs of the calls of each brick in each layer, shape (layers, bricks)."""
+        """Return how long a call of each brick takes in each layer, in µs. The shape is (layers, bricks)."""
         usual = np.array([b.us + b.us_a_token * (int(self.tokens[at]) - 1) for b in self.program.all_bricks])
         found = np.empty(self.calls.shape[1:], np.object_)
         for layer, brick in np.ndindex(found.shape):
@@ -176,7 +180,7 @@ class _Plan:
 
 
 def _pace(rng: np.random.Generator, noise: Noise, shape: tuple[int, int, int]) -> NDArray[np.float64]:
-    """Return the factor of each brick's time in each step that is due to noise of the machine."""
+    """Return by which factor noise of the machine changes each brick's time in each step."""
     steps, layers, bricks = shape
     moved = noise.machine * wander(rng, steps, 1, noise.memory)
     moved = moved + noise.brick * wander(rng, steps, layers * bricks, noise.memory)
@@ -191,11 +195,11 @@ def _pace(rng: np.random.Generator, noise: Noise, shape: tuple[int, int, int]) -
 def _calls(
     rng: np.random.Generator, program: Program, shape: tuple[int, int, int], factor: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Return the number of calls of each brick in each step and layer. `factor` multiplies the rate of each."""
+    """Return the number of calls of each brick in each step and layer. `factor` multiplies the rate of each brick."""
     rate = np.array([brick.rate for brick in program.all_bricks]) * factor
     most = np.array([brick.most for brick in program.all_bricks])
     calls = (rng.random(shape) < rate) * rng.integers(1, most + 1, shape)
-    whole = np.floor(rate).astype(np.int64)  # a rate of 2 is two calls in every step
+    whole = np.floor(rate).astype(np.int64)  # A rate of 2 means two calls in every step.
     calls = np.where(rate > 1, whole + (rng.random(shape) < rate - whole), calls)
     if program.of_experts:
         first = len(program.bricks)

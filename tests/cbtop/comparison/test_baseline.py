@@ -1,4 +1,4 @@
-"""A baseline stores its places by kind, and the number of seconds that it covers."""
+"""Tests of a stored baseline: the kinds of its places (the step, bricks, bricks of a layer) and its duration."""
 
 from __future__ import annotations
 

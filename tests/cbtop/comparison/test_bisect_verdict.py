@@ -1,4 +1,4 @@
-"""Verdicts of `cbtop bisect` on simulated runs are right."""
+"""Tests of the verdicts on commits in `cbtop bisect`, with simulated runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def runs(first: int, number: int = 3, **changed: object) -> list[Run]:
 
 
 def assessed(*thresholds: str, **changed: object) -> Assessment:
-    """Return the comparison of three runs with three runs of a steady program."""
+    """Compare three runs with three base runs of a steady program. Returns the comparison."""
     return assess(runs(0), runs(10, **changed), [parse(one) for one in thresholds], anyway=False)
 
 
@@ -50,7 +50,7 @@ def test_a_commit_is_bad_if_it_breaks_what_bad_breaks() -> None:
 
 
 def test_a_commit_is_good_only_if_half_of_the_slowdown_is_excluded() -> None:
-    """A wide interval gives no verdict, wherever its centre is."""
+    """If the interval of a change is wide, the commit gets no verdict, whatever the centre of the interval is."""
     bad = wanted(slower=1.5)
     assert verdict(assessed(), bad) is CommitVerdict.GOOD
     noisy = Noise(memory=0, machine=0.003, brick=0.003, call=0.01, pauses=0, run=0.05)
@@ -82,7 +82,7 @@ def test_a_wait_between_steps_is_found_by_the_typical_step() -> None:
 
 @first_by_default(("wait_us", "name"), [(200.0, "typical decode step"), (100.0, DOWN)])
 def test_the_larger_part_of_a_longer_step_decides(wait_us: float, name: str) -> None:
-    """DownProjection takes 120 µs longer. The wait between steps is `wait_us` longer than 30 µs."""
+    """Two parts of the step take longer: DownProjection by 120 µs, and the wait between steps by `wait_us`."""
     bad = wanted(slower=1.5, between_steps_us=30 + wait_us)
     assert bad.slowdown is not None
     assert bad.slowdown.name == name
@@ -107,7 +107,8 @@ def test_a_slowdown_shared_by_places_is_bad_by_its_rule_alone() -> None:
     assert verdict(shares, bad) is CommitVerdict.BAD
     assert said_of(shares, bad) == "no single brick; most RmsNorm: "
     other = replace(found, judged=(Judged("other", "decode", Outcome.BROKEN, "", "no single brick; most Attention"),))
-    assert verdict(other, bad) is CommitVerdict.UNCLEAR  # there is no result of the rule itself
+    # The gate has no result for the rule that the bisection searches for.
+    assert verdict(other, bad) is CommitVerdict.UNCLEAR
     holds = replace(other, judged=(*other.judged, Judged("rule", "decode", Outcome.HOLDS, "")))
     assert verdict(holds, bad) is CommitVerdict.GOOD
 

@@ -1,4 +1,4 @@
-"""The number of calls per step is either exact or has its own error."""
+"""Tests of the number of calls per step: it is either exact or has an error of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ STEPS = np.full(60, 4.0)
 
 
 def drawn(seed: int, *rates: float, blocks: int = 60) -> NDArray[np.float64]:
-    """Return the calls of places that run in a random part of the steps, in blocks of four steps."""
+    """Return random call counts with the shape (blocks, bricks).
+
+    A block is four steps. A brick runs in each step with the given rate.
+    """
     return np.random.default_rng(seed).binomial(4, rates, (blocks, len(rates))).astype(np.float64)
 
 
@@ -27,7 +30,8 @@ def test_calls_in_every_step_alike_are_exact_and_others_have_an_error() -> None:
     assert [(one.mean, one.error) for one in (exact, twice)] == [(1.0, 0.0), (2.0, 0.0)]
     assert half.error == pytest.approx((0.25 / 240) ** 0.5, rel=0.4)
     assert odd.error > 0
-    assert odd.blocks < 6 < half.blocks  # only one block shows the variation
+    # If there are few calls, only one block differs from the others, so few blocks tell about the variation.
+    assert odd.blocks < 6 < half.blocks
 
 
 def test_a_place_that_is_never_called_changes_no_error_of_another() -> None:
@@ -45,7 +49,7 @@ def test_chance_moves_calls_by_no_more_than_their_interval(rate: float) -> None:
         before, now = (call_figures(drawn(2 * seed + at, *[rate] * places), STEPS) for at in (0, 1))
         changes = [calls_change(*both, 2 * places) for both in zip(before, now, strict=True)]
         beyond += sum(one.is_beyond_noise for one in changes)
-    assert beyond <= 1  # noise alone may give 1 change in 800 figures
+    assert beyond <= 1  # In 800 figures, noise may exceed the limit once.
 
 
 @pytest.mark.parametrize(("before", "now", "is_more"), [(0.3, 0.6, True), (0.6, 0.3, False), (0.02, 0.2, True)])
@@ -69,7 +73,8 @@ def test_another_exact_number_of_calls_is_a_change_and_is_said_as_structure() ->
     same = calls_change(one, one, 1000)
     assert (same.is_beyond_noise, same.text, same.ratio) == (False, "", 1.0)
     assert calls_change(Figure(100.0, 0.0, 60), Figure(101.0, 0.0, 60), 1000).is_beyond_noise
-    assert not CallsChange(100.0, 101.0, 0.5).is_beyond_noise  # within the usual difference of two runs
+    # This change is smaller than the usual difference of two runs.
+    assert not CallsChange(100.0, 101.0, 0.5).is_beyond_noise
 
 
 @pytest.mark.parametrize(("rate", "is_new"), [(0.03, False), (0.5, True), (1.0, True)])
@@ -111,12 +116,12 @@ def test_scatter_in_a_few_blocks_is_known_by_few_of_them(seed: int, few: int) ->
 
 
 def test_runs_that_scatter_more_than_their_blocks_show_do_so_for_all_places() -> None:
-    """The input differs between runs, so the rates of all places differ by a third."""
+    """Each run has other input. So the call rates of all bricks differ by a third from run to run."""
     rng = np.random.default_rng(1)
     rows = [[Figure(0.3 * rng.normal(1, 0.33), 0.01, 60) for _ in range(3)] for _ in range(20)]
     exact = [Figure(1.0, 0.0, 60)] * 3
     *found, always = learned_calls([*rows, exact])
-    # the expected value is 0.1; by chance it can be two thirds of this
+    # The expected variation is 0.33 × 0.3 ≈ 0.1. With three runs, it can be two thirds of this by chance.
     assert 0.05 < min(one.scatter for one in found) < 0.08
     assert (always.error, always.scatter, always.runs) == (0.0, 0.0, 3)
     (rounded,) = learned_calls([[Figure(one, 0.0, 60) for one in (0.3, 0.1 + 0.2, 0.3)]])
@@ -125,7 +130,8 @@ def test_runs_that_scatter_more_than_their_blocks_show_do_so_for_all_places() ->
     (one,) = learned_calls([moved])
     assert one.scatter == pytest.approx(3**-0.5)
     (alike,) = learned_calls([[Figure(0.3, 0.02, 60)] * 3])
-    assert alike.scatter == pytest.approx(0.02)  # the blocks show more variation than the runs
+    # The variation between blocks is larger than that between runs, so it is used.
+    assert alike.scatter == pytest.approx(0.02)
 
 
 def test_what_is_compared_counts_calls_a_step_only_where_they_vary() -> None:
@@ -134,7 +140,7 @@ def test_what_is_compared_counts_calls_a_step_only_where_they_vary() -> None:
 
 
 def test_a_place_called_in_bursts_has_a_larger_error_than_its_neighbours() -> None:
-    """Both places run in half of the steps. One of them runs in groups of 24 steps."""
+    """Two bricks run in half of the steps. One of them runs in groups of 24 steps."""
     rng = np.random.default_rng(2)
     bursts = np.repeat(rng.permutation(np.arange(10) % 2), 6) * 4.0
     others = drawn(4, *[0.5] * 9)

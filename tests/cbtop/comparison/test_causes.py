@@ -1,4 +1,4 @@
-"""Other changes are listed next to changed times if both runs have measured or reported them."""
+"""Tests of possible causes: other changes are listed next to slower bricks if both runs have measured them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_kernel_with_two_launch_configurations_in_a_brick_is_not_compared() ->
 
 
 def slower_runs() -> tuple[list[Run], list[Run]]:
-    """Return base runs and new runs. In the new ones Triton is newer and DownProjection of Layer 4 is slower."""
+    """Return base runs and new runs. In the new runs, Triton is newer and DownProjection of Layer 4 is slower."""
     before = contents(phase(layers(6)), conditions=(("Triton", "3.6"),))
     pieces = {piece: one for piece, one in layers(6).items() if piece != kernel("Layer 4", "gemm")}
     after = contents(phase(pieces | {kernel("Layer 4", "gemm", HEAVY): ONE}), conditions=(("Triton", "3.7"),))

@@ -1,4 +1,4 @@
-"""Only equal things are compared. The reason is given for everything else."""
+"""Tests of which processes are compared: only with an equal baseline. For all others, the reason is given."""
 
 from __future__ import annotations
 
@@ -180,9 +180,9 @@ def test_a_change_on_the_screen_is_judged_as_in_a_diff_by_typical_times(tmp_path
 
 
 def _attention_in(record: Path, cached: int | None) -> Comparison:
-    """Compare runs in which AttentionScore becomes 1.5 times as long in every layer.
+    """Compare two runs. AttentionScore takes 1.5 times as long in every layer of the second one.
 
-    `cached` is the number of positions.
+    `cached` is the number of cached positions.
     """
     for name in ("base", "now"):
         (record / name).mkdir()
@@ -246,7 +246,7 @@ def test_a_brick_slower_everywhere_is_named_with_the_layer_with_most_of_it(tmp_p
 
 @pytest.mark.slow
 def test_a_slower_brick_costs_no_larger_part_of_steps_if_a_few_take_long(tmp_path: Path) -> None:
-    """The brick takes 960 µs.
+    """A brick becomes 960 µs slower per token.
 
     A token takes 25,000 µs typically. Its mean is 57,000 µs because 1 step in 15 is 20 times longer.
     """
@@ -338,7 +338,7 @@ def test_a_brick_below_a_microsecond_becomes_slower_and_does_less_as_others() ->
     assert change is not None
     assert (change.before, change.now) == (pytest.approx(2.0), pytest.approx(1.25))  # GFLOP/s
     assert change.half == pytest.approx(1.25 * 0.01 / 0.8)
-    # 25 % more calls did 25 % more work. The rate depends on whether this change is beyond noise.
+    # The calls and their work grow by 25 %. The shown rate depends on whether this growth is beyond noise.
     more = with_phase(NOW, times=replace(times_of(NOW), work={DOWN: BrickWork(1_250.0, 4.0, 2.0)}))
     for calls, half, gflops in ((1.25, 0.5, 1.25), (1.25, 0.1, 1.25 / 0.8), (0.0, 2.0, 1.25 / 0.8)):
         place = replace(whole, calls=CallsChange(1.0, calls, half))
@@ -357,9 +357,9 @@ def test_attention_slower_in_all_layers_is_named_if_its_cache_is_as_long() -> No
 
 
 def test_a_change_relative_to_others_names_its_layer_if_a_clock_moves_all() -> None:
-    """All cells take 6 % longer and one cell takes 10 % more than that.
+    """Every brick takes 6 % longer in every layer, because of the clock.
 
-    Most of the brick's change comes from the clock.
+    One brick of one layer takes another 10 % longer, so most of its change comes from the clock.
     """
 
     def beside(delta: float, own: float) -> Change:

@@ -1,4 +1,4 @@
-"""The contents of several runs are merged. A difference becomes a range or unknown."""
+"""Tests of the merged contents of several runs: if the runs differ, a number becomes a range or unknown."""
 
 from __future__ import annotations
 

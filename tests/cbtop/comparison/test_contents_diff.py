@@ -1,4 +1,7 @@
-"""Differences of step contents are reported with brick and layer. Missing information makes the result unsure."""
+"""Tests of differences between the contents of steps: they are reported with brick and layer.
+
+If information is missing, the result is unsure.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def test_equal_steps_differ_in_nothing_whatever_their_order(order: list[Piece]) 
         ({kernel("Layer 2", "gemm"): (3, 3)}, "Layer 2 › DownProjection: 2 more kernels gemm"),
         ({EXPERT: ONE}, "Layer 1 › Expert 7: new"),
         ({Piece(PieceKind.BRICK, "Layer 0", "RmsNorm"): (2, 2)}, "Layer 0 › RmsNorm: called 2 times a step, was 1"),
-        # the baseline has no operations, so they are not compared
+        # No operations were recorded in the baseline, so operations are not compared.
         ({Piece(PieceKind.OPERATION, name="clone"): ONE, ADD: ONE}, ""),
     ],
 )
@@ -48,7 +51,8 @@ def test_what_is_gone_is_named_as_that() -> None:
         "Layer 1 › DownProjection: one kernel fewer: elementwise_kernel"
     ]
     assert said(layers() | {EXPERT: ONE}, layers()) == ["Layer 1 › Expert 7: gone"]
-    assert said(layers(4), layers(3)) == ["Layer 3: gone"]  # bricks of a missing layer are not listed
+    # Layer 3 is reported as gone. Its bricks are not listed in addition.
+    assert said(layers(4), layers(3)) == ["Layer 3: gone"]
 
 
 def test_a_brick_outside_of_layers_is_seen_if_one_run_has_none_there() -> None:

@@ -1,4 +1,7 @@
-"""Without thresholds, a gate breaks only if a run is slower than its baseline beyond noise."""
+"""Tests of the gate (pass or fail) without thresholds.
+
+It fails only if a run is slower than its baseline beyond noise.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def test_where_a_threshold_stands_is_said_with_what_became_of_it() -> None:
 
 
 def outcomes_of(base: Run, now: Run) -> dict[str, Judged]:
-    """Return the results of the default gate by rule. Only the first result of a rule is kept."""
+    """Return the results of the default gate by rule. If a rule has several, the first one is returned."""
     found: dict[str, Judged] = {}
     for one in default_gate(diff(base, now)):
         found.setdefault(one.rule, one)
@@ -53,20 +56,20 @@ STEADY_RULES = ("decode: no more drift beyond noise", "decode: no longer p99 bey
 
 
 def gate_of(**changed: object) -> dict[str, Judged]:
-    """Return the results of the default gate for `steady` with changed figures, by rule."""
+    """Change figures of the comparison `steady`. Return the results of the default gate by rule."""
     (part,) = steady().parts
     changed_part = replace(part, **changed)  # type: ignore[arg-type]
     return {one.rule: one for one in default_gate(found_of(changed_part))}
 
 
 def found_of(*parts: PartDiff) -> RunDiff:
-    """Return `steady` with these parts. The time of a token in the first phase is that of its part."""
+    """Return the comparison `steady` with these parts (phases). Its time per token is that of the first part."""
     (rate,) = steady().rates
     return replace(steady(), parts=parts, rates=(replace(rate, time_us=parts[0].wall, parts=parts[:1]),))
 
 
 def with_wall(run: Run, wall: Figure, **changed: object) -> Run:
-    """Return the run of one part with `wall` as the time of its tokens."""
+    """Set the time per token of a run that has one part. Returns the new run."""
     (part,), (rates,) = run.parts, run.rates
     times_us = {TOKENS: replace(wall, median_us=None)}
     part = replace(part, wall_us=wall, **changed)  # type: ignore[arg-type]
@@ -74,7 +77,7 @@ def with_wall(run: Run, wall: Figure, **changed: object) -> Run:
 
 
 def places_as(one_change: Change | None, **changed: object) -> tuple[PlaceDiff, ...]:
-    """Return the places of `steady`, each with `one_change` as its change."""
+    """Return the places (bricks and bricks of a layer) of `steady`. Each gets `one_change` as its change."""
     (part,) = steady().parts
     return tuple(replace(one, change=one_change, **changed) for one in part.places)  # type: ignore[arg-type]
 
@@ -127,7 +130,8 @@ def test_a_step_holds_if_a_tenth_would_be_found_and_is_unknown_if_it_may_be(
         (125.0, 30.0, Outcome.UNSURE, Outcome.UNSURE),
         (125.1, 30.0, Outcome.UNKNOWN, Outcome.UNKNOWN),
         (100.0, 100.0, Outcome.UNSURE, Outcome.UNSURE),
-        (100.0, 100.1, Outcome.UNSURE, Outcome.UNKNOWN),  # without a typical step there is no other evidence
+        # No typical step is known here, so it cannot be used to exclude a slowdown.
+        (100.0, 100.1, Outcome.UNSURE, Outcome.UNKNOWN),
     ],
 )
 def test_tokens_a_second_hold_where_twice_as_long_a_token_would_be_found(
@@ -207,7 +211,7 @@ def test_what_more_than_half_of_the_longer_time_is_is_named_as_its_cause(
     assert judged.outcome is Outcome.BROKEN
     most = max((one for one in part.bricks if one.brick != BETWEEN_BRICKS), key=lambda one: one.delta_us)
     assert judged.guilty == (name if is_named else f"no single brick; most {most.name}")
-    # Without bricks, the part of the step that has grown most is reported.
+    # If the step has no bricks, the result names the part of the balance that has grown most.
     assert gate_of(wall=longer, typical=None, balance=balance, places=())[RATE].guilty == name
 
 
@@ -230,7 +234,7 @@ def test_the_part_of_a_longer_typical_step_in_no_call_lies_between_steps() -> No
 def test_with_several_tokens_a_step_each_side_counts_its_own() -> None:
     (part,) = steady().parts
     before, now = (replace(one, tokens=tokens) for one, tokens in ((part.before, 8.0), (part.now, 7.9)))
-    # Steps take 80 µs as before but have fewer tokens, so a token takes more time inside steps.
+    # A step takes 80 µs, as before, and a token more: the batch has fewer tokens (7.9 instead of 8).
     step = replace(part.step, call=Change(80.0, 80.0, 0.01), change=Change(10.0, 10.0, 0.01))
     more = Change(11.0, 11.0 + 80 / 7.9 - 10, 0.01, least_percent=1.0)
     balance = Balance(*[(10.0, 10.0)] * 5)
@@ -241,10 +245,10 @@ def test_with_several_tokens_a_step_each_side_counts_its_own() -> None:
 
 @pytest.mark.slow
 def test_where_no_change_would_have_been_found_nothing_holds() -> None:
-    """The sensitivity of a comparison decides the result.
+    """A rule only holds if the comparison could have found a slowdown.
 
-    If each brick varies by 10 %, a brick that is 10 % slower cannot be found. If each varies by 50 %, one that takes
-    twice as long cannot be found.
+    If each brick varies by 10 %, a brick that is 10 % slower cannot be found. If each varies by 50 %, a brick that
+    takes twice as long cannot be found.
     """
     for brick, outcome in ((0.1, Outcome.UNSURE), (0.5, Outcome.UNKNOWN)):
         noise = Noise(brick=brick, memory=0.98)
@@ -256,7 +260,10 @@ def test_where_no_change_would_have_been_found_nothing_holds() -> None:
 
 
 def test_fewer_tokens_a_second_within_a_wide_interval_are_unsure() -> None:
-    """The loss is larger than the difference of runs, or a loss of one half could not have been found."""
+    """Fewer tokens/s are unsure in two cases.
+
+    The loss is larger than runs usually differ, or the interval is too wide to find a loss of one half.
+    """
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     assert outcomes_of(base, now)[RATE].outcome is Outcome.HOLDS
     for longer, error, outcome in (
@@ -285,7 +292,7 @@ def test_a_step_with_a_too_wide_interval_is_unknown_and_says_what_to_do() -> Non
         found = outcomes_of(base, replace(now, parts=(replace(part, typical_us=changed),)))
         assert found[STEP].outcome is outcome
         assert (outcome is Outcome.UNKNOWN) == ("such as step.p50<=1.05x" in found[STEP].said)
-    # None of the runs in this file has a typical step, so only tokens/s can decide.
+    # Neither run has a typical step here, so only tokens/s can decide.
     wide = with_wall(now, replace(rate, error=0.5 * rate.mean), typical_us=None)
     found = outcomes_of(base, wide)
     assert STEP not in found
@@ -300,7 +307,7 @@ def test_a_step_with_a_too_wide_interval_is_unknown_and_says_what_to_do() -> Non
 def test_time_in_no_brick_and_between_steps_is_found_even_if_pauses_hide_it(
     planted: dict[str, float], guilty: str
 ) -> None:
-    """1 step in 20 pauses for 20 ms. Three such runs cannot show a change of tokens/s below one half."""
+    """One step in 20 pauses for 20 ms. With three such runs, a loss of tokens/s below one half cannot be shown."""
     paused = Noise(pauses=0.002)
     found = diff(together([made_run(seed, paused) for seed in (11, 12, 13)]), made_run(14, paused, **planted))
     judged = {one.rule: one for one in default_gate(found)}
@@ -318,7 +325,7 @@ def test_what_the_clock_cannot_tell_holds_nowhere() -> None:
 def test_fewer_tokens_a_second_are_said_where_the_typical_step_takes_as_long() -> None:
     """40 % of the calls of one brick take five times as long.
 
-    A step takes 5 % longer, but the typical call does not change.
+    So the mean step takes 5 % longer, but the brick's typical call does not change.
     """
     quiet = replace(STEADY, memory=0)
     (judged,) = [
@@ -352,7 +359,10 @@ def test_a_new_brick_is_guilty_where_a_token_takes_longer_for_it() -> None:
 def test_a_new_brick_in_some_steps_is_no_pass_if_it_takes_much_time(
     longer_us: float, gone_us: float, *, is_known: bool
 ) -> None:
-    """A typical step takes as long as before. A brick that was only renamed or split adds no time."""
+    """The typical step takes as long as before.
+
+    A brick that was renamed or split must not count as additional time.
+    """
     (part,) = steady().parts
     down = place_of(part, "DownProjection")
     assert down.now
@@ -550,7 +560,7 @@ def test_a_slower_brick_shows_no_figure_that_became_smaller() -> None:
 
 
 def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> None:
-    """Both runs are slower than the baseline, so this is no pass."""
+    """Two new runs fail for different reasons. Both are slower than the baseline, so this is not a pass either."""
     first = [Judged("no brick slower", "decode: A", Outcome.BROKEN, "1.2×", brick="A")]
     for second in (replace(first[0], about="decode: B", brick="B"), replace(first[0], rule="no longer step")):
         found = confirmed(first, [second])

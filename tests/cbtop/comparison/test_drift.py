@@ -1,4 +1,4 @@
-"""Steps that become longer during a run are explained by growing caches, warm-up or drift."""
+"""Tests of steps that become longer during a run: the explanation is a growing cache, a warm-up or drift."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_base_runs_that_begin_slowly_make_no_drift_of_a_steady_run() -> None:
 
 @first_by_default("steps", [120, 160])
 def test_a_growing_cache_is_no_drift_and_hides_none(steps: int) -> None:
-    """Because of the cache, the last third of the steps takes 1.2 times as long as the first."""
+    """Steps become longer because more positions are cached: the last third takes 1.2 times as long as the first."""
     grown = {"cached_from": 0, "us_a_position": 1.2}
     bases = three(**grown)
     first, last = bases[0].parts[0].thirds[0].first.mean, bases[0].parts[0].thirds[0].last.mean
@@ -112,14 +112,17 @@ def test_drift_is_named_beyond_a_tenth_and_its_interval() -> None:
 def test_what_is_not_known_of_one_side_is_no_drift() -> None:
     one = [thirds(1000.0, 1000.0)]
     assert drift_of([], one, None, 1) is drift_of(one, [], None, 1) is None
-    for slope in (20.0, 50.0):  # slopes that imply a last third of zero or negative duration
+    for slope in (20.0, 50.0):  # These slopes are so steep that the last third would get a duration of zero or less.
         steep = Figure(1000.0, 1.0, 20, slope=slope)
         assert drift_of([thirds(1000.0, 1000.0, (0.0, 100.0))], one, steep, 1) is None
 
 
 @pytest.mark.parametrize(("last", "is_known"), [(49, True), (50, True), (51, True), (52, False)])
 def test_thirds_with_other_numbers_of_tokens_tell_no_drift(last: int, is_known: bool) -> None:
-    """Steps have 50 tokens in the first half of the run. A difference of up to 2 % in the second half is allowed."""
+    """Steps have 50 tokens in the first half of the run and `last` tokens in the second.
+
+    Drift is reported if these numbers differ by at most 2 %.
+    """
     batch, table = made_batch(1, STEADY, 60), made_table()
     elements = np.where(np.arange(len(batch.node)) < len(batch.node) // 2, 50, last) * batch.elements
     blocks = StepBlocks(table)

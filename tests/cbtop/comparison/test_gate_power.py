@@ -1,4 +1,4 @@
-"""Noise alone breaks no gate. Planted changes are found and named at a known rate.
+"""Tests of what a gate finds: noise alone fails no gate, and planted changes are named at a known rate.
 
 The curve in docs/gate.md: `python -m pytest -m slow -s -n 0 tests/cbtop/comparison/test_gate_power.py`.
 """
@@ -22,7 +22,7 @@ from tests.representatives import first_by_default
 
 PLANTED = "DownProjection in Layer 4"
 USUAL, LOUD = Noise(), Noise(call=0.2)
-# Noise of different machines. Two runs of the same program get it at different times.
+# Kinds of noise on different machines. Each run of a program has its own random times.
 MACHINES = {
     "of a usual machine": USUAL,
     "without memory": Noise(memory=0.0),
@@ -35,7 +35,7 @@ MACHINES = {
 
 @dataclass
 class Tally:
-    """Counts of comparisons whose first finding is the planted brick, another brick, or nothing."""
+    """Counts of comparisons by their first finding: the brick with the planted change, another brick, or nothing."""
 
     of: int = 0
     named: int = 0
@@ -43,7 +43,7 @@ class Tally:
 
 
 def tally(comparisons: int, noise: Noise, steps: int = 240, slower: float = 1.0, first: int = 0) -> Tally:
-    """Compare pairs of runs by the default gate. The second run of each pair has the planted change."""
+    """Compare pairs of runs by the default gate. The second run of each pair has a planted change."""
     found = Tally(comparisons)
     for at in range(comparisons):
         base, now = made_run(first + 2 * at, noise, steps), made_run(first + 2 * at + 1, noise, steps, slower=slower)
@@ -69,7 +69,7 @@ def test_ten_percent_on_one_brick_of_one_layer_are_named_on_any_machine(name: st
 
 @pytest.mark.slow
 def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -> None:
-    """The clock drifts by 6 % in each run, so absolute changes below 10 % cannot be found."""
+    """The clock drifts by 6 % in each run, so a brick that is 10 % slower is found only relative to other bricks."""
     noise = MACHINES["a drifting clock"]
     found = diff(made_run(0, noise), made_run(1, noise, slower=1.1))
     (judged,) = [one for one in default_gate(found) if one.outcome is Outcome.BROKEN]
@@ -86,9 +86,10 @@ def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -
 
 @pytest.mark.slow
 def test_a_gate_says_how_small_a_change_it_finds() -> None:
-    """The smallest change that can be found grows with more variation and with fewer records.
+    """A gate reports the smallest slowdown that it can find.
 
-    A drifting clock adds nothing because it affects all bricks alike.
+    It grows with more variation and with fewer records. A drifting clock adds nothing because it affects all bricks
+    alike.
     """
     findable = {}
     machines = {"usual": (USUAL, 240), "short": (USUAL, 80), "drift": (Noise(drift=0.06), 240), "loud": (LOUD, 240)}
@@ -100,9 +101,9 @@ def test_a_gate_says_how_small_a_change_it_finds() -> None:
     assert 3.0 < findable["drift"] < 6.0 < findable["loud"]
 
 
-@pytest.mark.slow  # test_check.py tests that one base run breaks no gate
+@pytest.mark.slow  # Not in the default run, because test_check.py tests that one base run fails no gate.
 def test_learned_noise_tells_runs_that_differ_from_a_change() -> None:
-    """Runs differ by 4 %. One base run takes this for a change, six base runs do not."""
+    """Runs of the same program differ by 4 %. One base run mistakes this for a change, but six base runs do not."""
     noise = Noise(run=0.04)
     alone = learned = 0
     for at in range(4):

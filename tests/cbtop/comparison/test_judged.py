@@ -1,4 +1,4 @@
-"""Tests of the results of thresholds, and of parts that only the new run has."""
+"""Tests of the results of thresholds: which pass, which are sure, and what has no baseline to compare with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of runs whose batch size changes inside a part."""
+"""Tests of runs that change their batch size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.representatives import first_by_default
 
 
 def tokens_of(batches: NDArray[np.float64]) -> Figure:
-    """Return the tokens per step, from blocks of four steps."""
+    """Return the mean tokens per step and its error, computed from blocks of four steps."""
     return figures(batches.reshape(-1, 4).sum(axis=1)[:, None], np.full(len(batches) // 4, 4.0))[0]
 
 

@@ -1,4 +1,4 @@
-"""The rate of a phase and its error are right."""
+"""Tests of the rate of a phase (tokens or steps per second) and of its error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def rates_of(rows: list[tuple[int, int, int]], **others: list[int]) -> dict[str,
 
 
 def steps(*lengths_ms: float, node: int = DECODE, pause_ms: float = 0) -> list[tuple[int, int, int]]:
-    """Return (node, begin, end) of consecutive steps in ns. Each step follows a pause of `pause_ms`."""
+    """Return (node, begin, end) in ns of consecutive steps with these lengths.
+
+    Before each step is a pause of `pause_ms`.
+    """
     at, rows = 0, []
     for length_ms in lengths_ms:
         begin = at + round(pause_ms * MS)
@@ -116,9 +119,9 @@ def test_a_first_block_is_slow_from_four_usual_deviations_on(first_ms: float, is
 
 
 def test_a_phase_in_four_blocks_after_the_slow_first_one_has_no_known_error() -> None:
-    """A prompt begins every fifth block.
+    """A prompt begins in every fifth block of steps, so the phase has few blocks.
 
-    If the first block is slow, it is left out of the error, and too few blocks remain.
+    If the first block is slow, it is excluded, and too few blocks remain to know an error.
     """
     for first_ms, is_known in ((1.0, True), (400.0, False)):
         rows = steps(first_ms, *[1.0 + at % 3 / 100 for at in range(99)])

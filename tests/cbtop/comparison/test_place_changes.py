@@ -1,4 +1,7 @@
-"""A place is judged by the time of its calls, and by its total time if the number of calls changes."""
+"""Tests of how a change of a brick is judged: by the time of a call.
+
+If the number of its calls changes, its total time is judged.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ PLACE: Place = (BRICK, None)
 
 
 def times(us: float, calls: float, *, error: float = 0.0) -> PlaceTimes:
-    """Return a place with `calls` calls per step that take `us` each. The time of a call has an error of 1 %."""
+    """Return the figures of a brick: `calls` calls per step, each taking `us` µs with an error of 1 %."""
     return PlaceTimes(Figure(us * calls, 0.1, 60), Figure(us, 0.01 * us, 60), calls=Figure(calls, error, 60))
 
 
@@ -75,7 +78,10 @@ def test_too_few_calls_for_a_median_are_not_judged_but_counted() -> None:
 
 
 def of_layers(calls: dict[str, float], us: dict[str, float], outside: float = 0.0) -> dict[Place, PlaceTimes]:
-    """Return a brick with these calls and µs per layer, and `outside` calls of 10 µs outside layers."""
+    """Return the figures of a brick that runs in several layers, with its calls and its µs per call in each of them.
+
+    In addition, it has `outside` calls of 10 µs outside layers.
+    """
     total = sum(calls.values()) + outside
     mean = (sum(calls[layer] * us[layer] for layer in calls) + 10 * outside) / total
     cells: dict[Place, PlaceTimes] = {(BRICK, layer): times(us[layer], calls[layer], error=0.01) for layer in calls}
@@ -90,7 +96,8 @@ def test_another_mix_of_layers_moves_no_brick_over_all_of_them(outside: float) -
     found = place_change(before, now, PLACE, 100, None, 1.0)
     assert found.call
     assert found.call.now / found.call.before == pytest.approx(1.0)
-    assert found.call.error == pytest.approx(0.01 * 2**0.5 * found.call.now)  # each side has an error of 1 %
+    # The times of both runs have an error of 1 %.
+    assert found.call.error == pytest.approx(0.01 * 2**0.5 * found.call.now)
     longer = of_layers({"Layer 0": 0.46, "Layer 1": 0.54}, {"Layer 0": 100.0, "Layer 1": 400.0}, outside)
     found = place_change(before, longer, PLACE, 100, None, 1.0)
     assert found.call
@@ -107,7 +114,7 @@ def test_calls_below_a_microsecond_have_the_mix_of_the_baseline_too() -> None:
 
 
 def test_the_ratio_that_all_places_share_is_the_median_of_their_time() -> None:
-    """Four places with 40 % of the time are unchanged. Four other places take 1.2 times as long."""
+    """Four bricks have 40 % of the time and do not change. Four other bricks take 1.2 times as long."""
     sides: list[dict[Place, PlaceTimes]] = [{}, {}]
     for at in range(8):
         for side, ratio in zip(sides, (1.0, 1.0 if at < 4 else 1.2), strict=True):

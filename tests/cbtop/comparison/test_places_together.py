@@ -1,4 +1,7 @@
-"""The figures of a place are merged if enough runs have them. A run without calls counts as 0 calls."""
+"""Figures of a brick in several runs are merged if enough runs have them.
+
+A run without the brick counts as 0 calls.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def test_a_run_that_does_not_call_a_place_adds_no_error_to_its_time() -> None:
         [{ALWAYS: times(100.0, 1.0), RARE: rare}] * 3 + [{ALWAYS: times(100.0, 1.0)}], [1.0] * 4, 3
     )
     time = found[RARE].time
-    # half of the deviation between runs
+    # The expected error is half of the standard deviation between the four runs.
     assert (time.error, time.own_error) == (pytest.approx(2.5e-4), pytest.approx(2.5e-4))
-    assert found[RARE].calls == Figure(0.0, 0.0, 8, runs=4)  # no run has counted these calls
+    assert found[RARE].calls == Figure(0.0, 0.0, 8, runs=4)  # No run has calls of this brick.
     assert (time.slope, time.slope_error) == (pytest.approx(0.75e-5), pytest.approx(3**0.5 / 4 * 1e-6))

@@ -1,4 +1,4 @@
-"""Quantiles from blocks of histograms equal those of the calls, and their errors are right."""
+"""Tests of quantiles from histograms of blocks of steps: they equal those of the calls, and have right errors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cbtop.profiler.analysis.node_columns import SUMS
 from tests.representatives import first_by_default
 
 BLOCKS = 6
-PER_BUCKET = 1 / 64  # relative width of a bucket for values above 64 ns
+PER_BUCKET = 1 / 64  # width of a histogram bucket, relative to its value, for values above 64 ns
 Calls = dict[int, Sequence[int]]  # durations in ns by node
 durations = st.lists(st.integers(1, 10**8), min_size=8, max_size=80)
 
 
 def block(calls: Calls) -> Growth:
-    """Return the histogram of these calls."""
+    """Return the histograms of these durations, by node."""
     cells = np.concatenate(
         [np.full(len(each), node) * BUCKETS + bucket_of(np.array(each, np.int64)) for node, each in calls.items()]
     )
@@ -47,7 +47,7 @@ def in_blocks(calls: Sequence[int], node: int = 0) -> list[Calls]:
 
 
 def wandering(seed: int, steps: int, blocks: int) -> list[Calls]:
-    """Return blocks of calls of 100 µs. Calls vary by 3 %, blocks by 1 %."""
+    """Return blocks of calls of about 100 µs: the calls of a block vary by 3 %, the means of the blocks by 1 %."""
     random = np.random.default_rng(seed)
     of_block = random.normal(1, 0.01, blocks)
     return [{0: (1e5 * one * random.normal(1, 0.03, steps)).astype(np.int64).tolist()} for one in of_block]
@@ -59,7 +59,7 @@ def test_the_median_of_each_place_is_that_of_its_calls_within_a_bucket(first: li
     found = call_times(blocks, [[0, 1]], 2)
     assert found.calls.tolist() == [len(first), len(second)]
     for one, calls in zip(found.quantile(MEDIAN).figures, (first, second), strict=True):
-        if one is not None:  # the median may be anywhere between the two middle values
+        if one is not None:  # With an even number of calls, the median may be anywhere between the two middle values.
             ordered = sorted(calls)
             low, high = ordered[(len(calls) - 1) // 2 - (len(calls) % 2 == 0)], ordered[len(calls) // 2]
             assert low * (1 - PER_BUCKET) <= one.mean * 1e3 <= high * (1 + PER_BUCKET) + 1
@@ -69,7 +69,8 @@ def test_the_median_of_each_place_is_that_of_its_calls_within_a_bucket(first: li
 def test_a_quantile_is_as_long_as_that_share_of_calls_of_every_length(fraction: float, is_us: float) -> None:
     (found,) = call_times(in_blocks(range(1, 1_000_001, 97))).quantile(fraction).figures
     assert found is not None
-    assert found.mean == pytest.approx(is_us, rel=0.002)  # values inside a bucket are exact, too
+    # The result is closer than the width of a bucket, because positions inside a bucket are interpolated.
+    assert found.mean == pytest.approx(is_us, rel=0.002)
 
 
 def test_a_node_is_of_the_places_its_columns_name_or_of_none_if_it_has_none() -> None:
@@ -89,11 +90,12 @@ def test_a_quantile_is_known_of_so_many_calls_that_four_are_on_either_side(
 ) -> None:
     quantile = call_times(in_blocks([1_000] * calls)).quantile(fraction)
     assert (quantile.figures[0] is not None) == is_known
-    assert quantile.us == pytest.approx(1.0, rel=PER_BUCKET)  # the values are known even if their error is not
+    # The value of the quantile is known even if its error is not.
+    assert quantile.us == pytest.approx(1.0, rel=PER_BUCKET)
 
 
 def test_a_quantile_is_unknown_if_blocks_leave_open_whether_calls_exceed_it() -> None:
-    """Each block contains calls of one duration only, so a p99 is the longest of a few blocks."""
+    """All calls of a block of steps have the same duration, so the p99 depends on only a few blocks."""
     blocks: list[Calls] = [{0: [1_000] * 100} for _ in range(11)] + [{0: [5_000] * 100}]
     assert call_times(blocks).quantile(P99).figures == [None]
 
@@ -104,7 +106,7 @@ def test_a_quantile_is_off_by_what_its_error_says(fraction: float) -> None:
     figures = [one for one in found if one is not None]
     assert len(figures) == 60
     off = np.std([one.mean for one in figures])
-    # A p90 can move further towards long calls than towards short ones. Its error is the larger of the two.
+    # The reported error of a p90 is its error towards long calls, which is larger than that towards short calls.
     assert 0.9 < np.median([one.error for one in figures]) / off < (1.4 if fraction == MEDIAN else 1.7)
 
 
@@ -121,9 +123,9 @@ def test_typical_times_sum_to_that_many_medians_and_slow_blocks_have_more() -> N
 
 
 def growing(by_ns: float, pace: NDArray[np.float64], along: NDArray[np.float64]) -> list[Calls]:
-    """Return blocks with 80 calls of 100 µs for each of two nodes.
+    """Return blocks of steps. In each, two nodes have 80 calls of 100 µs.
 
-    Calls of the first node grow by `by_ns` times `along`.
+    From block to block, calls of the first node become longer, by `by_ns` times the values of `along`.
     """
     random = np.random.default_rng(3)
     made = []
@@ -149,9 +151,9 @@ def test_a_median_of_growing_calls_is_at_the_mean_of_what_they_grow_along() -> N
     assert grows.slope == pytest.approx(0.4, rel=0.03)
     assert 0 < grows.slope_error < 0.02
     assert abs(grows.slope - 0.4) < 4 * grows.slope_error
-    assert grows.error < 0.01 * grows.mean  # the growth does not count as noise
+    assert grows.error < 0.01 * grows.mean  # The growth from block to block does not count as noise.
     assert (stays.slope, stays.slope_error) == (0, 0)
-    # The typical time of a block grows with its position.
+    # The median duration also grows from block to block.
     grown_us = np.polyfit(along, found.typical_us[:, 0] / 80, 1)[0]
     assert grown_us == pytest.approx(0.4, rel=0.05)
 
@@ -182,9 +184,9 @@ def test_where_steps_alone_are_recorded_nothing_is_known_of_places() -> None:
 
 
 def random_calls(seed: int, rate: float, blocks: int, long: float = 1.0) -> list[Calls]:
-    """Return blocks of four steps.
+    """Return blocks of four steps in which two bricks run at random.
 
-    Two places call in a random part of the steps. Half of the calls take `long` times 100 µs.
+    Half of their calls take 100 µs, and the other half takes `long` times 100 µs.
     """
     random = np.random.default_rng(seed)
     made = []

@@ -1,4 +1,7 @@
-"""Every step of each phase is in exactly one block. All wall-clock time after the warm-up is counted exactly once."""
+"""Tests of blocks of steps: every step of a phase is in exactly one block.
+
+All wall-clock time after the warm-up is counted exactly once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ DECODE, PREFILL, WARM_UP = 1, 2, 3
 
 
 def ended(rows: list[tuple[int, int, int]], **others: list[int]) -> EndedSteps:
-    """Return ended steps from (node, begin, end). Each has two tokens, three sequences and seven cached positions."""
+    """Return finished steps from rows (node, begin, end).
+
+    By default, each step has two tokens, three sequences and seven cached positions.
+    """
     node, start, end = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     given = {"tokens": [2] * len(rows), "sequences": [3] * len(rows), "cached": [7] * len(rows), **others}
     columns = {name: np.array(column, np.int64) for name, column in given.items()}

@@ -1,4 +1,4 @@
-"""The rates of a simulated server: how often noise exceeds their intervals, and how small a change they show."""
+"""Tests of the rates of a simulated server: how often noise exceeds their intervals, and which changes they show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DECODE, PREFILL = 1, 2
 TABLE = NodeTable()
 for number, name in ((DECODE, "decode"), (PREFILL, "prefill")):
     TABLE.add(Node(number, None, NodeKind.STEP, name))
-STEPS_A_ROUND = 6  # one prompt and five tokens
+STEPS_A_ROUND = 6  # The server answers a request with one prefill step and five decode steps.
 WAIT_US = 3000.0
 
 
@@ -46,7 +46,7 @@ def served(seed: int, rounds: int = 300, slower: float = 1.0) -> tuple[PhaseRate
 
 
 def outside_of(cases: int, bases: int, rate: str, slower: float = 1.0) -> tuple[int, int]:
-    """Return how often the rate of decode steps is reported as lower or as higher, beyond its interval."""
+    """Return how many comparisons report a lower rate of decode steps, and how many report a higher rate."""
     lower = higher = 0
     for at in range(cases):
         seeds = range(1000 + (bases + 1) * at, 1000 + (bases + 1) * (at + 1))

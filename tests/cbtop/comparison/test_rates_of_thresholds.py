@@ -1,4 +1,4 @@
-"""Tests of thresholds on rates, on one batch, and on several batches together."""
+"""Tests of thresholds on rates, for steps of one batch size and for steps of several batch sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUIET = Noise(pauses=0, memory=0.0, machine=0.0, brick=0.0)
 
 
 def batches(seed: int, *sizes: int, noise: Noise = STEADY, steps: int = 240) -> Run:
-    """Return a run with decode steps of these batch sizes. Each batch is simulated as in `made_run`."""
+    """Return a run whose decode steps have these batch sizes. `made_run` simulates the steps of each size."""
     runs = [made_run(1000 * seed + size, noise, steps) for size in sizes]
     parts = [of_batch(run.parts[0], size) for run, size in zip(runs, sizes, strict=True)]
     return replace(runs[0], key=f"here:{seed}:1:0", parts=tuple(parts))
@@ -120,7 +120,7 @@ def test_the_rate_of_a_batch_is_of_its_own_steps_and_the_time_before_them() -> N
     part = half_of(six.now.wall_us) / six.now.wall_us.mean
     for off, outcome in ((-1.1, Outcome.HOLDS), (-0.9, Outcome.UNSURE), (0.9, Outcome.UNSURE), (1.1, Outcome.BROKEN)):
         assert judged_as(found, f"decode[batch=6].tokens_per_sec>={rate * exp(off * part)}").outcome is outcome
-    # One token of these runs is one step, so one sample is six tokens.
+    # One step generates one token for each of six sequences, so a sample has six tokens.
     assert judged_as(found, "decode[batch=6].samples_per_sec>=1").said.startswith(f"{rate:.1f} samples/s (")
     assert six.step.now
     in_steps = 1e6 / six.step.now.time.mean
@@ -169,9 +169,8 @@ def test_a_rate_of_millions_of_tokens_is_lower_as_any_other() -> None:
         assert found.is_lower is is_lower
 
 
-@pytest.mark.parametrize(
-    ("slope", "sides", "squares"), [(1e-3, (0.6, 0.6), 4), (1e-2, (1.5, 0.7), 3)]
-)  # in units of the 1 ns error; the slope's error of 0.01 ns doubles it over 100 positions
+# `sides` and `squares` are multiples of the error of 1 ns. The error of the slope doubles it over 100 positions.
+@pytest.mark.parametrize(("slope", "sides", "squares"), [(1e-3, (0.6, 0.6), 4), (1e-2, (1.5, 0.7), 3)])
 def test_a_rate_is_compared_at_one_length_unless_that_were_no_time(
     slope: float, sides: tuple[float, float], squares: int
 ) -> None:
@@ -225,7 +224,10 @@ def test_a_rate_that_is_not_known_says_why() -> None:
 
 
 def test_a_rate_is_compared_at_one_length_of_the_cache_and_says_so() -> None:
-    """A token takes 10 µs more for each cached position. The new run has 100 more cached positions."""
+    """A token takes 10 µs more for each cached position.
+
+    The new run has cached 100 positions more than the baseline.
+    """
     before, now = (
         replace(
             rates("decode", us),
@@ -248,7 +250,7 @@ def test_a_rate_is_compared_at_one_length_of_the_cache_and_says_so() -> None:
 
 
 def test_a_rate_that_other_phases_or_batches_lower_names_them() -> None:
-    """A token takes 15 % more wall-clock time. Steps and the time before them are unchanged."""
+    """A token takes 15 % more wall-clock time, but neither the steps nor the waits before them become longer."""
     longer = rates("decode", 1150.0)
     found = diff(with_rates(made_run(1, STEADY), rates("decode", 1000.0)), with_rates(made_run(2, STEADY), longer))
     (judged,) = [one for one in default_gate(found) if "no fewer tokens/s" in one.rule]
@@ -321,13 +323,15 @@ def test_an_unsure_threshold_fails_and_says_the_ways_out() -> None:
     )
 
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)  # sixteen batch sizes
-ONLY = (WHOLE_STEP, (BETWEEN_BRICKS, None))  # few places make comparisons fast
+# sixteen batch sizes, for simulated decode steps
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+# Compare only the whole step and the time between bricks, so that comparisons are fast.
+ONLY = (WHOLE_STEP, (BETWEEN_BRICKS, None))
 
 
 @cache
 def pool(many: int) -> tuple[tuple[StepGroup, ...], float]:
-    """Return the parts of `many` runs of one batch, and the true median of their steps in µs."""
+    """Return the decode steps of `many` runs of one batch size, and the true median of a step in µs."""
     parts = [made_run(seed, QUIET, 60).parts[0] for seed in range(5000, 5000 + many)]
     parts = [replace(part, places={place: part.places[place] for place in ONLY}) for part in parts]
     medians = [p50.mean for part in parts if (p50 := part.places[WHOLE_STEP].p50)]

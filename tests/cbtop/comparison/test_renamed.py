@@ -13,7 +13,10 @@ RMS: Brick = ("RmsNorm", NORM)
 
 
 def places(*bricks: Brick, calls: float = 1.0, error: float = 0.0, layers: int = 3) -> dict[Place, PlaceTimes]:
-    """Return places in the order of their first call. Each brick runs `calls` times per step in each layer."""
+    """Return the times of bricks in all layers, in the order of their first call.
+
+    `calls` is the number per step and layer.
+    """
     found: dict[Place, PlaceTimes] = {}
     for brick in bricks:
         time = Figure(10.0, 0.1, 60)
@@ -53,7 +56,8 @@ def test_of_several_alike_the_one_at_the_same_position_is_renamed() -> None:
     assert renamed(places(OLD, RMS, OTHER), places(RMS, NEW), {}, {}, 100) == {NEW: OTHER}
     assert renamed(places(OLD, OTHER, RMS), places(NEW, RMS), {}, {}, 100) == {NEW: OLD}
     assert renamed(before, before, {}, {}, 100) == {}
-    assert renamed(places(OLD, RMS), places(RMS, NEW), {}, {}, 100) == {NEW: OLD}  # NEW is the only candidate
+    # Only NEW can be the new name of OLD.
+    assert renamed(places(OLD, RMS), places(RMS, NEW), {}, {}, 100) == {NEW: OLD}
     assert renamed(places(RMS, OLD, layers=0), places(RMS, NEW, layers=0), {}, {}, 100) == {NEW: OLD}
     assert renamed(places(RMS, OLD), now, {}, {}, 100) == {NEW: OLD}
     assert renamed(before, places(RMS, NEW), {}, {}, 100) == {NEW: OLD}

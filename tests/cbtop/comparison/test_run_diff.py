@@ -1,4 +1,4 @@
-"""The comparison of two runs: its verdicts, its notes, and caches of different lengths."""
+"""Tests of the comparison of two runs: verdicts, notes, and runs with different numbers of cached positions."""
 
 from __future__ import annotations
 
@@ -90,11 +90,15 @@ def test_where_long_calls_hide_in_the_mean_that_a_brick_is_slower_it_is_said() -
         assert sentence(part, place).endswith(f" µs/token{said}")
         brick = default_gate(diff(base, slower))[0]
         assert brick.guilty == place.name
-        assert brick.said.endswith(" µs/token") is not bool(said)  # a gate shows only the time that decided
+        # The sentence about the brick ends with its time only if this time decided.
+        assert brick.said.endswith(" µs/token") is not bool(said)
 
 
 def test_longer_caches_are_compared_at_a_length_that_both_have_seen() -> None:
-    """Attention takes 0.2 µs per cached position. 200 more positions add 40 µs to 100 µs, which is no change."""
+    """Attention takes 100 µs plus 0.2 µs per cached position.
+
+    The new run has 200 more positions, so Attention takes 40 µs longer. This is not a change of the program.
+    """
     base = made_run(1, STEADY, 400, cached_from=0, us_a_position=0.2)
     later = made_run(2, STEADY, 400, cached_from=200, us_a_position=0.2)
     (part,) = diff(base, later).parts
@@ -110,14 +114,17 @@ def test_longer_caches_are_compared_at_a_length_that_both_have_seen() -> None:
 
 @pytest.mark.slow
 def test_calls_and_typical_times_are_compared_at_one_length_too() -> None:
-    """Attention takes 100 µs plus 0.2 µs per position. Its raw median and p99 are 40 µs higher in the new run."""
+    """Attention takes 100 µs plus 0.2 µs per cached position. The new run has 200 more positions.
+
+    So its measured median and p99 are 40 µs higher. At the same number of positions they are equal.
+    """
     base, later = (made_run(at, STEADY, 400, cached_from=200 * at, us_a_position=0.2) for at in (0, 1))
     (part,) = diff(base, later).parts
     for one in (place for place in part.places if place.name.startswith("Attention")):
         assert one.change is not None
         assert one.p50 is not None
         assert one.p99 is not None
-        # Only four calls of a layer exceed its p99, so the p99 has a large error.
+        # Only four calls in a layer are longer than the p99, so the p99 has a large error.
         for moved, half_percent in ((one.change, 15), (one.p50, 15), (one.p99, 25)):
             assert moved.percent == pytest.approx(0, abs=5)
             assert moved.half_percent is not None
@@ -130,7 +137,7 @@ def test_calls_and_typical_times_are_compared_at_one_length_too() -> None:
 def test_what_lies_between_bricks_is_judged_by_calls_at_one_length_too() -> None:
     """The median time between bricks is computed from the median step.
 
-    A step is longer if more positions are cached.
+    If more positions are cached, the whole step takes longer, and this must not count as time between bricks.
     """
     base, later = (made_run(at, STEADY, 400, cached_from=200 * at, us_a_position=0.2) for at in (0, 1))
     (part,) = diff(base, later).parts
@@ -223,7 +230,8 @@ def test_runs_taken_together_may_have_any_pace_and_widen_what_is_the_same() -> N
     bases = [paced(seed, (1_000.0, 1_000.0 * seed), (1_000.0, 1_000.0 * seed)) for seed in (1, 2, 3)]
     assert diff_of(bases, [paced(4, (1_000.0, 3_000.0), (1_000.0, 3_100.0))]).why_not == ""
     assert together(bases).paces == tuple(pace for run in bases for pace in run.paces)
-    assert together([*bases[:2], paced(3)]).paces == ()  # one of the runs has no known pace
+    # One of these runs has no measured pace of the machine, so the set of runs has none.
+    assert together([*bases[:2], paced(3)]).paces == ()
 
 
 def test_a_busier_machine_is_said_beside_what_changed() -> None:
@@ -242,14 +250,15 @@ def test_runs_taken_together_keep_clock_cut_gone_process_and_failed_check() -> N
 
 @pytest.mark.slow
 def test_runs_of_other_lengths_are_said_where_nobody_says_how_much_is_cached() -> None:
-    """A difference of up to 10 % in the number of steps is allowed."""
+    """A note is given only if the numbers of steps differ by more than 10 %."""
     for steps, is_said in ((240, False), (264, False), (280, True)):
         notes = diff(made_run(1, STEADY, 240), made_run(2, STEADY, steps)).notes
         said = f"decode: {steps} steps, 240 in the baseline, and how much was cached is not said"
         assert any(note.startswith(said) for note in notes) is is_said
     assert not diff(made_run(1, STEADY, 240, cached_from=0), made_run(2, STEADY, 280, cached_from=0)).notes
     bases = [made_run(seed, STEADY, 80) for seed in (3, 4, 5)]
-    assert not diff_of(bases, [made_run(6, STEADY, 80)]).notes  # three runs of 80 steps are enough
+    # The three base runs have 80 steps each, as the new run, so there is no note. Their sum of 240 does not count.
+    assert not diff_of(bases, [made_run(6, STEADY, 80)]).notes
     assert diff_of(bases, [made_run(6, STEADY, 240)]).notes
 
 
@@ -309,7 +318,8 @@ def test_how_small_a_change_is_found_follows_from_interval_and_error() -> None:
     assert findable_percent(Change(0, 101, half=1, error=0.1)) is None
     (part,) = diff(made_run(1, STEADY), made_run(2, STEADY)).parts
     known = sorted(findable_percent(one.change) or 0 for one in part.bricks if one.change)
-    assert part.findable(part.bricks) == pytest.approx(known[len(known) // 2])  # the median of the five bricks
+    # The gate reports the median of what the five bricks allow to find.
+    assert part.findable(part.bricks) == pytest.approx(known[len(known) // 2])
     assert part.findable([]) is None
 
 
@@ -318,12 +328,15 @@ def test_caches_compare_up_to_a_fiftieth_beyond_what_each_run_has_seen() -> None
         (part,) = run.parts
         return replace(run, parts=(replace(part, cached_least=least, cached=mean, cached_most=most),))
 
-    base = cached(made_run(1, STEADY), 90, 100, 110)  # positions up to 112.2 may be compared
-    for mean, is_compared in ((124, True), (125, False)):  # the middle of the two means is 112 or 112.5
+    # This run has 90 to 110 cached positions. A comparison with it may use up to 112.2 positions.
+    base = cached(made_run(1, STEADY), 90, 100, 110)
+    # The comparison uses the middle between the means of both runs: 112 or 112.5 positions.
+    for mean, is_compared in ((124, True), (125, False)):
         now = cached(made_run(2, STEADY), 100, mean, 160)
         for one, other in ((base, now), (now, base)):
             assert (diff(one, other).why_not == "") is is_compared
-    for least, is_compared in ((114, True), (115, False)):  # the smallest comparable position is 111.7 or 112.7
+    # The other run has at least 114 or 115 positions. The comparison may then use 111.7 or 112.7 positions, or more.
+    for least, is_compared in ((114, True), (115, False)):
         assert (diff(base, cached(made_run(2, STEADY), least, 124, 160)).why_not == "") is is_compared
 
 
@@ -339,7 +352,7 @@ def test_bricks_layers_and_bricks_in_layers_are_known_if_the_clock_can_tell() ->
 
 
 def test_what_a_machine_does_to_all_is_what_half_of_the_time_shares() -> None:
-    """A neighbour makes small bricks slower. They are most of the bricks but little of the time."""
+    """Another process slows down small bricks. Most bricks are small, but together they take little of the time."""
     (base,), (now,) = made_run(1, STEADY).parts, made_run(2, STEADY).parts
     usual = shared_ratio(base.places, now.places)
     assert usual == pytest.approx(1.0, abs=0.03)
@@ -355,8 +368,9 @@ def test_what_a_machine_does_to_all_is_what_half_of_the_time_shares() -> None:
             },
         )
 
-    assert longer(("RmsNorm", "Attention")) == pytest.approx(usual, abs=0.03)  # 120 of 520 µs, less than half
-    # 400 of 520 µs, more than half
+    # These bricks take 120 µs of the 520 µs, which is less than half.
+    assert longer(("RmsNorm", "Attention")) == pytest.approx(usual, abs=0.03)
+    # These bricks take 400 µs of the 520 µs, which is more than half.
     assert longer(("QkvProjection", "DownProjection")) == pytest.approx(1.3 * usual, abs=0.03)
     few = {place: one for place, one in now.places.items() if place[1] in (None, "Layer 0", "Layer 1")}
     assert shared_ratio(base.places, few) is not None  # eight bricks remain
@@ -378,20 +392,22 @@ def test_a_change_relative_to_others_is_no_surer_if_cache_lengths_are_moved() ->
 
 @cache
 def steady() -> PartDiff:
-    """Return the comparison of two equal runs."""
+    """Return the comparison of two runs of the same program."""
     (part,) = diff(made_run(1, STEADY), made_run(2, STEADY)).parts
     return part
 
 
 def times_as(each: Change, **changed: object) -> tuple[PlaceDiff, ...]:
-    """Return the places of `steady`, each with `each` as its change."""
+    """Return the bricks and layers of the comparison `steady`. All of them get the change `each`."""
     return tuple(replace(one, change=each, **changed) for one in steady().places)  # type: ignore[arg-type]
 
 
 def test_figures_at_another_length_move_along_their_line_and_are_less_sure() -> None:
-    """The baseline has 100 positions and the new run 120. Both are compared at 110, so each moves by 10 positions."""
+    """Runs with 100 and 120 cached positions are both converted to 110, so each result moves by 10 positions."""
     line = Figure(1000.0, 3.0, 20, 500.0, slope=0.5, slope_error=0.4, own_error=1.0)
-    moved = Figure(1000.0, 5.0, 20, 500.0, own_error=17**0.5)  # √(3² + 4²) and √(1² + 4²)
+    # The error of the result is √(3² + 4²) = 5: 3 from the measurement, and 4 from the slope. Compared with other
+    # bricks it is √(1² + 4²).
+    moved = Figure(1000.0, 5.0, 20, 500.0, own_error=17**0.5)
     runs = []
     for seed, cached in ((1, 100.0), (2, 120.0)):
         run = made_run(seed, STEADY, 40)
@@ -413,7 +429,7 @@ def test_figures_at_another_length_move_along_their_line_and_are_less_sure() -> 
     assert part.step.change.half == pytest.approx(change(moved, moved, 4).half)
     between = next(one for one in part.places if one.name == "between bricks")
     assert between.mean is not None
-    assert between.mean.medians_us == (1005.0, 995.0)  # calculated from the median call of the step
+    assert between.mean.medians_us == (1005.0, 995.0)  # The time between bricks uses the median call of the step.
     own = next(one.change.own for one in part.cells if one.change)
     assert own is not None
     assert own.error == pytest.approx(34**0.5, rel=0.01)
@@ -457,14 +473,16 @@ def test_growth_is_shared_if_all_bricks_grow_alike_and_the_unit_by_as_much() -> 
     for part in (
         replace(shared, shared=None),
         replace(shared, shared=1.0, wall=Change(1000.0, 1000.0, 10.0)),
-        replace(shared, places=times_as(longer)),  # the change relative to the other places is unknown
+        replace(shared, places=times_as(longer)),  # The change relative to the other bricks is unknown here.
         replace(shared, places=(*times_as(alike)[:-1], replace(times_as(alone)[-1], brick=("A", BrickCategory.FFN)))),
-        replace(shared, wall=Change(1000.0, 1237.0, 10.0)),  # 1,030.8 µs without the shared factor
+        # Without the factor that all bricks share, the step would take 1,030.8 µs, which is over the 3 % that count
+        # as noise.
+        replace(shared, wall=Change(1000.0, 1237.0, 10.0)),
     ):
         assert not part.is_shared
-    # 1,029.2 µs without the shared factor; up to 3 % are noise
+    # Without the factor that all bricks share, the step takes 1,029.2 µs. Up to 3 % count as noise.
     assert replace(shared, wall=Change(1000.0, 1235.0, 10.0)).is_shared
-    # The time between bricks has not changed.
+    # All bricks change by the same factor. The time between bricks may differ.
     between = tuple(replace(one, change=alone) if one.brick == BETWEEN_BRICKS else one for one in times_as(alike))
     assert replace(shared, places=between).is_shared
 
@@ -489,7 +507,8 @@ def test_every_brick_takes_as_many_times_as_long_within_a_twentieth() -> None:
 def test_a_unit_is_longer_in_the_mean_if_beyond_chance_and_no_median_call_is() -> None:
     for wall, is_longer in (
         (Change(100.0, 120.0, 5.0, (50.0, 50.0)), True),
-        (Change(100.0, 120.0, 5.0), False),  # the new run is slower
+        # The medians of both runs are unknown, so it is unknown whether the median changed.
+        (Change(100.0, 120.0, 5.0), False),
         (Change(100.0, 105.0, 5.0, (50.0, 50.0)), False),
         (Change(0.0, 105.0, 5.0), False),
     ):
@@ -550,7 +569,7 @@ def test_notes_name_what_each_part_left_out_or_failed_and_what_work_it_is_of() -
         "only the new run has prefill (12 steps of about 8 tokens on 2 sequences): left out",
     }
     assert (found.not_judged, [part.phase for part in found.alone]) == (("encode",), ["prefill"])
-    # The part with the most steps comes first, whatever its order in the recording.
+    # The phase with the most steps is reported first, regardless of the order in the recording.
     many = (replace(before, phase="verify", steps=80), before)
     assert [part.phase for part in diff(replace(base, parts=many[::-1]), replace(new, parts=many)).parts] == [
         "verify",
@@ -584,7 +603,7 @@ def test_too_few_steps_count_for_the_new_run_by_their_extra_share_of_time() -> N
     assert [(one.phase, one.steps) for one in found.alone_short] == [("verify", 7), ("encode", 1)]
     assert found.alone_short[0].time_us == pytest.approx(0.3 * whole_us)
     assert found.alone_percent == pytest.approx(100 * 0.3 / 1.3, rel=1e-3)
-    # The baseline spends an equal share of its time there, so nothing is new.
+    # The baseline spends as large a part of its time in `verify`, so `verify` is not reported.
     as_before = replace(base, too_short=(TooShort("verify", 9, 20, 0.5 * base.parts[0].time_us),))
     assert [one.phase for one in diff(as_before, new).alone_short] == ["encode"]
     assert [one.phase for one in diff(base, replace(new, parts=base.parts), "decode").alone_short] == []

@@ -1,4 +1,4 @@
-"""Figures of a set of runs are means over the runs that have them. Runs without a figure are named."""
+"""Tests of sets of runs: a figure of a set is the mean over the runs that have it. Runs without it are named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.representatives import first_by_default
 
 ATTENTION: Place = (("Attention", BrickCategory.ATTENTION), None)
 NOISE = Noise(run=0.005)
-MANY = (6, None)  # steps with about six tokens
+MANY = (6, None)  # (tokens per step, batch size): the steps with about six tokens
 
 
 def two_batches(seed: int, steps: int = 120, **planted: object) -> Run:
@@ -47,12 +47,15 @@ def without_brick(run: Run, name: str) -> Run:
 
 
 def orders(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the rotations of the list, so that each run is once the first."""
+    """Return all rotations of the list, so that each run comes first once."""
     return [[*runs[at:], *runs[:at]] for at in range(len(runs))]
 
 
 def worst(bases: Sequence[Run], now: Run) -> tuple[Outcome, RunDiff]:
-    """Return the worst outcome of the default gate. Broken is exit code 4, unknown is 5, others are 0."""
+    """Return the worst result of the default gate, and the comparison.
+
+    From worst to best, results are: broken, unknown, unsure, holds.
+    """
     found = diff_of(bases, [now])
     if found.why_not:
         return Outcome.UNKNOWN, found
@@ -120,7 +123,7 @@ def test_a_figure_is_averaged_over_the_runs_that_have_it_if_three_do() -> None:
 @pytest.mark.slow
 @first_by_default("few", [0, 1])
 def test_a_part_that_three_base_runs_have_is_judged_whatever_others_lack(few: int) -> None:
-    """The additional base run has one step of six tokens, or none."""
+    """Three base runs have steps of six tokens. Each additional base run has at most one such step."""
     bases = [two_batches(seed) for seed in (0, 2, 3)]
     now = two_batches(7, slower=2.0, in_layer=None)
     assert worst(bases, now)[0] is Outcome.BROKEN
@@ -206,7 +209,7 @@ def test_a_brick_that_one_base_run_never_called_is_judged_by_the_others() -> Non
 
 
 def extras(seed: int) -> dict[str, Run]:
-    """Return further base runs of the same program, by what is unusual about them."""
+    """Return unusual base runs of the same program. The keys name what is unusual."""
     run = two_batches(seed)
     return {
         "another": run,
@@ -235,7 +238,8 @@ def test_one_more_base_run_never_turns_a_clear_slowdown_into_a_pass(rounds: int)
             assert len(outcomes) == 1, name
             if name == "of another sampling":
                 assert "another part of steps recorded" in worst([*bases, extra], now)[1].why_not
-            elif name == "slow and noisy":  # base runs that vary by 50 % cannot exclude a factor of 2
+            elif name == "slow and noisy":
+                # The additional run is 50 % slower, so the base runs vary too much to exclude a factor of 2.
                 assert outcomes <= {Outcome.BROKEN, Outcome.UNKNOWN}
             else:
                 assert outcomes == {Outcome.BROKEN}, name
@@ -266,7 +270,7 @@ def test_each_run_of_a_set_must_be_of_one_machine_and_complete() -> None:
 
 
 def test_bricks_in_a_layer_scatter_beside_what_all_of_a_run_share() -> None:
-    """One run takes twice as long in all places. This is variation of the machine, not of single places."""
+    """One run takes twice as long everywhere. This must count as variation of the machine, not of single bricks."""
     runs = [made_run(seed, STEADY, 40, all_longer=longer) for seed, longer in ((1, 2.0), (2, 1.0), (3, 1.0))]
     parts = [run.parts[0] for run in runs]
     shared = [shared_ratio(parts[0].places, part.places) or 0.0 for part in parts]

@@ -1,4 +1,4 @@
-"""A run is read from its records: its steps, its unit of work, and its warm-up."""
+"""Tests of how a run is read from its records: its steps, its tokens or samples, and its warm-up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEADY = Noise(pauses=0)
 
 
 def part_in(batch: Batch) -> StepGroup | None:
-    """Return the only part of the run that `batch` records."""
+    """Return the steps of `batch`, which all have one phase and batch size."""
     table = made_table()
     blocks = StepBlocks(table)
     blocks.take(batch)
@@ -60,7 +60,7 @@ def test_times_are_for_a_token_where_every_step_says_how_many() -> None:
 
 
 def test_inside_times_are_of_steps_recorded_inside_and_need_five_blocks() -> None:
-    """Some of the eight blocks of four steps contain no bricks, as if sampling began late."""
+    """Sampling began late: the first of eight blocks have steps without bricks."""
     batch = made_batch(1, STEADY, 32)
     each = len(batch.node) // 32
     whole = part_in(batch)
@@ -111,7 +111,7 @@ def test_budgets_are_those_that_definitions_give_their_bricks() -> None:
 
 
 def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None:
-    """The first block has 100 to 103 cached positions, the last block 136 to 139."""
+    """Each step caches one more position: 100 to 103 in the first block of steps, 136 to 139 in the last block."""
     batch = made_batch(1, STEADY, 40, cached_from=100)
     part = part_in(batch)
     assert part is not None
@@ -122,7 +122,8 @@ def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None
     silent = part_in(made_batch(1, STEADY, 40))
     assert silent is not None
     assert (silent.cached, silent.cached_least, silent.cached_most, silent.sequences) == (None,) * 4
-    assert silent.places[WHOLE_STEP].calls == Figure(1.0, 0.0, 10)  # each step counts as one call
+    # The step itself counts as one call in every step.
+    assert silent.places[WHOLE_STEP].calls == Figure(1.0, 0.0, 10)
 
 
 def test_calls_grow_with_the_cache_by_what_each_position_takes() -> None:
@@ -183,9 +184,9 @@ def test_five_blocks_are_a_part_and_four_are_too_few() -> None:
 
 
 def blocks_of(us: Sequence[float]) -> list[StepBlock]:
-    """Return blocks of four steps with one brick in each step.
+    """Return blocks of four steps, each with one brick. `us` has the duration of a step in each block.
 
-    The time inside the brick does not depend on the block's length.
+    The time of the brick is the same in all blocks.
     """
     table, found = made_table(), []
     for at, each in enumerate(us):
@@ -199,7 +200,8 @@ def blocks_of(us: Sequence[float]) -> list[StepBlock]:
     return found
 
 
-USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4  # the median distance from the median is 0.5 µs
+# median distance of the durations from their median: 0.5 µs
+USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4
 
 
 @first_by_default(
@@ -208,12 +210,16 @@ USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4  # the median distance from the me
         (USUAL, 0),
         ([140.0, *USUAL], 1),
         ([140.0, 120.0, 103.0, *USUAL], 3),
-        ([140.0, 101.5, 140.0, *USUAL], 1),  # the second block is normal
+        # The second block has a usual duration, so the warm-up is only the first block.
+        ([140.0, 101.5, 140.0, *USUAL], 1),
         ([*USUAL, 140.0], 0),
-        ([102.0, *USUAL], 0),  # 2 µs above the median, which is four times the median distance
+        # The first block takes 2 µs longer than the median. This is only four times the median distance, so it is no
+        # warm-up.
+        ([102.0, *USUAL], 0),
         ([102.1, *USUAL], 1),
-        ([140.0] * 7 + USUAL, 5),  # a fifth of 27 blocks at most
-        ([140.0, 130.0, 100.0, 99.0, 101.0, 100.0], 1),  # at least five blocks must remain
+        ([140.0] * 7 + USUAL, 5),  # At most a fifth of the 27 blocks counts as warm-up.
+        # Five blocks remain after the warm-up. Fewer are not allowed.
+        ([140.0, 130.0, 100.0, 99.0, 101.0, 100.0], 1),
         ([140.0, 100.0, 99.0, 101.0, 100.0], 0),
     ],
     4,
@@ -237,7 +243,7 @@ def test_a_block_of_more_steps_than_the_others_is_no_slower_for_that() -> None:
 
 @pytest.mark.parametrize("one_in", [2, 4])
 def test_one_step_in_a_few_recorded_inside_tells_what_is_inside(one_in: int) -> None:
-    """The other steps have no bricks inside and take twice as long."""
+    """Only some steps are recorded with their bricks. The other steps take twice as long and have none."""
     batch = made_batch(1, STEADY, 80)
     step = np.arange(len(batch.node)) // (len(batch.node) // 80)
     is_plain = step % one_in != 0
@@ -257,7 +263,7 @@ def test_one_step_in_a_few_recorded_inside_tells_what_is_inside(one_in: int) -> 
     assert part.places[WHOLE_STEP].time.mean == pytest.approx((1 + plain) * alone.inside_us.mean, rel=0.02)
 
 
-# the median distance from their median is 1 µs
+# pauses between steps in µs; their median distance from their median is 1 µs
 BETWEEN_US = [9.0, 11.0, 10.0, 9.0, 11.0, 9.0, 11.0, 10.0, 10.0, 9.0, 11.0]
 
 
@@ -272,7 +278,7 @@ def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> Non
         assert part is not None
         assert part.typical_us is not None
         assert part.wall_us.mean == pytest.approx(np.mean(between_us) + 100)
-        # The typical step and the typical pause determine the wall-clock time.
+        # The typical wall-clock time per step is the typical step plus the typical pause.
         typical = part.places[WHOLE_STEP].call
         assert typical is not None
         assert part.wall_us.median_us == pytest.approx(typical.mean + np.mean(between_us))
@@ -288,7 +294,7 @@ def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> Non
 
 
 def test_a_typical_step_of_steps_at_the_same_time_may_have_no_own_time() -> None:
-    """One of three steps takes 1 ms and overlaps the others. By the wall clock each step takes 50 µs."""
+    """One of three steps takes 1 ms and overlaps the other two. By the wall clock, there is one step every 50 µs."""
     short, long = (blocks_of([us])[0].growth for us in (10.0, 1_000.0))
     block = StepBlock(12, 12 * 50_000, Growth.of([short, short, long]))
     part = part_of(made_table(), StepWork(1, 1, None), [block] * 12)
@@ -307,7 +313,7 @@ def test_a_step_of_less_than_a_microsecond_has_a_typical_time_too() -> None:
 
 def test_wall_clock_time_has_half_the_blocks_and_nothing_seen_loses_nothing() -> None:
     (short,), (long,) = (made_run(1, STEADY, steps).parts for steps in (40, 240))
-    # half of 10 blocks, and half of 30 blocks that are twice as long
+    # Runs of 10 and of 30 blocks. Wall-clock time is averaged over two blocks at a time.
     assert [part.wall_us.blocks for part in (short, long)] == [5, 15]
     run = made_run(1, STEADY, 40)
     assert [replace(run, seen=seen, lost=1).lost_percent for seen in (0, 50)] == [0.0, 2.0]

@@ -1,7 +1,7 @@
-"""Bricks that do not run in every step are judged by the time and the number of their calls. Noise gives no verdict.
+"""Tests of bricks that do not run in every step: their time and their number of calls are judged.
 
-All runs are simulated with the real profiler, ring, source and recording, and a fake clock. The statistics of many
-such comparisons are in test_simulated_power.py.
+All runs are simulated with the real profiler, ring, source and recording, and a fake clock. test_simulated_power.py
+has the statistics of many such comparisons.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def run_of(program: Program, seed: int, planted: Planted = NOTHING) -> Run:
 
 
 def named(found: RunDiff) -> list[tuple[str, str]]:
-    """Return all bricks and layers with a verdict.
+    """Return all bricks and layers that the comparison reports as changed.
 
-    Time between bricks is left out because each simulated call adds to it.
+    Time between bricks is excluded because each simulated call adds to it.
     """
     places = [place for part in found.parts for place in part.places if place.brick != BETWEEN_BRICKS]
     return [(place.name, place.verdict) for place in places if place.verdict]
@@ -65,7 +65,7 @@ def judged(found: RunDiff, text: str) -> Judged:
 
 
 def broken_quantiles(found: RunDiff) -> list[Judged]:
-    """Return the broken thresholds at 1.05 times the baseline: p50 and p99 of each brick, in layers and in total."""
+    """Return the thresholds that fail at 1.05 times the baseline: p50 and p99 of each brick, by layer and whole."""
     texts = [
         f"{part.phase}.{place.brick[0]}{f'@{place.layer}' if place.layer else ''}.{figure}<=1.05x"
         for part in found.parts
@@ -87,7 +87,7 @@ def test_two_runs_of_the_same_program_differ_in_nothing(program: Program) -> Non
         rare = next((one for one in part.bricks if one.name == "In 30 %"), None)
         if rare and rare.calls and rare.change:
             assert not rare.calls.is_exact
-            # the time of one call does not depend on the number of calls
+            # The brick is called more often. A single call does not take longer.
             assert abs(rare.change.now / rare.change.before - 1) < 0.03
 
 
@@ -122,7 +122,7 @@ def test_more_calls_are_said_as_calls_and_not_as_slower_calls() -> None:
     assert abs(place.calls.ratio - 2) < (place.calls.ratio_half or 0) < 1
     assert judged(found, "In 30 %.p50<=1.1x").outcome is Outcome.HOLDS
     assert " as many calls a step" in diff_text(found)
-    # the median call of a layer may be longer
+    # More calls of this brick make its layers longer, so the layers may be reported, too.
     bricks = {name for name, _ in named(found) if not name.startswith("Layer")}
     assert bricks <= {"In 30 %", "In 30 % in Layer 0", "In 30 % in Layer 1"}
     fewer = diff(run_of(RATES, 4, Planted("In 30 %", rate=2.0)), run_of(RATES, 1))
@@ -138,7 +138,7 @@ def test_a_second_call_in_every_step_is_structure() -> None:
     assert "2 calls a step instead of 1" in diff_text(found)
     (broken,) = [one for one in default_gate(found) if one.brick == "Attention"]
     assert "3 calls a step instead of 2" in broken.said
-    # both layers changed, so no layer is named
+    # The brick changed in both layers, so the result names no layer.
     assert (broken.outcome, broken.guilty) == (Outcome.BROKEN, "Attention")
 
 
@@ -171,7 +171,7 @@ def test_a_rare_brick_that_a_run_does_not_call_is_not_gone() -> None:
 
 
 def intervals(found: RunDiff) -> list[tuple[float, float]]:
-    """Return the printed ratios and intervals of all verdicts, from text, Markdown and JSON."""
+    """Return the ratios and intervals of all verdicts, as text, Markdown and JSON show them."""
     lines = [line for text in (diff_text(found), diff_markdown(found)) for line in text.splitlines()]
     words = [line for line in lines if "slower" in line or "faster" in line]
     printed = [(float(one[1]), float(one[2])) for line in words if (one := _RATIO.search(line))]
@@ -195,7 +195,7 @@ def test_parts_of_a_sample_have_calls_of_recorded_steps() -> None:
     found = diff(run_of(MIXED, 1), run_of(MIXED, 2))
     assert {part.phase for part in found.parts} == {"decode", "prefill"}
     for part in found.parts:
-        assert calls_of(part, "RmsNorm") == 2.0  # one call in each of two layers
+        assert calls_of(part, "RmsNorm") == 2.0  # one call in each of the two layers
         assert calls_of(part, "In 30 %") == pytest.approx(0.6, abs=0.2)
 
 

@@ -1,4 +1,4 @@
-"""Noise alone changes no brick, however often it runs. It is known how small a change of calls is found.
+"""Tests of what a comparison finds: noise alone changes no brick, and planted changes of calls are found.
 
 The tables in docs/statistics.md: `python -m pytest -m slow -s -n 0 tests/cbtop/comparison/test_simulated_power.py`.
 Each program is simulated once. Its comparisons share these runs, so they are not independent.
@@ -20,7 +20,7 @@ from tests.cbtop.comparison.made_runs import Noise, place_of
 from tests.cbtop.comparison.simulator import USUAL, Planted, Program, SimulatedBrick, simulated
 from tests.cbtop.comparison.test_simulated import broken_quantiles, named
 
-RATES = (3, 10, 30, 50, 70, 97, 100)  # percentage of steps with the brick
+RATES = (3, 10, 30, 50, 70, 97, 100)  # Each simulated brick runs in this percentage of the steps.
 RARE = tuple(SimulatedBrick(f"In {percent} %", 120.0, rate=percent / 100) for percent in RATES)
 OFTEN = SimulatedBrick("In 30 %", 120.0, rate=0.3, us_a_token=20.0)
 BY_RATE, EXPERTS = Program((*USUAL, *RARE)), Program(USUAL, experts=2, of_experts=8)
@@ -37,7 +37,7 @@ PROGRAMS = {
     "a drifting clock": (BY_RATE, Noise(drift=0.06)),
     "runs that differ by 2 %": (BY_RATE, Noise(run=0.02)),
 }
-# With these kinds of noise a single run cannot show how much runs differ.
+# With these kinds of noise, a single base run does not show how much runs vary.
 UNKNOWN_TO_ONE_RUN = ("a noisy neighbour", "a drifting clock", "runs that differ by 2 %")
 POOL, COMPARISONS, PLANTED_RUNS = 60, 100, 20
 
@@ -49,7 +49,7 @@ def pool(name: str, runs: int = POOL) -> list[Run]:
 
 
 def alarms(found: RunDiff) -> list[str]:
-    """Return the outputs that report a difference between two runs of the same program."""
+    """Return the names of the reports that wrongly find a difference between two runs of the same program."""
     gate = known_to_scatter(default_gate(found), found.base.runs)
     told = {
         "gate": any(one.outcome is Outcome.BROKEN for one in gate),
@@ -77,9 +77,9 @@ def test_at_most_one_in_a_hundred_comparisons_of_one_program_finds_a_change(name
 
 
 def tally(program: Program, bases: int, planted: Planted, true: float, what: str) -> str:
-    """Compare PLANTED_RUNS runs with a planted change.
+    """Compare PLANTED_RUNS runs that have the change `planted` with base runs.
 
-    Returns as text how many comparisons named it and how many named others.
+    Returns a line of text: how many comparisons named the changed brick, and how many named other bricks.
     """
     name = "2 of 8 experts" if program is EXPERTS else "bricks of every rate"
     rng, found, within, wrong, known = random.Random(2), 0, 0, 0, 0

@@ -1,4 +1,7 @@
-"""Drift and long calls break a gate with three base runs, and are only named with fewer. Noise breaks no gate."""
+"""Tests of drift and of long calls: with three base runs they fail a gate, with fewer they are only named.
+
+Noise fails no gate.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,7 @@ ODD = {
 
 def pool(noise: Noise, first: int, runs: int) -> list[Run]:
     """Return runs of the same program. Sets drawn from them share runs, so the sets are not independent."""
-    made = made_run.__wrapped__  # without the cache, which would keep all runs in memory
+    made = made_run.__wrapped__  # Call `made_run` without its cache, which would keep all runs in memory.
     return [made(first + at, noise, 420) for at in range(runs)]
 
 
@@ -116,7 +119,7 @@ def pool(noise: Noise, first: int, runs: int) -> list[Run]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [*MACHINES, *ODD])
 def test_at_most_one_in_a_hundred_runs_of_the_same_drifts_or_has_longer_calls(name: str) -> None:
-    """200 comparisons with three base runs and 200 with six, drawn from 160 runs."""
+    """Makes 200 comparisons with three base runs and 200 with six, drawn from 160 runs of the same program."""
     runs, draw = pool((MACHINES | ODD)[name], 2 * 10**7, 160), Random(1)
     for base_runs in (3, 6):
         outcomes = Counter[tuple[str, Outcome]]()
@@ -141,7 +144,8 @@ def test_drift_and_long_calls_are_named_on_any_machine(name: str) -> None:
             judged = [judged_of(draw.sample(runs, base_runs), now).get(rule) for now in planted]
             found.append(len([one for one in judged if one and one.outcome is Outcome.BROKEN]))
         print(f"{name}, {base_runs} base runs: of 20 drifts {found[0]} are named, of 20 long tails {found[1]}")  # noqa: T201
-        # Three runs with random drift can hide a planted drift. A noisy neighbour adds long calls of its own.
+        # Two exceptions: random drift of three base runs can hide the planted drift, and a noisy neighbour causes
+        # long calls.
         assert found[0] >= 18 or (name, base_runs) == ("a drifting clock", 3)
         assert found[1] >= 18 or name == "a noisy neighbour"
 

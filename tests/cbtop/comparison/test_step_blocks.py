@@ -1,4 +1,4 @@
-"""Every record of a whole step is in exactly one block, wherever the stream was cut."""
+"""Tests of blocks of steps: each record of a whole step is in exactly one block, wherever batches begin."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def blocks_of(batch: Batch, cuts: list[int]) -> StepBlocks:
 
 
 def told(blocks: list[StepBlock]) -> list[tuple[int, int, dict[int, int]]]:
-    """Return the steps, the wall-clock time and the closed time per node of each block."""
+    """Return for each block: the number of steps, the wall-clock time, and the time of finished calls by node."""
     return [
         (
             one.steps,
@@ -146,7 +146,10 @@ def test_a_plain_step_counts_with_nothing_inside() -> None:
 
 
 def test_steps_that_run_at_the_same_time_keep_their_own_bricks() -> None:
-    """The records of two lanes alternate. Steps of the two lanes have different numbers of tokens."""
+    """Two threads record alternately, each in its own lane of the ring.
+
+    Their steps have different numbers of tokens.
+    """
     one, other = made_batch(1, QUIET, 20), made_batch(2, QUIET, 20)
     other.elements[other.node == 1] = 16
     columns = {}

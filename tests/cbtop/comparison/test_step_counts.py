@@ -1,4 +1,4 @@
-"""The contents of steps are counted exactly from their records, by name, from the second step on."""
+"""Tests of step contents: bricks, kernels and copies in a step are counted from its records, by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP, LAYER, NORM, KERNEL, TRANSFER, EXPERT, NEXT_STEP, NEXT_NORM = range(1, 9)
 
 
 def table() -> NodeTable:
-    """Return nodes of a warm-up with a layer (norm, kernel, copy, expert) and of a step that has only the norm."""
+    """Return nodes of two steps: a warm-up with a layer (norm, kernel, copy, expert), and a step with a norm."""
     found = NodeTable()
     nodes = [
         Node(STEP, None, NodeKind.STEP, "decode (warm-up)"),
@@ -40,9 +40,10 @@ def table() -> NodeTable:
 
 
 def counted(*steps: Sequence[int], flags: dict[int, int] | None = None) -> list[PhaseContents]:
-    """Return the contents of steps. Each step is given as the nodes of its records, its own node last.
+    """Return the contents of steps.
 
-    `flags` maps a step number to the flags of its last record.
+    Each step is given as the nodes of its records. The last of them is the node of the step itself. `flags` maps the
+    number of a step to the flags of its last record.
     """
     nodes = [node for step in steps for node in step]
     lasts = np.cumsum([len(step) for step in steps]) - 1
@@ -65,7 +66,7 @@ def test_pieces_and_totals_are_counted_and_named_by_their_place() -> None:
     assert (found.phase, found.steps) == ("decode", 3)
     assert found.pieces == {
         Piece(PieceKind.LAYER, "Layer 0"): (1, 1),
-        NORM_PIECE: (1, 1),  # independent of how it was timed
+        NORM_PIECE: (1, 1),  # A call counts once, whether it was timed on the host or the device.
         Piece(PieceKind.KERNEL, "Layer 0", "RmsNorm", "input", "norm"): (1, 1),
         Piece(PieceKind.TRANSFER, name="host → device"): (1, 1),
     }
@@ -73,7 +74,7 @@ def test_pieces_and_totals_are_counted_and_named_by_their_place() -> None:
         Total.BRICKS: (1, 1),
         Total.LAUNCHES: (1, 1),
         Total.H2D: (1, 1),
-        Total.D2H: (0, 0),  # the process reports copies, so zero is a known value
+        Total.D2H: (0, 0),  # The process reports its copies, so their number is known to be zero.
         Total.D2D: (0, 0),
     }
 
@@ -107,7 +108,8 @@ def test_a_step_that_was_not_recorded_whole_is_left_out(flag: int) -> None:
 @pytest.mark.parametrize("node", [STEP, NORM])
 def test_records_that_say_something_of_a_step_are_no_piece_of_it(flag: int, node: int) -> None:
     said = [node, *WHOLE]
-    nodes = np.array([*WHOLE, *said, *said, NORM], np.int64)  # records after the last step belong to no step
+    # The last record comes after the last step, so it belongs to no step.
+    nodes = np.array([*WHOLE, *said, *said, NORM], np.int64)
     flags = np.zeros_like(nodes)
     flags[[len(WHOLE), len(WHOLE) + len(said)]] = flag
     at = np.arange(len(nodes), dtype=np.int64)

@@ -1,4 +1,7 @@
-"""Thresholds on contents are exact from three steps on. Numbers that were not recorded are never used."""
+"""Thresholds on the contents of steps (calls, launches, copies) are exact from three steps on.
+
+A threshold on a number that was not recorded gives no result.
+"""
 
 from __future__ import annotations
 

@@ -110,12 +110,13 @@ def test_the_interval_is_the_wider_of_that_between_runs_and_that_inside() -> Non
     assert between.half == pytest.approx(14.09 * (2.0**2 + 3.0**2) ** 0.5, rel=0.01)
     assert inside.half == alone.half
     assert inside.half == pytest.approx(2.86 * 100, rel=0.01)
-    assert inside.half > inside.before  # the error of a simple ratio would be smaller
+    # The interval is even wider than the base value.
+    assert inside.half > inside.before
 
 
 @pytest.mark.slow
 def test_a_p99_among_pauses_is_as_unsure_as_the_step_down_from_them() -> None:
-    """1 % of the calls pause. By chance, the p99 is the duration of a pause or of a normal call."""
+    """1 % of the calls take much longer because of a pause. So it depends on chance whether the p99 is a pause."""
     figures = [made_run(seed, Noise(pauses=4e-4), 480).parts[0].places[None, None].p99 for seed in (2, 7)]
     paused = [figure for figure in figures if figure and figure.mean > 10_000]
     assert paused

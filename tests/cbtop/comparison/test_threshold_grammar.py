@@ -1,4 +1,4 @@
-"""The grammar of thresholds: what is accepted, and the errors for the rest."""
+"""Tests of the grammar of thresholds: what is accepted, and the errors for anything else."""
 
 from __future__ import annotations
 

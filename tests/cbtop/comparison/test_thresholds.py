@@ -1,4 +1,4 @@
-"""Thresholds give the right results on one run and on two runs."""
+"""Tests of the results of thresholds, on one run and on two runs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_brick_that_is_called_like_the_phase_is_preferred_to_its_step() -> Non
 
 
 def test_what_the_clock_cannot_tell_apart_breaks_nothing() -> None:
-    """Calls of 20 µs take 1.2 times as long as before. The clocks have resolutions of 10 µs, 1.5 µs and 30 ns."""
+    """Calls that took 20 µs take 1.2 times as long. The clock's resolution is 10 µs, 1.5 µs or 30 ns."""
     outcomes = []
     for resolution_us in (10.0, 1.5, 0.03):
         base, now = (
@@ -90,9 +90,9 @@ def test_what_the_clock_cannot_tell_apart_breaks_nothing() -> None:
 
 
 def test_what_cannot_be_judged_is_no_pass() -> None:
-    """Tests a p99 of 60 steps, a brick that is gone, and a new brick."""
+    """None of three thresholds can be judged: a p99 from 60 steps, a brick that is gone, and a new brick."""
     base, now = made_run(1, steps=60), made_run(2, steps=60, rename="Renamed")
-    # another kernel, so that the brick does not count as renamed
+    # The renamed brick gets another kernel, so that it counts as a new brick.
     now = replace(now, kernels={("Renamed", BrickCategory.FFN): ("another",)})
     for text in ("step.p99<=1s", "DownProjection<=2x", "Renamed<=2x"):
         (judged,) = judge(parse(text), diff(base, now))
@@ -228,7 +228,7 @@ def test_unattributed_is_the_share_of_a_step_in_no_brick_and_no_layer_gap() -> N
     places[BETWEEN_BRICKS, None] = replace(between, time=time)
     found = diff(base, replace(now, parts=(replace(part, places=places),)))
     half = 100 * change(Figure(0.0, 0.0, time.blocks), time, 1).half / whole_us
-    # A time below 1 % of a step is still compared if its error is small.
+    # A brick with less than 1 % of the time is compared if the error of its time is small.
     small = replace(time, mean=between.time.mean + 0.005 * whole_us, error=0.0005 * whole_us)
     little = {**places, (BETWEEN_BRICKS, None): replace(between, time=small)}
     assert (
@@ -265,7 +265,10 @@ def test_a_layer_has_a_number_or_a_name_and_a_category_is_all_of_its_bricks() ->
 
 
 def test_what_was_measured_is_said_with_its_interval() -> None:
-    """The interval includes two readings of the slower clock. Nothing is added if no resolution is known."""
+    """The interval includes two readings of the clock with the lower resolution.
+
+    An unknown resolution adds nothing.
+    """
     for resolutions, off_us in (((0.5, 1.5), 3.0), ((1.5, None), 3.0), ((None, None), 0.0)):
         base, now = (
             replace(made_run(seed, STEADY), clock_resolution_us=one)
@@ -296,7 +299,7 @@ def test_what_was_measured_is_said_with_its_interval() -> None:
 
 
 def judged_where(place: PlaceDiff, text: str) -> Judged:
-    """Judge a threshold on `steady` with one of its bricks replaced by `place`."""
+    """Return the result of a threshold on the comparison `steady` after `place` has replaced one of its bricks."""
     (part,) = steady().parts
     places = tuple(place if one.name == place.name else one for one in part.places)
     return judged_as(replace(steady(), parts=(replace(part, places=places),)), text)
@@ -320,7 +323,7 @@ def test_a_ratio_is_of_typical_calls_or_of_medians_if_only_means_are_known() -> 
     new = replace(known, before=None, call=None, p50=None)
     assert judged_where(new, "RmsNorm<=9x").said == "it is new: the baseline lacks it"
     assert judged_where(replace(known, p50=None), "RmsNorm.per_token<=9x").said == "1.60× ± 0.00"
-    # A baseline of zero gives no ratio. One below a microsecond does.
+    # The baseline time is zero, which gives no ratio, or half a microsecond, which does.
     for before_us, said in ((0.0, "the baseline has too few calls"), (0.5, "1.20× ± 0.00")):
         tiny = replace(known, mean=Change(before_us, 1.2 * before_us, 0.0))
         assert judged_where(tiny, "RmsNorm.per_token<=9x").said == said

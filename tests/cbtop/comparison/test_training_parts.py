@@ -1,4 +1,4 @@
-"""Parts of training steps in a run: the reports that count, their thresholds, and their diff."""
+"""Tests of the parts of training steps in a run: which reports count, their thresholds, and their comparison."""
 
 from __future__ import annotations
 
@@ -43,10 +43,7 @@ def times(forward_ns: int, backward_ns: int, *, steps: int = STEPS_A_REPORT, mod
 
 
 def medians(reports: int, slower: float = 1.0, seed: int = 0) -> Mapping[str, Figure]:
-    """Return medians of forward (10 ms) and backward (20 ms) with 1 % noise.
-
-    Backward takes `slower` times as long.
-    """
+    """Return median times with 1 % noise: 10 ms for forward, and 20 ms times `slower` for backward."""
     noise, found = np.random.default_rng(seed), TrainingParts()
     for number in range(reports):
         forward, backward = (round(us * noise.normal(1, 0.01) * 1e3) for us in (10_000, 20_000 * slower))
@@ -55,7 +52,7 @@ def medians(reports: int, slower: float = 1.0, seed: int = 0) -> Mapping[str, Fi
 
 
 def trains(run: Run, figures: Mapping[str, Figure]) -> Run:
-    """Return the run with all of its steps marked as training steps."""
+    """Return the run with all of its steps turned into training steps. Their parts have the given figures."""
     parts = tuple(replace(part, phase=TRAIN, training=figures, sequences=8.0) for part in run.parts)
     (rates,) = run.rates
     token_us = rates.times_us["tokens_per_sec"]
@@ -283,7 +280,7 @@ def test_a_file_of_runs_keeps_the_parts(tmp_path: Path) -> None:
     assert read_runs(path)[0].parts == run.parts
     document = json.loads(path.read_text())
     for part in document["runs"][0]["parts"]:
-        del part["training"]  # older files do not have this key
+        del part["training"]  # Files of older versions do not have this key.
     path.write_text(json.dumps(document))
     assert read_runs(path)[0].parts[0].training == {}
 

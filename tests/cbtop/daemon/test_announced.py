@@ -1,4 +1,4 @@
-"""Catalog messages are validated when they are added. Each change is returned once."""
+"""Tests of the catalog messages that a process announces. They are validated, and each change is returned once."""
 
 from __future__ import annotations
 

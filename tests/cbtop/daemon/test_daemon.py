@@ -1,4 +1,7 @@
-"""The daemon finds running processes among many ended ones, deletes nothing, and isolates faults to their source."""
+"""Tests of the daemon: it finds running processes among many ended ones, and deletes nothing.
+
+A faulty process does not affect the others.
+"""
 
 from __future__ import annotations
 
@@ -43,26 +46,27 @@ from tests.integration.hosts import daemon as daemon_process
 from tests.integration.hosts import eventually, host, snapshot
 from tests.representatives import first_by_default
 
-DEAD = 1 << 30  # no process can have this pid
+DEAD = 1 << 30  # A pid that no process can have.
 
 
 @pytest.fixture
 def daemon(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    monkeypatch.setattr(daemon_module, "LISTING_SHARE", 0)  # each round lists the files
+    # List the directory in each round. Otherwise the daemon lists it only now and then.
+    monkeypatch.setattr(daemon_module, "LISTING_SHARE", 0)
     with closing(Daemon(default_endpoint())) as made:
         yield made
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Message | None]:
-    """Return a list that gets each message that a daemon sends to its viewers."""
+    """Return a list that records each message that a daemon sends to its viewers."""
     messages: list[Message | None] = []
     monkeypatch.setattr(Publisher, "send_frames", lambda _, topic, frames: messages.extend(map(codec.decode, frames)))
     return messages
 
 
 def frames_of(history: History, path: Path) -> list[Frame]:
-    """Return the frames of a history, by a recording at `path`."""
+    """Return the frames of the daemon's history. They are read through a recording written to `path`."""
     writer, number = RecordingWriter(path, RecordingOrigin("here", 1, 1), 1 << 30), 0
     while number < history.end:
         number, frames = history.piece(number)
@@ -74,9 +78,9 @@ def frames_of(history: History, path: Path) -> list[Frame]:
 
 
 def leave(directory: Path, number: int, age_s: float = 0.0) -> Path:
-    """Write the files of an ended process `DEAD + number`.
+    """Write the files of an ended process with the pid `DEAD + number`.
 
-    Its newest record is `age_s` old and its files are a day old.
+    The newest record in the ring is `age_s` old. The files themselves are a day old.
     """
     ring = directory / f"{DEAD + number}-1-0.ring"
     catalog = CatalogWriter(ring.with_suffix(".catalog"))
@@ -94,7 +98,10 @@ def leave(directory: Path, number: int, age_s: float = 0.0) -> Path:
 
 @pytest.fixture
 def running(runtime: Path) -> Iterator[Callable[[], Path]]:
-    """Yield a function that starts a recorder in this process and returns its ring. It runs until the test ends."""
+    """Yield a function that starts a recorder in this process and returns its ring.
+
+    The recorder runs until the test ends.
+    """
     profilers = []
 
     def one_more() -> Path:
@@ -201,7 +208,7 @@ def test_beyond_the_bounds_the_oldest_go_and_viewers_hear_of_it(
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the name of a ring each time its records are read."""
+    """Return a list that records the name of a ring each time its records are read."""
     found: list[str] = []
     real = RingReader.read
 
@@ -215,7 +222,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_of_fifty_that_ended_those_are_read_that_a_viewer_shows(runtime: Path, read: list[str]) -> None:
     rings = [ended(runtime, steps) for steps in range(1, 51)]
-    read.clear()  # profilers also read a ring
+    read.clear()  # The profilers above have also read their rings, which must not count.
 
     def steps(feed: Feed, key: str) -> int | None:
         feed.poll(20)
@@ -231,7 +238,8 @@ def test_of_fifty_that_ended_those_are_read_that_a_viewer_shows(runtime: Path, r
             assert eventually(lambda at=number: steps(feed, keys[rings[at]])) == number + 1
         assert set(read) == {rings[0], rings[30], rings[49]}
         known = len(read)
-        with Feed() as late:  # a late viewer also gets the ended processes
+        # A viewer that connects late also gets the ended processes, without another read of their rings.
+        with Feed() as late:
             eventually(lambda: late.poll(20) or len(late.sources()) == 50)
             assert eventually(lambda: steps(late, keys[rings[30]])) == 31
         assert len(read) == known
@@ -340,7 +348,8 @@ def test_a_daemon_whose_complaints_nobody_reads_serves_on(runtime: Path, monkeyp
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(deep))
     address = f"ipc://{runtime}/d.sock"
     own = f"{os.getpid()}-{process_start(os.getpid())}"
-    for number in range(600):  # rings of this running process: they are kept and checked each time
+    # The pid of these rings belongs to this running process, so the daemon keeps them and checks them each time.
+    for number in range(600):
         (deep / f"{own}-{number}.ring").write_bytes(b"no ring")
     with daemon_process("--bind", address) as serving, host() as process:
         eventually(lambda: list(deep.glob(f"{process.pid}-*.ring")))
@@ -382,7 +391,7 @@ def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
         eventually(lambda: counts(feed)[second] > before[second] + 10)
         eventually(lambda: counts(feed) and status_of(feed)[first] is SourceStatus.FAULTY)
         assert status_of(feed)[second] is SourceStatus.LIVE
-        with Feed() as late:  # a late viewer learns of both
+        with Feed() as late:  # A viewer that connects late gets both processes.
             eventually(lambda: len(counts(late)) > (says != "snapshot"))
     bad.close()
     good.close()
@@ -437,7 +446,7 @@ def test_a_heartbeat_claims_no_later_moment_than_the_first_read_of_a_source(
     record(profilers)
     daemon.discover()
     record(profilers)
-    clock = count(10**15, 10**9)  # each check takes one second of this clock
+    clock = count(10**15, 10**9)  # On this clock, each check of the processes takes one second.
     monkeypatch.setattr(time, "perf_counter_ns", clock.__next__)
     daemon.read()
     sent.clear()
@@ -535,7 +544,7 @@ def test_while_only_devices_have_news_the_history_forgets_what_is_too_old(
     monkeypatch.setattr(NewestSamples, "listen", lambda samples, pids: None)
     monkeypatch.setattr(NewestSamples, "latest", lambda samples: [sample])
     monkeypatch.setattr(NewestSamples, "fresh", NewestSamples.latest)
-    for _ in range(130):  # 650 s; a keyframe is due every five seconds
+    for _ in range(130):  # 650 s without a sample. The test sends a keyframe every five seconds.
         late_s += 5
         daemon.keyframe()
         daemon.publish_devices()
@@ -562,10 +571,12 @@ def test_jobs_due_at_about_the_same_time_run_together_and_none_less_often(
         for job in due.now():
             job()
         now_s += due.wait_ms() / 1000
-    assert woken <= 102  # 10 wake-ups a second, the rate of the most frequent job; separate wake-ups would be 14
+    # All jobs share 10 wake-ups per second, the rate of the most frequent job. Separate wake-ups would be 14 per
+    # second.
+    assert woken <= 102
     assert len(done["publish"]) >= 40
     for name, most_s in (("look", 0.13), ("publish", 0.31)):
         assert max(later - before for before, later in pairwise(done[name])) <= most_s
-    now_s += 60  # the daemon was suspended
+    now_s += 60  # The daemon was suspended for a minute.
     assert len(due.now()) == 2
-    assert due.wait_ms() >= 99  # missed runs are not made up for
+    assert due.wait_ms() >= 99  # Runs of a job that were missed are not repeated.

@@ -1,4 +1,4 @@
-"""A process counts as running according to its pid, the lock on its catalog, and its mapping of the ring."""
+"""Tests of whether a process runs: its pid, the lock on its catalog, and its mapping of the ring decide."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def liveness(
     ("runs", "locked", "mapped", "elsewhere", "alive"),
     [
         (True, True, False, False, True),
-        (True, False, True, False, True),  # the process has closed its files
-        (True, False, False, False, False),  # the process runs a different program now
+        (True, False, True, False, True),  # The process runs and has closed its files.
+        (True, False, False, False, False),  # The pid exists, but another program has it now.
         (False, True, True, False, False),
-        (False, True, False, True, True),  # the pid belongs to another pid namespace, but the lock is held
+        # The pid is from another pid namespace and unknown here, but the lock is held.
+        (False, True, False, True, True),
         (True, False, True, True, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""A source reports since when its process makes no progress, and in which node. The test moves the clock."""
+"""Tests of when a process last made progress, and of the node it has been in since. The test moves the clock."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ compiled = pytest.mark.skipif(chosen().implementation != "compiled", reason="Pyt
 
 @pytest.fixture
 def clock() -> Clock:
-    """Return a clock for recorder and daemon.
+    """Return a clock for recorder and daemon that only the test moves.
 
-    It starts one second ahead of the machine's clock and only the test moves it.
+    It starts one second ahead of the machine's clock.
     """
     return Clock(time.perf_counter_ns() + SECOND_NS)
 
@@ -48,7 +48,7 @@ def profiler(runtime: Path, clock: Clock) -> Iterator[BrickProfiler]:
 
 
 def about(time_ns: int) -> Any:
-    """Allow 1 µs of error, because the daemon calculates in seconds."""
+    """Compare times within 1 µs, because the daemon calculates in seconds with floats."""
     return pytest.approx(time_ns, rel=0, abs=1000)
 
 
@@ -68,7 +68,7 @@ def quiet_of(source: Source) -> Quiet | None:
 
 @contextmanager
 def thread_that_waits(in_what: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Run a thread that waits inside the given context."""
+    """Run a thread that enters the context `in_what()` and waits there until the test leaves this context."""
     let_go, waits = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -235,7 +235,8 @@ def test_a_hanging_step_is_named_even_if_a_thread_waits_outside_of_all_steps(
             quiet = quiet_of(source)
         assert quiet is not None
         assert (name_of(source, quiet.in_flight), quiet.threads) == ("AllReduce", 2)
-        assert quiet.quiet_ns == about(5 * SECOND_NS)  # the other thread has made progress since then
+        # The other thread has made progress 5 s later than the thread that waits in AllReduce.
+        assert quiet.quiet_ns == about(5 * SECOND_NS)
         assert quiet.in_flight_ns == about(10 * SECOND_NS + 100_000)
 
     decode(profiler, clock, hang)
@@ -276,7 +277,7 @@ def test_in_python_a_step_that_has_not_ended_is_known_by_what_ended_in_it(
     clock.sleep_us(5 * SECOND_US)
     idle = quiet_of(source)
     assert idle is not None
-    # the process may have begun a step; the daemon cannot know
+    # No phase or thread is in flight. The process may have begun a step. The daemon cannot see that.
     assert (idle.in_flight, idle.is_watched) == (0, False)
 
     def hang() -> None:
@@ -305,7 +306,7 @@ def test_a_process_that_has_ended_is_not_quiet(runtime: Path, clock: Clock) -> N
 
 
 def test_on_a_clock_of_its_own_a_process_is_as_old_as_it_was_seen(runtime: Path) -> None:
-    made = Clock()  # the clock of the process, unrelated to the clock of the machine
+    made = Clock()  # The process has its own clock, unrelated to the clock of the machine.
     profiler = profiler_in(runtime, made)
     with profiler.step("decode", 1):
         made.sleep_us(100)

@@ -1,6 +1,6 @@
-"""A source adds up the records of its process and counts lost and rejected ones.
+"""Tests of a source, the daemon's part that reads one process: it adds up records, and counts lost and rejected ones.
 
-It isolates a process that sends nonsense.
+Nonsense from the process does no harm.
 """
 
 from __future__ import annotations
@@ -352,7 +352,8 @@ def test_of_what_is_said_again_and_again_only_the_last_is_kept_and_shown(
     for number in range(1, 3000):
         recorder.announce(said(number))
     grown = os.stat(source.ring_path.with_suffix(".catalog")).st_size - written
-    assert 2000 <= grown <= 2300  # one message more than the free space allows
+    # The recorder may write 2,000 bytes of such messages. It stops after the message that exceeds them.
+    assert 2000 <= grown <= 2300
     clock.sleep_us(10_000_000)
     recorder.flush()
     source.poll()
@@ -385,7 +386,7 @@ def test_failed_checks_stand_in_the_order_in_which_they_came_to_fail(runtime: Pa
     source = source_of(runtime)
     source.poll()
     apply(store, [*source.snapshot()])
-    for brick in ("RmsNorm", "DownProjection", "LmHead"):  # in the order of the model
+    for brick in ("RmsNorm", "DownProjection", "LmHead"):  # the order of these bricks in the model
         say(brick, passed=True)
     if not together:
         hear()
@@ -409,7 +410,8 @@ def test_announcements_over_the_limit_are_counted_and_shown_and_harm_nothing(
         profiler.announce(CheckResult(f"brick {number}", "finite", True, None, None))
         profiler.announce(Ceiling(f"roof {number}", "bandwidth", 1.0, "GB/s", Provenance.MEASURED))
         profiler.announce(Dependency(1, number))
-    profiler.announce(CheckResult("brick 3", "finite", False, None, None))  # an existing result can still be replaced
+    # The limit of announcements is reached. This result is accepted because it replaces one with the same name.
+    profiler.announce(CheckResult("brick 3", "finite", False, None, None))
     source = source_of(runtime)
     record = record_of(source)
     state = source.state_message()
@@ -428,7 +430,8 @@ def test_announcements_over_the_limit_are_counted_and_shown_and_harm_nothing(
 def test_a_writer_without_bounds_makes_its_source_neither_grow_nor_faulty(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profiler = profiler_in(runtime, Clock())  # keep a reference, because a collected profiler announces its end
+    # Keep a reference to the profiler. Python would otherwise collect it, and it would announce its end.
+    profiler = profiler_in(runtime, Clock())
     profiler.announce(Activity("loading"))
     source = source_of(runtime)
     source.poll()

@@ -1,4 +1,4 @@
-"""Records are validated and added up. Each change of the totals is returned once."""
+"""Tests of the totals of a process: records are validated and added up, and each change is returned once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def table() -> NodeTable:
 
 
 def batch(*nodes: int, overwritten: int = 0) -> Batch:
-    """Return one record per node, of 5 ns each."""
+    """Return a batch with one record for each given node. Every record is 5 ns long."""
     node = np.array(nodes, np.int64)
     start_ns = np.arange(len(nodes), dtype=np.int64) * 10
     return Batch(node, node * 0, start_ns, start_ns + 5, node * 0 + 1, overwritten=overwritten)

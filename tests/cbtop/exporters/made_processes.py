@@ -1,4 +1,4 @@
-"""Traces for the exporters: one from a real profiler with a fake clock, and random ones."""
+"""Makes recorded processes for tests of exporters: one with a real profiler and a fake clock, and random ones."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def records_of(records: Sequence[TimedRecord]) -> Records:
 
 @st.composite
 def any_process(draw: st.DrawFn) -> RecordedProcess:
-    """Draw random nodes and records. Records may overlap in any way, as with many threads or a coarse clock."""
+    """Generate random nodes and records. Records may overlap in any way, as with many threads or a coarse clock."""
     table = NodeTable()
     for number in range(1, draw(st.integers(1, 6)) + 1):
         above = draw(st.one_of(st.none(), st.integers(1, number - 1))) if number > 1 else None

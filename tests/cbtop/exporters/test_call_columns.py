@@ -1,4 +1,7 @@
-"""The columns of calls have the values of the other exporters, and the places of their nodes."""
+"""Tests of the columns of calls: their values equal what other exporters write.
+
+Each call has the brick and the layer of its node.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def exported(name: str, process: RecordedProcess) -> str:
     ids=lambda path: path.stem,
 )
 def process(request: pytest.FixtureRequest) -> Iterator[RecordedProcess]:
-    """Return the process with the most records of a recording."""
+    """Return the recorded process that has the most records."""
     reader = RecordingReader(request.param)
     yield max(processes_of_recording(reader).values(), key=lambda one: len(one.records))
     reader.close()
@@ -130,9 +133,9 @@ def test_every_kind_of_node_is_in_its_place() -> None:
     ]  # fmt: skip
     layers = calls_of(process).column("layer").tolist()
     assert layers[:4] == [7, 7, 7, 7]
-    assert np.isnan(layers[4:]).all()  # a layer without a number
+    assert np.isnan(layers[4:]).all()  # This layer has a name but no number.
     steps = CallColumns([process], OF_STEPS, are_steps).table()
-    assert steps.column("phase").tolist() == ["decode"]  # not the step inside of a step
+    assert steps.column("phase").tolist() == ["decode"]  # A step inside another step is left out.
 
 
 def test_a_process_without_records_gives_a_table_without_rows() -> None:

@@ -1,4 +1,4 @@
-"""Every format contains every record and can be read by its own tools."""
+"""Tests of all export formats: each contains every record and can be read by the tools for this format."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_process_that_recorded_nothing_gives_a_whole_file(name: str) -> None:
 
 
 def complete_events(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the events of records. Check every required field of the format."""
+    """Return the events that are records, after a check of the fields that the Chrome trace format requires."""
     for event in document["traceEvents"]:
         assert event["ph"] in "XM"
         assert {type(event["pid"]), type(event["tid"])} == {int}
@@ -113,7 +113,7 @@ def test_a_recorded_chrome_trace_keeps_the_nanoseconds(runtime: Path) -> None:
     assert '"ts": 4000000000.123, "dur": 130.0' in text
 
 
-# The perfetto package would download the tool if no path were given.
+# Without a path, the perfetto package would download trace_processor_shell.
 @pytest.mark.skipif(SHELL is None, reason="there is no trace_processor_shell in the PATH")
 @pytest.mark.parametrize("name", ["chrome-trace", "perfetto"])
 def test_perfetto_opens_it(runtime: Path, name: str) -> None:
@@ -238,7 +238,7 @@ def test_csv_has_one_line_a_record(recorded: RecordedProcess) -> None:
 
 
 def named(*names: str) -> RecordedProcess:
-    """Return a process with one brick of each name and one record of each brick."""
+    """Return a process that has one brick for each name, and one record of each brick."""
     table = NodeTable()
     for number, name in enumerate(names, start=1):
         table.add(Node(number, None, NodeKind.BRICK, name))

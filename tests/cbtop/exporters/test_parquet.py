@@ -1,4 +1,4 @@
-"""Parquet has the rows and types of the columns of calls, in groups of bounded size."""
+"""Tests of the Parquet export: the same rows and types as the columns of calls, in row groups of limited size."""
 
 from __future__ import annotations
 

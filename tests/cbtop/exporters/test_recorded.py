@@ -1,4 +1,4 @@
-"""A recorded process is exported with all of its remaining records and a count of the lost ones."""
+"""Tests of exports of a process: they have all records that are left, and the number of lost records."""
 
 from __future__ import annotations
 
@@ -124,13 +124,14 @@ def spans(*records: tuple[int, int, int]) -> tuple[TimedRecord, ...]:
 @pytest.mark.parametrize(
     ("records", "places"),
     [
-        # The first brick has ended when the second one, which runs longer, calls brick 2.
+        # Brick 1 runs twice at the same time. Its first call has ended when its second call contains brick 2.
         ([(1, 0, 10), (1, 5, 60), (2, 20, 50)], [(0, 0), (1, 0), (1, 1)]),
-        # The brick that ends first gets its calls first. Calls of the other one would not fit into it.
+        # Brick 1 runs twice at the same time. The call that ends first gets the short call of brick 2. The long one
+        # does not fit.
         ([(1, 0, 100), (1, 1, 50), (2, 5, 45), (2, 10, 80)], [(0, 0), (1, 0), (1, 1), (0, 1)]),
-        # Each of the two bricks calls brick 2 once.
+        # Brick 1 runs twice at the same time. Each of the two calls gets one call of brick 2.
         ([(1, 0, 100), (1, 1, 90), (2, 10, 20), (2, 30, 40)], [(0, 0), (1, 0), (1, 1), (0, 1)]),
-        # The innermost enclosing brick comes first: brick 4 belongs to brick 2.
+        # The innermost call that encloses a call is its parent: brick 4 belongs to brick 2, not to brick 1.
         ([(1, 0, 70), (1, 1, 90), (2, 2, 80), (4, 10, 20)], [(0, 0), (1, 0), (1, 1), (1, 2)]),
     ],
 )
@@ -144,10 +145,10 @@ def test_what_tasks_that_interleave_call_lies_in_what_called_it(
 @pytest.mark.parametrize(
     ("records", "tracks"),
     [
-        ([(1, 0, 10), (1, 5, 15)], 2),  # two threads in the same brick
-        ([(1, 0, 10), (3, 2, 4)], 2),  # brick 3 is not a child of brick 1, although it runs within its time
+        ([(1, 0, 10), (1, 5, 15)], 2),  # Two threads run the same brick at the same time.
+        ([(1, 0, 10), (3, 2, 4)], 2),  # Brick 3 is not a child of brick 1, although it runs at this time.
         ([(1, 0, 10), (2, 2, 4), (2, 4, 6)], 1),
-        ([(1, 0, 10), (2, 0, 10)], 1),  # a coarse clock gives parent and child equal times
+        ([(1, 0, 10), (2, 0, 10)], 1),  # The clock is so coarse that parent and child have equal times.
         ([(1, 0, 0), (2, 0, 0), (3, 0, 0), (1, 0, 5), (3, 5, 9)], 1),
     ],
 )

@@ -1,4 +1,7 @@
-"""Records are read by end or by start time. Only a bounded number is in memory, however many there are."""
+"""Tests of reading records for an export, in the order of their ends or starts.
+
+Only a limited number is in memory at a time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.exporters.made_processes import batch_of
 from tests.representatives import first_by_default
 
-SMALL = 64  # records sorted at a time; the real limit is 250,000
+SMALL = 64  # number of records that are sorted at a time in these tests; the real limit is 250,000
 CHUNK = 32
 CHUNKS = 200
 
@@ -58,9 +61,9 @@ def test_more_records_of_one_moment_than_are_sorted_at_a_time_all_come(start_ns:
 
 
 class Source:
-    """A source that creates chunks of one-brick steps on demand.
+    """A recorded process that creates steps with one brick on demand, in chunks.
 
-    It counts how many of their records are in memory.
+    It counts how many of the records are in memory.
     """
 
     def __init__(self, out: Written) -> None:
@@ -99,8 +102,8 @@ class Written(io.RawIOBase):
         return len(data)
 
 
-LEAST_BYTES = 20  # minimum size of a record in every format
-BUFFERED = 8192 // LEAST_BYTES  # records that the buffer of a text writer may contain
+LEAST_BYTES = 20  # Every format needs at least this number of bytes for a record.
+BUFFERED = 8192 // LEAST_BYTES  # number of records that can be in the output buffer of a text format
 
 
 @pytest.mark.usefixtures("few_at_a_time")
@@ -114,6 +117,6 @@ def test_every_format_holds_a_bounded_number_of_records(name: str) -> None:
     source.is_walked = True
     EXPORTERS[name].write([RecordedProcess("made", 1, table, chunks)], out)  # type: ignore[arg-type]
     assert source.most_held <= 3
-    if name not in ("dot", "parquet"):  # dot contains no single records, and Parquet compresses groups of rows
+    if name not in ("dot", "parquet"):  # The format dot writes no single records, and Parquet compresses them.
         assert out.bytes >= LEAST_BYTES * CHUNK * CHUNKS
         assert source.furthest_behind <= 2 * SMALL + BUFFERED + CHUNK

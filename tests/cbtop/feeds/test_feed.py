@@ -1,4 +1,4 @@
-"""The feed returns the right views of the data from its links."""
+"""Tests of the feed, which turns the data from its links to daemons into views."""
 
 from __future__ import annotations
 

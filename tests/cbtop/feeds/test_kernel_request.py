@@ -1,4 +1,7 @@
-"""A process is found by its displayed key, and only if it runs on this machine and is a single source."""
+"""Tests of finding the process that is asked for kernels.
+
+Its key must be shown, it must run on this machine, and it must not be a merged process.
+"""
 
 from __future__ import annotations
 

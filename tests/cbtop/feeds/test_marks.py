@@ -1,4 +1,7 @@
-"""The time bar marks each finding in the second in which it was found. The most urgent one wins."""
+"""Tests of marks in the time bar: each finding is marked in its second.
+
+If there are several, the most urgent is shown.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ def test_a_start_or_end_between_two_looks_is_marked_and_earlier_ones_are_not() -
 
 def test_another_phase_is_marked_in_the_second_when_it_took_the_most_time() -> None:
     marks, one = Marks(BEGIN_NS), record()
-    took = [(0, 9), (0, 8), (5, 2), (6, 1), (0, 0), (7, 0), (0, 4)]  # ms of decode and of prefill in each second
+    # milliseconds of decode steps and of prefill steps in each second
+    took = [(0, 9), (0, 8), (5, 2), (6, 1), (0, 0), (7, 0), (0, 4)]
     total = [0, 0]
     for second, ms in enumerate([(0, 0), *took]):
         total = [a + b for a, b in zip(total, ms, strict=True)]
@@ -79,7 +83,8 @@ def test_no_verdict_is_marked_after_a_gap_or_for_a_note_or_for_another_phase() -
     marks.judge(BEGIN_NS, judged())
     marks.judge(BEGIN_NS + 30 * S, judged("stuck"))
     marks.judge(BEGIN_NS + 31 * S, judged("stuck", "memory-bound", severity=Severity.NOTE))
-    marks.judge(BEGIN_NS + 29 * S, judged("stuck"))  # the replay has moved back
+    # The replay has moved back, so this second is before the last one.
+    marks.judge(BEGIN_NS + 29 * S, judged("stuck"))
     marks.judge(BEGIN_NS + 32 * S, replace(judged("odd-layer"), phase="prefill"))
     assert marks.found == {}
 

@@ -1,4 +1,4 @@
-"""A range of a recording contains exactly the steps that ended in it, however it was selected."""
+"""Tests of a time range of a recording: it contains exactly the steps that ended in it, however it was selected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ moment_ms = st.integers(0, SECONDS * 1000)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a recording that tests only read."""
+    """Create a recording that no test may change."""
     directory = tmp_path_factory.mktemp("made")
     made_recording(directory, directory / "run.cbtop", SECONDS)
     return directory / "run.cbtop"
@@ -105,7 +105,8 @@ def test_trails_are_of_the_range_alone_and_the_same_after_a_jump() -> None:
     assert of_range.keys() == played.keys() == {"DownProjection", "UpProjection", "QkvProjection", "LmHead"}
     for name, trail in of_range.items():
         assert len(trail) in (10, 11)
-        assert trail[1:] == played[name][1 - len(trail) :]  # the first second of the range is cut off
+        # The first second of the range may be incomplete, so it is not compared.
+        assert trail[1:] == played[name][1 - len(trail) :]
 
 
 def test_of_a_range_in_which_nothing_ended_nothing_is_shown(feed: ReplayFeed) -> None:
@@ -163,7 +164,7 @@ def test_its_timeline_holds_the_records_of_its_steps_and_no_others(is_followed: 
         assert view is not None
         assert view.timeline is not None
         assert view.timeline.newest_s is not None
-        assert view.timeline.steps > 20  # the timeline goes on to 30 s and begins before the range
+        assert view.timeline.steps > 20  # The timeline is not limited to the range.
 
 
 def test_two_ranges_side_by_side_hold_together_what_both_hold_as_one() -> None:
@@ -238,9 +239,9 @@ def test_a_saved_range_opens_as_that_range_with_the_same_numbers(ends: tuple[flo
 
 
 def figures(view: SourceView) -> list[tuple[str, object]]:
-    """Return all shown values except the list of other sources.
+    """Return all shown values of a source, except the list of other sources.
 
-    That list may or may not contain sources that ended earlier.
+    Sources that ended before may or may not be in that list.
     """
     return [*leaves(replace(view, graph=tuple(view.graph), listed=None))]
 
@@ -252,7 +253,8 @@ def test_a_report_on_a_saved_range_covers_it_and_all_of_it_can_be_replayed(made:
     document = json.loads(cbtop("replay", str(path), "--format", "json").stdout)
     assert document["sources"][0]["steps"]["count"] == 16
     begin_s, end_s = document["sources"][0]["range_s"]
-    assert end_s - begin_s == pytest.approx(8.0)  # from the last message before the range to the last message in it
+    # The shown range goes from the last message before its begin to the last message in it.
+    assert end_s - begin_s == pytest.approx(8.0)
     assert ", 16 steps" in cbtop("replay", str(path)).stdout
     document = json.loads(cbtop("replay", str(path), "--at", "1000", "--format", "json").stdout)
     assert document["sources"][0]["steps"]["count"] == 40

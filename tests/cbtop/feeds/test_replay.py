@@ -1,4 +1,4 @@
-"""A replay shows the state at its position, however it was reached, and is labelled as a replay."""
+"""Tests of a replay: it shows the state at its position, whether played or jumped to, and is labelled as a replay."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Hand:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a recording that tests only read."""
+    """Create a recording that no test may change."""
     directory = tmp_path_factory.mktemp("made")
     made_recording(directory, directory / "run.cbtop", SECONDS)
     return directory / "run.cbtop"
@@ -64,7 +64,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a recording that is longer than a jump reads back."""
+    """Create a recording that is long enough that a jump does not read all of it."""
     directory = tmp_path_factory.mktemp("long")
     made_recording(directory, directory / "run.cbtop", 400)
     return directory / "run.cbtop"
@@ -72,7 +72,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def recording(made: Path, tmp_path: Path) -> Path:
-    """Return a copy that a test may change."""
+    """Return a copy of the recording, which the test may change."""
     return Path(shutil.copy(made, tmp_path))
 
 
@@ -97,7 +97,7 @@ def test_wherever_it_comes_from_it_shows_what_was_true_then(moves: list[float], 
 
 
 def known(feed: ReplayFeed) -> list[object]:
-    """Return everything shown at this moment: full and last seconds, of each source and merged."""
+    """Return everything that the replay shows now: all data and the last seconds, for each process and merged."""
     views = [
         view
         for window in (False, True)
@@ -110,7 +110,7 @@ def known(feed: ReplayFeed) -> list[object]:
 
 
 def leaves(value: object, where: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each single value with its path."""
+    """Yield each number, text or other single value inside `value`, with its path."""
     if is_dataclass(value) and not isinstance(value, type):
         value = {each.name: getattr(value, each.name) for each in fields(value) if each.compare}
     if isinstance(value, dict | list | tuple):
@@ -120,7 +120,7 @@ def leaves(value: object, where: str = "") -> Iterator[tuple[str, object]]:
         yield where, value
 
 
-# `plays` reaches each moment by playing from the start. `jumps` seeks to it from anywhere.
+# `plays` plays from the start to each position. `jumps` jumps to it from the position before.
 @settings(max_examples=settings.default.max_examples // 4)
 @given(moves=st.lists(st.floats(0, 1), min_size=1, max_size=3), curve_s=st.integers(4, 9), window_s=st.floats(1, 4))
 @pytest.mark.parametrize("of", ["imperfect", "uneven"])
@@ -178,7 +178,7 @@ def test_the_way_to_a_moment_can_be_gone_bit_by_bit(made: Path) -> None:
         while not feed.advance(0.05):
             shares.append(feed.on_its_way)
             feed.poll()
-            assert feed.at_s == 60  # the target position is already shown
+            assert feed.at_s == 60  # During the jump, the target is already shown as the position.
         assert len(shares) > 10
         assert shares == sorted(shares)
         assert all(share is not None and 0 < share <= 1 for share in shares)
@@ -225,7 +225,7 @@ def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runt
         with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
             if is_open_first:
                 feed.follow_records(True)
-            for to_s in (75, 40, 70):  # the jump to 70 uses what the jump to 75 has kept
+            for to_s in (75, 40, 70):  # The jump to 70 reuses what was read for the jump to 75.
                 feed.seek(to_s)
             feed.follow_records(True)
             view = feed.view()
@@ -233,7 +233,8 @@ def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runt
             assert view.timeline is not None
             found.append((view.timeline.newest_s, view.timeline.newest.name if view.timeline.newest else ""))
             assert view.timeline.missing == 0
-            assert view.timeline.steps > 2 * RECENT_NS / 1e9 - 2  # two steps a second; the first is cut off
+            # The timeline has two steps a second. The first step may be cut off.
+            assert view.timeline.steps > 2 * RECENT_NS / 1e9 - 2
     assert found[0] == found[1]
 
 
@@ -243,7 +244,7 @@ def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, t
     with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
         feed.seek(75)
         (known,) = feed.store.sources.values()
-        for number, end_s in enumerate((5, 8, 12, 40, 74)):  # other sources without records
+        for number, end_s in enumerate((5, 8, 12, 40, 74)):  # Add other sources that have no records.
             other = replace(known, key=f"{number}", window=deepcopy(known.window), recent=RecentRecords())
             other.window.now_ns = BEGIN_NS + end_s * 1_000_000_000
             feed.store.sources[other.key] = other
@@ -254,7 +255,7 @@ def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, t
         feed.seek(20 + (feed.playback.reach_ns // 1_000_000_000) + 15)
         feed.playback.touched = 0
         feed.follow_records(True)
-        assert feed.playback.touched == 0  # a jump does not read back this far
+        assert feed.playback.touched == 0  # These sources end too early for this jump, so it reads nothing.
 
 
 def test_a_damaged_frame_is_told_and_the_next_keyframe_heals(recording: Path) -> None:
@@ -280,7 +281,8 @@ async def press(pilot: Pilot[int], *keys: str) -> str:
     return screen_text(app)
 
 
-MOVES: list[tuple[tuple[str, ...], float]] = [  # moves that start in the first minute
+# Keys, and the position in seconds to expect after a replay at 1:00 has received them.
+MOVES: list[tuple[tuple[str, ...], float]] = [
     (("right",), 65),
     (("left",), 55),
     (("pagedown",), 120),
@@ -289,7 +291,7 @@ MOVES: list[tuple[tuple[str, ...], float]] = [  # moves that start in the first 
     (("shift+left",), 0),
     (("home",), 0),
     (("end",), SECONDS),
-    (("left_square_bracket",), 59.5),  # steps end every 0.5 s
+    (("left_square_bracket",), 59.5),  # A step ends every 0.5 s, and this key goes to the end of the step before.
     (("right_square_bracket", "right_square_bracket"), 61),
     (("left_curly_bracket",), 55),
     (("right_curly_bracket", "3", "right_square_bracket"), 65.5),
@@ -334,7 +336,7 @@ async def test_the_footer_and_the_help_list_the_keys_except_the_key_that_saves(f
         assert "to the beginning" in text
         assert "last minutes" not in text
         await press(pilot, "pagedown", "end", "left")
-        assert feed.at_s == 0  # the help screen handles these keys itself
+        assert feed.at_s == 0  # While the help is open, these keys scroll it, so the replay does not move.
 
 
 @pytest.mark.slow
@@ -348,14 +350,14 @@ async def test_the_time_bar_says_where_it_is_and_a_click_goes_there(feed: Replay
         line = bar(await press(pilot))
         assert (line[:6], line[-5:]) == (" 1:05 ", " 2:10")
         inner = line[6:-5]
-        assert inner == "━" * 44 + "●" + "─" * 43  # the position is in the middle; there are no marks
+        assert inner == "━" * 44 + "●" + "─" * 43  # The time bar shows the position in its middle and has no marks.
         await pilot.click("#time", offset=(6, 0))
         await pilot.pause()
         assert feed.at_s == 0
         await pilot.click("#time", offset=(6 + 87, 0))
         await pilot.pause()
         assert feed.at_s == SECONDS
-        await pilot.click("#time", offset=(99, 0))  # next to the bar
+        await pilot.click("#time", offset=(99, 0))  # This click is next to the time bar, so nothing happens.
         assert feed.at_s == SECONDS
 
 
@@ -366,7 +368,8 @@ async def test_the_time_bar_marks_where_a_process_stalled_as_far_as_was_read() -
         feed.seek(24)
         stalled = [second for second, mark in feed.marks.items() if mark is Mark.STALLED]
         assert stalled == list(range(stalled[0], stalled[-1] + 1))
-        assert 3 <= len(stalled) <= 5  # a stall of 6 s is recognised after 2 s
+        # The process stalls for 6 s. A stall is recognised after 2 s, so 3 to 5 seconds are marked.
+        assert 3 <= len(stalled) <= 5
         feed.is_playing = False
         async with ReplayApp(feed, interval_s=60).run_test(size=(100, 34)) as pilot:
             line = (await press(pilot)).splitlines()[-2]
@@ -411,7 +414,7 @@ async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
 @pytest.mark.slow
 async def test_a_bracket_goes_one_step_end_on_or_back_and_a_replay_stays_there() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
-        feed.seek(12.0)  # the process makes no progress from before 8 s to after 13 s
+        feed.seek(12.0)  # In this recording no step ends from before 8 s until after 13 s.
 
         def ended() -> int:
             view = feed.view()
@@ -442,7 +445,7 @@ def test_steps_are_found_of_who_began_after_what_is_looked_back_in_did(runtime: 
         feed.seek(30)
         (key,) = (one.key for one in feed.sources())
     for asked in (key, f"another{KEYS_JOINED_BY}{key}", None, "another"):
-        # the replay is at its beginning, where no process is known yet
+        # At the beginning of the replay, no process is known yet.
         with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
             assert feed.search.steps_away(30, -1, asked) == (29.5, 1)
             assert feed.search.steps_away(20, 3, asked) == (21.5, 3)
@@ -480,7 +483,7 @@ async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_show
             assert isinstance(app, ReplayApp)
             app.action_seek_to(1)
             assert (feed.on_its_way, told) != (None, [])
-            app.action_seek(-5)  # a nearer target, which is reached by playing on
+            app.action_seek(-5)  # The new target is near, so the replay plays to it instead of jumping.
             app.tick()
             assert "0:00/2:10" in screen_text(app)
             while feed.on_its_way is not None:
@@ -490,7 +493,8 @@ async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_show
             assert "2:05/2:10" in screen_text(app)
         shares = [done for done in told if done is not None]
         assert len(shares) > 5
-        assert shares[1:] == sorted(shares[1:])  # the first share belongs to the jump to the end
+        # This share of progress still belongs to the jump to the end of the recording.
+        assert shares[1:] == sorted(shares[1:])
         assert told[-1] is None
 
 
@@ -621,7 +625,7 @@ def test_headless_compares_all_of_a_recording_with_all_of_another(recording: Pat
     assert source["baseline"]["now_covers_s"] > 100
     assert source["window_s"] is None
     changes = {(one["brick"], one["layer"]): one for one in source["baseline"]["changes"]}
-    # The typical time of a call is exact to one bucket of the histogram.
+    # The comparison reads the typical time of a call from a histogram, so it is exact to one bucket.
     assert changes["a", None]["now"] == changes["a", None]["before"] == pytest.approx(100, rel=0.01)
 
 

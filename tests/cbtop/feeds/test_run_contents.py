@@ -1,4 +1,7 @@
-"""The contents of a run equal what was recorded and announced, on real GPUs and in a simulated burst."""
+"""Tests of the contents of a run (bricks, kernels and copies in a step): they equal what was recorded.
+
+The recordings are from GPUs or simulated.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,8 @@ def test_operations_allocations_and_conditions_are_those_of_their_phase() -> Non
     operations = OperationCount(3, "addmm", "float32", 1, 1), OperationCount(99, "clone", "", 0, 2)
     found = made(
         StepOperations("decode", "draft", 2, operations),
-        StepOperations("decode", "", 2, operations[:1]),  # belongs to another model
+        # These operations belong to the target model, not to the draft model.
+        StepOperations("decode", "", 2, operations[:1]),
         StepAllocations("decode", "draft", 2, 7, 8),
         Conditions((RunCondition("Triton", "3.7"),)),
     )

@@ -1,4 +1,4 @@
-"""Reading a file of runs gives a run or an error that names the problem."""
+"""Tests of reading a file of runs: the result is a run or an error that names the problem."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.representatives import first_by_default
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the JSON document of one run with few places."""
+    """Return the JSON document of one run with few bricks."""
     path = tmp_path_factory.mktemp("runs") / "made.json"
     write_runs(
         path,
@@ -142,7 +142,7 @@ def test_the_contents_of_steps_are_read_as_they_were_written(tmp_path: Path) -> 
     write_runs(tmp_path / "runs.json", runs)
     assert read_runs(tmp_path / "runs.json") == runs
     written = json.loads((tmp_path / "runs.json").read_text())["runs"]
-    assert len(written[0]["contents"]["phases"][0]["pieces"]) == 5  # equal layers share one row
+    assert len(written[0]["contents"]["phases"][0]["pieces"]) == 5  # Layers with equal contents share one row.
     del written[2]["contents"]
     (tmp_path / "older.json").write_text(json.dumps({"schema": SCHEMA, "runs": written[2:]}))
     assert read_runs(tmp_path / "older.json")[0].contents == Contents()

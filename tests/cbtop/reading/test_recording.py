@@ -1,4 +1,4 @@
-"""`cbtop.read` has the rows of the exporters and reports, and refuses files that it cannot read."""
+"""Tests of `cbtop.read`: its tables have the rows of exporters and reports. It rejects files that it cannot read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ every_recording = first_by_default("path", by_size, ids=lambda path: path.stem)
 
 
 def read_all(path: Path, *, allow_damage: bool = False) -> int:
-    """Return the number of rows in all tables."""
+    """Return the number of rows of all tables together."""
     with cbtop.read(path, allow_damage=allow_damage) as run:
         return sum(len(getattr(run, table)()) for table in TABLES)
 
@@ -89,7 +89,7 @@ def test_the_tokens_and_times_of_steps_are_known(made: Path) -> None:
     assert steps.column("duration_us").tolist() == [10.0] + [100.0] * 20
     assert steps.column("begin_s")[0] <= 0
     assert np.isnan(steps.column("sequences")).all()
-    assert bricks.column("step").tolist() == list(range(2, 22))  # readable after the file is closed
+    assert bricks.column("step").tolist() == list(range(2, 22))  # The tables can be read after the file is closed.
     assert set(bricks.column("elements").tolist()) == {8}
 
 

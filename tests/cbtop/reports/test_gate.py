@@ -1,4 +1,4 @@
-"""Text and Markdown of a gate contain each sentence once."""
+"""Tests of the gate's report in text and Markdown: no sentence appears twice."""
 
 from __future__ import annotations
 

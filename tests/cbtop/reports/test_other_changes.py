@@ -1,4 +1,4 @@
-"""A diff says "no change" only if no figure changed beyond its interval."""
+"""Tests of when a comparison says "no change": only if no figure changed beyond its interval."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NOTHING = "nothing has changed beyond noise"
 
 
 def text_of(**changed: object) -> str:
-    """Return the text of `steady` with these figures replaced."""
+    """Return the text of the comparison `steady` after these figures were replaced."""
     (part,) = steady().parts
     return diff_text(replace(steady(), parts=(replace(part, **changed),)))  # type: ignore[arg-type]
 
 
 def quiet() -> PartDiff:
-    """Return the part of `steady` with all changes set to none."""
+    """Return the first phase of the comparison `steady`. No brick in it has changed."""
     (part,) = steady().parts
     same = Change(100.0, 100.0, 1.0)
     places = tuple(replace(one, change=same, mean=same, p50=same, p99=same) for one in part.places)

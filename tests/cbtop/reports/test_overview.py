@@ -1,4 +1,4 @@
-"""The default text report of any source fits on one screen."""
+"""Tests of the default text report: for any process, it fits on one screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text and JSON come from the same view. They match the goldens and contain the same values."""
+"""Tests of text and JSON reports: they contain the same values and match stored files (goldens)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def test_the_text_of_machines_is_as_agreed(view: SourceView) -> None:
     for name in MACHINES:
         shown = replace(view, machines=(getattr(made_machines, name),))
         text = REPORTS["text"]([shown, shown], [DEVICES])
-        assert text.count("devices of gpubox") == 1  # both sources run on the same machine
+        # Both processes run on the same machine, so its devices are shown once.
+        assert text.count("devices of gpubox") == 1
         texts.append(text.partition("devices of gpubox\n")[2])
     text = "\n\n".join(f"== {name}\n{text}" for name, text in zip(MACHINES, texts, strict=True)) + "\n"
     if os.environ.get("CBTOP_UPDATE_GOLDENS"):
@@ -131,7 +132,7 @@ def test_the_text_says_the_figures_of_the_json_of_a_machine() -> None:
     assert float(row[1]) == gpu["utilization_percent"]
     assert row[5] == f"{gpu['power_watts']:.0f}/{gpu['power_limit_watts']:.0f}"
     found = next(line.split() for line in text.splitlines() if line.startswith(str(process["pid"])))
-    assert float(found[6]) == process["gpu_utilization_percent"]  # "782 MB" counts as two words
+    assert float(found[6]) == process["gpu_utilization_percent"]  # In this text, "782 MB" counts as two words.
     assert float(found[7]) == pytest.approx(process["cpu_percent"], abs=0.05)
 
 
@@ -163,7 +164,7 @@ def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
                 assert float(text.replace(",", "")) == pytest.approx(value, rel=5e-3, abs=5e-3)
 
 
-# A brick: its name, its category, its own time in µs, and the bricks inside it.
+# A tree of bricks. Each has a name, a category, its own time in µs, and the bricks inside it.
 Bricks = list[tuple[str, BrickCategory, int, "Bricks"]]
 made_bricks: st.SearchStrategy[Bricks] = st.recursive(
     st.just([]),
@@ -182,7 +183,7 @@ def run_bricks(profiler: BrickProfiler, clock: Clock, bricks: Bricks) -> None:
 
 
 def run_at_once(profiler: BrickProfiler, clock: Clock, us: int) -> None:
-    """Run a step with overlapping bricks. Their recorded times may add up to more than the step."""
+    """Run a step in which bricks overlap. The sum of their recorded times may exceed the step."""
     with profiler.step("decode", tokens=1):
         clock.sleep_us(us)
         for _ in range(3):
@@ -279,13 +280,16 @@ def test_launch_bound_bricks_are_own_rows_without_a_rate_and_a_line_says_why(
 
 
 def number(text: str) -> float:
-    """Parse a number of a report, for example `12,345` or `12.3M`."""
+    """Return the number in a report's cell, for example `12,345` or `12.3M`."""
     scale = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.get(text[-1])
     return float(text[:-1]) * scale if scale else float(text.replace(",", ""))
 
 
 def tables(text: str) -> list[list[dict[str, str]]]:
-    """Return the rows of all tables with totals. Names and categories contain no blanks."""
+    """Return the rows of each table that has a row of totals, by column.
+
+    Names and categories in these tables contain no blanks.
+    """
     found = []
     for block in text.split("\n\n"):
         head, *lines = block.splitlines()
@@ -493,7 +497,7 @@ def test_the_timeline_of_text_and_json_is_that_of_the_view() -> None:
     total_ns = sum(part.duration_ns for _, part in found.newest_parts())
     assert total_ns == found.newest.duration_ns  # type: ignore[union-attr]
     listed = [line.split()[-4:] for line in text.splitlines() if line.startswith("DownProjection ")]
-    assert len(listed) == 12  # one row for each layer
+    assert len(listed) == 12  # DownProjection has a row in each of 12 layers.
 
 
 def test_a_timeline_of_many_records_is_bounded_in_text_and_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Text and JSON reports show training steps."""
+"""Tests of training steps in text and JSON reports."""
 
 from __future__ import annotations
 

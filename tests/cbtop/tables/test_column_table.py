@@ -1,4 +1,4 @@
-"""A table gives the same values to NumPy, Arrow, polars, pandas and DuckDB."""
+"""Tests of `ColumnTable`: NumPy, Arrow, polars, pandas and DuckDB read the same values from it."""
 
 from __future__ import annotations
 
@@ -117,6 +117,7 @@ def test_duckdb_reads_a_table_by_its_name() -> None:
     pytest.importorskip("pyarrow")
     duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed: pip install duckdb")
     calls = ColumnTable(columns())
-    rows = duckdb.sql("select * from calls").fetchall()  # DuckDB looks the name up among the local variables
+    # DuckDB finds the table `calls` among the local variables of Python.
+    rows = duckdb.sql("select * from calls").fetchall()
     assert rows == list(zip(*VALUES.values(), strict=True))
     assert len(calls) == len(rows)

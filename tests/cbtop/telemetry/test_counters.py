@@ -1,4 +1,4 @@
-"""No counter decreases between two scrapes, whatever happens to the processes."""
+"""Tests of exported counters: none decreases between two scrapes, whatever happens to the processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.integration.hosts import DEADLINE_S, eventually
 from tests.representatives import first_by_default
 
 HELLO = DaemonHello(2, 0, 77, "here", "boot", "0.1.0", 0, 0)
-BEACON = "beacon"  # a source that only shows how far the daemon's messages were received
+BEACON = "beacon"  # name of a source that only serves to know which messages of the daemon have arrived
 ASK = {"Accept": "application/openmetrics-text; version=1.0.0"}
 GROWING = ("counter", "histogram")
 
@@ -43,7 +43,10 @@ Series = dict[str, float]
 
 
 class Life:
-    """One life of a process. The daemon always publishes it as source `key`."""
+    """A process from its start to its end.
+
+    The daemon publishes one process after another under the same name `key`.
+    """
 
     def __init__(self, directory: Path, key: str, number: int) -> None:
         directory.mkdir()
@@ -59,9 +62,9 @@ class Life:
         self.source.close()
 
     def step(self, inner_us: int, *, late: bool) -> None:
-        """Run a step with a brick inside another.
+        """Run a step with a brick inside another brick.
 
-        The inner one is recorded at once, or deferred until the step has ended.
+        The inner brick is recorded when it ends or, with `late`, only after the step has ended.
         """
         with self.profiler.step("decode", tokens=2), self.profiler.brick("Outer", 8):
             begin_ns = self.profiler.elapsed_ns()
@@ -122,7 +125,7 @@ class Told:
             text = answer.read().decode()
         found: Series = {}
         grows = False
-        # a simple parser, because the official one is slow; test_openmetrics.py uses that
+        # This parser is simple because the official one is slow. test_openmetrics.py uses the official one.
         for line in text.splitlines():
             if line.startswith("# TYPE "):
                 grows = line.rpartition(" ")[2] in GROWING
@@ -139,7 +142,8 @@ def told() -> Iterator[Told]:
     with TemporaryDirectory(prefix="cbtop-told-") as directory, pytest.MonkeyPatch.context() as patch:
         for name in ("ANSWER_S", "SILENT_AFTER_S"):
             patch.setattr(subscription_module, name, DEADLINE_S)
-        patch.setattr(subscription_module, "POLL_MS", 5)  # the subscription answers between two polls
+        # The subscription answers scrapes only between two polls, so polls are short.
+        patch.setattr(subscription_module, "POLL_MS", 5)
         endpoint = f"ipc://{directory}/wire"
         publisher = Publisher(endpoint)
         with serving(endpoint, None, {"metrics": "127.0.0.1:0"}) as (line,):
@@ -156,7 +160,7 @@ def told() -> Iterator[Told]:
 
 
 def act(wire: Told, action: str, key: str, us: int) -> None:
-    """Apply one possible event to the process `key` or to the messages about it."""
+    """Let one of the possible events happen to the process `key` or to its messages."""
     life = wire.lives.get(key)
     if life is None or action == "restart":
         wire.begin(key)
@@ -179,7 +183,7 @@ def act(wire: Told, action: str, key: str, us: int) -> None:
         life.source.delta()
     elif action == "keyframe":
         wire.say(*life.say(life.source.snapshot()))
-    elif action == "torn":  # only the catalog of this keyframe can be decoded
+    elif action == "torn":  # Only the catalog of this keyframe can be decoded. Its statistics are lost.
         wire.say(*(m for m in life.say(life.source.snapshot()) if not isinstance(m, StatsUpdate)))
 
 
@@ -225,7 +229,8 @@ def test_a_process_that_begins_anew_counts_on_from_the_one_before() -> None:
             act(wire, "keyframe", "one", 0)
             wire.scrape()
     labels = '{phase="decode",source="one"}'
-    assert wire.seen[f"cbtop_tokens_total{labels}"] == 16  # each life begins with one step
+    # Two processes ran four steps each: one at their start, then three in the loop above. Each step has two tokens.
+    assert wire.seen[f"cbtop_tokens_total{labels}"] == 16
     assert wire.seen[f"cbtop_step_duration_seconds_count{labels}"] == 8
     assert wire.seen[f"cbtop_step_duration_seconds_sum{labels}"] == pytest.approx(6 * 105e-6 + 2 * 6e-6)
 

@@ -1,4 +1,7 @@
-"""The official parser reads our OpenMetrics. Slow or silent clients do not block the server."""
+"""Tests of the export in OpenMetrics: the official parser reads it.
+
+Slow or silent clients do not block the server.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def parsed(found: Snapshot) -> dict[str, Family]:
 
 
 def names_of(found: Snapshot) -> set[str]:
-    """Return the names of all samples."""
+    """Return the names of all samples in the exported text."""
     return {sample.name for family in parsed(found).values() for sample in family.samples}
 
 
@@ -87,7 +90,8 @@ def test_a_histogram_without_bounds_still_counts() -> None:
 def test_every_metric_that_the_dashboard_asks_for_exists(tmp_path: Path) -> None:
     record = decode_run(tmp_path)
     known = names_of(snapshot(store_of(record), NOW_NS))
-    known |= {"cbtop_brick_budget_seconds", "cbtop_source_state"}  # this run has no budget and no daemon
+    # The recorded run has no budget, and no daemon that reports a state.
+    known |= {"cbtop_brick_budget_seconds", "cbtop_source_state"}
     known |= {f"cbtop_records_{what}_total" for what in ("produced", "received", "dropped")}
     board = json.loads((files("cbtop.telemetry") / "grafana-dashboard.json").read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
@@ -110,7 +114,7 @@ def test_devices_are_exported_by_uuid_and_unknown_or_old_values_are_not() -> Non
     assert found["cbtop_device_utilization"][gpu] == pytest.approx(0.37)
     assert found["cbtop_device_power"] == {gpu: made_machines.GPU.power_watts}
     assert found["cbtop_device_clock"][gpu] == 1.98e9
-    assert set(found["cbtop_device_sent"]) == {(*gpu, "pcie")}  # there is no figure for NVLink
+    assert set(found["cbtop_device_sent"]) == {(*gpu, "pcie")}  # This GPU has no figure for NVLink.
     assert found["cbtop_device_slowed"] == {}
     assert found["cbtop_source_device_memory"] == {(process, gpu[0]): 782_237_696}
     assert found["cbtop_source_cpu"][(process,)] == pytest.approx(0.41, abs=0.001)
@@ -146,7 +150,7 @@ def test_another_host_has_to_be_named_in_full(text: str) -> None:
 
 @pytest.fixture
 def address(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield the address at which a daemon without sources serves metrics."""
+    """Start a daemon that knows no process and serves metrics. Yields its address."""
     monkeypatch.setattr(subscription_module, "ANSWER_S", DEADLINE_S)
     endpoint = default_endpoint()
     with DaemonInside(endpoint), serving(endpoint, None, {"metrics": "127.0.0.1:0", "otlp": None}) as (line,):
@@ -180,7 +184,7 @@ def connect(address: str) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Return whether the other end is known to have closed the connection."""
+    """Return whether the server has closed the connection, as far as this end knows."""
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""
@@ -192,7 +196,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 @pytest.mark.slow
 def test_connections_that_ask_nothing_hold_nobody_up_however_many_they_are(address: str) -> None:
-    scrape(address)  # the first request starts threads that are not connections
+    scrape(address)  # The first request starts threads that do not belong to a connection.
     before = threading.active_count()
     silent = [connect(address) for _ in range(10 * openmetrics.MAX_CONNECTIONS)]
     try:
@@ -233,7 +237,7 @@ def test_who_asks_and_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.Mo
     def app(_environ: object, start_response: Callable[..., object]) -> list[bytes]:
         start_response("200 OK", [])
         asked.set()
-        return [bytes(64 << 20)]  # more than the socket buffers of both ends can hold
+        return [bytes(64 << 20)]  # Ask for more than fits into the socket buffers of both ends.
 
     monkeypatch.setattr(openmetrics, "_app", lambda _subscription: app)
     with serving(default_endpoint(), None, {"metrics": "127.0.0.1:0"}) as (line,):
@@ -241,7 +245,8 @@ def test_who_asks_and_does_not_read_the_answer_is_cut_off(monkeypatch: pytest.Mo
         with connect(line.removeprefix("metrics at ")) as connection:
             connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             assert asked.wait(DEADLINE_S)
-            eventually(lambda: threading.active_count() == before)  # the thread of the request has ended
+            # The thread of the request ends when its client has gone.
+            eventually(lambda: threading.active_count() == before)
 
 
 def test_without_a_daemon_a_scrape_fails_instead_of_serving_nothing(

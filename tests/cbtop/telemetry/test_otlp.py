@@ -1,4 +1,7 @@
-"""The official protobufs can read our OTLP. It has the numbers of OpenMetrics with the units and times of OTLP."""
+"""Tests of the export in OTLP: the official protobufs read it.
+
+It has the numbers of OpenMetrics, with the units and times of OTLP.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ UNITS = {
 
 
 def sent(found: Snapshot) -> dict[str, Metric]:
-    """Return the metrics that a collector decodes, by name."""
+    """Decode an export as a collector does. Return its metrics by name."""
     encoded = encode_metrics(otlp.metrics_data(found, NOW_NS)).SerializeToString()
     request = ExportMetricsServiceRequest.FromString(encoded)
     (resource,) = request.resource_metrics

@@ -1,6 +1,6 @@
-"""The exported numbers are those of the viewmodels.
+"""Tests of exported numbers: they equal those on the screen. Histograms are exact, and counters never decrease.
 
-Histograms are exact, counters never decrease, and the size is bounded.
+The size of the export is bounded.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def store_of(*records: SourceRecord) -> Store:
 
 
 def store_on_gpus(*records: SourceRecord) -> Store:
-    """Return a store with these records and eight GPUs. One is throttled by heat, another is lost."""
+    """Return a store with these processes and eight GPUs. One GPU is throttled by heat, and one is lost."""
     store = store_of(*records)
     store.devices = made_machines.store_of(made_machines.eight(), made_machines.CPU).devices
     return store
 
 
 def values(found: Snapshot, metric: Metric, **labels: str) -> list[float | DurationHistogram]:
-    """Return the values of `metric` whose labels include `labels`."""
+    """Return the values of `metric` at all points that have these labels."""
     wanted = labels.items()
     points = found[metric]
     return [point.value for point in points if wanted <= dict(zip(metric.labels, point.labels, strict=True)).items()]
@@ -161,7 +161,8 @@ def test_calls_that_are_not_all_in_the_histogram_are_only_counted() -> None:
     ends = np.array([5_000, 7_000, 7_000], np.int64)
     step_of = np.full(MAX_HISTOGRAM_NODES + 3, -1)
     batch = Batch(node=nodes, start_ns=zero, end_ns=ends, elements=zero, flags=zero, overwritten=0)
-    stats.add(batch, step_of, step_of, first_of=0 * step_of)  # the last two share a histogram
+    # Only MAX_HISTOGRAM_NODES nodes have their own histogram. The last two nodes share one.
+    stats.add(batch, step_of, step_of, first_of=0 * step_of)
     some = nodes[[0, 2]].tolist()
     calls = stats.calls(some)
     assert calls is not None
@@ -255,7 +256,7 @@ def test_a_source_that_cannot_be_read_is_left_out_and_the_others_are_not(
 def test_what_is_left_out_does_not_change_from_one_export_to_the_next() -> None:
     record = many_bricks("h:1", bricks=400)
     before = {point.labels for point in snapshot(store_of(record), NOW_NS)[metrics.BRICK_DURATION]}
-    node = np.full(1, 300)  # the slowest brick from now on
+    node = np.full(1, 300)  # Node 300 now becomes the slowest brick.
     zero = np.zeros_like(node)
     record.stats.add(
         Batch(node=node, start_ns=zero, end_ns=zero + 10**9, elements=zero, flags=zero, overwritten=0),
@@ -267,7 +268,7 @@ def test_what_is_left_out_does_not_change_from_one_export_to_the_next() -> None:
 def test_every_point_has_its_labels_and_no_two_are_the_same_series(tmp_path: Path) -> None:
     record = decode_run(tmp_path)
     twice = record.nodes.nodes[0]
-    record.nodes.add(replace(twice, id=len(record.nodes) + 1))  # a second step with the same name
+    record.nodes.add(replace(twice, id=len(record.nodes) + 1))  # a second step node with the same name
     found = snapshot(store_of(record), NOW_NS)
     assert set(found) == set(METRICS)
     for metric, points in found.items():

@@ -1,4 +1,4 @@
-"""The subscription answers from any thread, keeps receiving meanwhile, and reports when nothing arrives."""
+"""Tests of the exporter's subscription to a daemon: it answers any thread, goes on receiving, and notices silence."""
 
 from __future__ import annotations
 

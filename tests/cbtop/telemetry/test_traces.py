@@ -1,4 +1,4 @@
-"""A sampled step is exported completely or not at all. Its spans are nested like its records."""
+"""Tests of exported traces: a sampled step is exported completely or not at all. Spans are nested like records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from cbtop.telemetry.otlp_traces import MAX_PROGRAMS, PREVIOUS, RUN_BEFORE, Sent
 from cbtop.telemetry.steps import GaplessRecords, whole_step
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
-STEP_RECORDS = 1 + 2 * (1 + 3)  # a step with two layers of three bricks; kernels are announced but not timed
+# number of records of a step with two layers of three bricks; kernels have no records
+STEP_RECORDS = 1 + 2 * (1 + 3)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,8 @@ def test_the_step_that_had_already_begun_is_passed_over(run: tuple[SourceRecord,
     assert step is not None
     assert names(record, step).count("decode") == 1
     assert len(step.node) == STEP_RECORDS
-    assert step.start_ns.min() >= batch.end_ns[2 * STEP_RECORDS - 1]  # the third step is the first complete one
+    # Receiving begins in the second step, so the third step is the first complete one.
+    assert step.start_ns.min() >= batch.end_ns[2 * STEP_RECORDS - 1]
 
 
 def test_a_step_that_has_not_ended_is_waited_for(run: tuple[SourceRecord, Batch]) -> None:
@@ -97,7 +99,7 @@ def test_records_that_the_ring_lost_make_a_gap(run: tuple[SourceRecord, Batch]) 
     waiting = GaplessRecords()
     waiting.take(RecordBatch("s", 0, 20, 20, pack(part(batch, 0, 20))))
     waiting.take(RecordBatch("s", 20, 40, 15, pack(part(batch, 25, 40))))
-    assert waiting.step(record.nodes) is not None  # found in the records after the gap
+    assert waiting.step(record.nodes) is not None  # After the gap in the records there is a complete step.
     assert waiting.count == 15
 
 
@@ -156,7 +158,7 @@ def test_a_step_links_to_the_one_sent_before_it(run: tuple[SourceRecord, Batch])
 
 
 def later_run(record: SourceRecord, step: Batch, key: str, after_ns: int, program: str = "") -> SourceRecord:
-    """Return a process with the same nodes that began `after_ns` after the end of the step."""
+    """Return another process with the nodes of `record`. It began `after_ns` after the end of `step`."""
     hello = record.hello
     assert hello is not None
     later_ns = int(step.end_ns.max()) + after_ns - hello.monotonic_ns
@@ -197,7 +199,8 @@ def test_every_span_links_to_its_place_in_the_previous_run_of_that_program(
     turned.nodes.nodes[:] = [
         replace(node, name="Other") if node.name == "RmsNorm" else node for node in turned.nodes.nodes
     ]
-    assert linked(sent.trace(turned, step, Resource({}))).count([]) == 2  # two spans have no matching node there
+    # Two spans link to no node, because the other process has no RmsNorm.
+    assert linked(sent.trace(turned, step, Resource({}))).count([]) == 2
 
 
 def test_the_steps_of_endless_programs_are_not_kept(run: tuple[SourceRecord, Batch]) -> None:

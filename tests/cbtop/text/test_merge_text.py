@@ -1,4 +1,4 @@
-"""Members of a merge are named briefly."""
+"""Tests of the short names of merged processes and ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bricks missing on the roofline are listed with the reason."""
+"""Tests of the text about bricks that the roofline lacks: they are listed with the reason."""
 
 from __future__ import annotations
 

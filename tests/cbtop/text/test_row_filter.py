@@ -1,4 +1,4 @@
-"""Filter and order of bricks are the same in text and on the screen."""
+"""Tests of the filter and the order of bricks: they are the same in text and on the screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.representatives import first_by_default
 
 
 def names_in(text: str) -> list[str]:
-    """Return the bricks in the first table of a report, from top to bottom."""
+    """Return the names of the bricks in the first table of a report, from top to bottom."""
     lines = text.splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("brick "))
     return [line.split()[0] for line in lines[first + 1 : lines.index("", first)]]
@@ -63,7 +63,8 @@ async def test_a_filter_leaves_the_same_bricks_in_text_and_screen_and_both_count
         table = app.query_one("#bricks-table", SortedTable)
         assert {row.name for row in table.rows} == wanted
         assert counted in screen_text(app)
-        await pilot.press("j", "escape")  # the keys go to the table, and escape shows all rows
+        # The table has the focus: j moves its cursor, and escape removes the filter.
+        await pilot.press("j", "escape")
         await pilot.pause()
         assert (table.cursor > 0, len(table.rows)) == (True, len(samples.LIVE.bricks))
 
@@ -92,7 +93,7 @@ def test_an_expression_that_might_never_end_is_looked_for_as_it_stands(text: str
         ("(?i)(rms)?norm$", "RmsNorm"),
         (r"\(.*\)\[*+(|", "x"),
         ("[(*+|]+$", "a(*"),
-        ("[[a]b", "ab"),  # Python warns about this pattern
+        ("[[a]b", "ab"),  # Python warns about this regular expression.
     ],
 )
 def test_other_expressions_are_searched_as_expressions(text: str, word: str) -> None:

@@ -1,4 +1,4 @@
-"""The table of statistics describes every number. Everything that shows numbers uses it."""
+"""Tests of the table of statistics: it describes every number that is shown, wherever it is shown."""
 
 from __future__ import annotations
 

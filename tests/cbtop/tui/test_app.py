@@ -95,7 +95,10 @@ async def what_is_told(pilot: AppPilot) -> str:
 
 
 async def told_without_toasts(pilot: AppPilot) -> list[str]:
-    """Wait for all workers. Return all notices of a test in which toasts would cover what it looks at."""
+    """Wait for all workers. Return all notices of the app.
+
+    For tests in which toasts would cover the text that they check.
+    """
     await pilot.app.workers.wait_for_complete()
     await pilot.pause()
     return [note.message for note in pilot.app._notifications]
@@ -110,7 +113,8 @@ async def shown(pilot: AppPilot, *words: str) -> str:
     return text
 
 
-# One function for each action. It gets the key of the action, presses it and checks the screen.
+# Each of these functions checks one action of the app. It gets the key of the action, presses it and checks the
+# screen.
 
 
 async def goes_to_view(pilot: AppPilot, key: str) -> None:
@@ -188,7 +192,7 @@ async def shows_another_source(pilot: AppPilot, key: str) -> None:
 
 
 def short_status(pilot: AppPilot) -> None:
-    """Shorten the status, so that the text after it fits next to the tabs."""
+    """Shorten the status line, so that the tabs leave room for the text after it."""
     feed = app_of(pilot).feed
     assert isinstance(feed, ScriptedFeed)
     feed.line = "own daemon"
@@ -208,7 +212,7 @@ async def refreshes_less_often(pilot: AppPilot, key: str) -> None:
 
 
 async def says_that_nothing_can_be_saved_here(pilot: AppPilot, key: str) -> None:
-    await press(pilot, key)  # this feed has no daemon
+    await press(pilot, key)  # This app is not connected to a daemon, so nothing can be saved.
     assert not toasts(pilot.app)
 
 
@@ -220,7 +224,7 @@ async def says_that_there_is_no_memory_to_look_into(pilot: AppPilot, key: str) -
 
 async def does_nothing_where_there_is_no_range(pilot: AppPilot, key: str) -> None:
     await press(pilot, "6")
-    await press(pilot, key)  # lists have this key, too
+    await press(pilot, key)  # The key does nothing here, although views with lists use it.
     assert "PAUSED" not in screen_text(app_of(pilot))
 
 
@@ -347,7 +351,8 @@ async def turns_the_order_round(pilot: AppPilot, key: str) -> None:
 
 async def opens_and_closes_the_details(pilot: AppPilot, key: str) -> None:
     assert "intensity" not in await press(pilot)
-    assert "intensity" in await press(pilot, key)  # the room under the table is too small for it
+    # The table leaves no room for the details until the key is pressed.
+    assert "intensity" in await press(pilot, key)
     assert "intensity" not in await press(pilot, key)
 
 
@@ -384,7 +389,7 @@ async def unfolds_the_node_or_goes_to_its_first_child(pilot: AppPilot, key: str)
 
 
 def children_in_sight(pilot: AppPilot) -> dict[int | None, list[GraphRow]]:
-    """Return the drawn nodes of the graph by their parent."""
+    """Return the nodes of the graph that are drawn, as lists by their parent."""
     found: dict[int | None, list[GraphRow]] = defaultdict(list)
     source = app_of(pilot).source
     graph = source.graph if source else ()
@@ -479,9 +484,10 @@ Check = Callable[[AppPilot, str], Awaitable[None]]
 
 
 def goes_in_the_layers(*before: str, shows: str) -> Check:
-    """Return a check of the map of layers.
+    """Return a function that tests a key in the map of layers.
 
-    It opens the slowest of ten layers, the fifth, presses `before` and the key, and expects `shows` on the screen.
+    It opens the map at the fifth of ten layers, which is the slowest. It presses `before` and then the key, and
+    expects `shows` on the screen.
     """
 
     async def check(pilot: AppPilot, key: str) -> None:
@@ -492,9 +498,9 @@ def goes_in_the_layers(*before: str, shows: str) -> Check:
 
 
 def moves_the_timeline(has_moved: Callable[[Sight, Sight], bool], *before: str) -> Check:
-    """Return a check that presses `before` and the key.
+    """Return a function that tests a key of the timeline.
 
-    Then `has_moved` must accept the old and new timeline position.
+    It presses `before` and then the key. `has_moved` must accept the timeline positions before and after.
     """
 
     async def check(pilot: AppPilot, key: str) -> None:
@@ -514,7 +520,7 @@ def moves_the_timeline(has_moved: Callable[[Sight, Sight], bool], *before: str) 
 class Sight:
     begin_ns: int
     end_ns: int
-    at: int | None  # number of the block under the cursor, in its row
+    at: int | None  # In the row with the cursor: the number of the block under it.
     row: int  # number of the row with the cursor
     is_held: bool
 
@@ -637,7 +643,7 @@ BINDINGS = [
 ]
 
 
-# Actions whose effect no key reverts.
+# No key reverts the effect of these actions, so each needs a new app.
 LEAVE_A_CHANGE = (
     merges_all_like_it, shows_another_source, refreshes_more_often, refreshes_less_often, marks_a_baseline,
     clears_the_baseline, offers_every_key_by_its_name, quits, suspends, moves_a_page_down, moves_a_page_up,
@@ -733,12 +739,12 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
     with Host(runtime, answers_late), Feed() as feed:
         app = CbtopApp(feed, section="bricks", interval_s=0.1)
         async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.press("r")  # show all data, because the shown seconds may be over already
+            await pilot.press("r")  # Show the data of all time, because the last seconds may already have no steps.
             await shown(pilot, "DownProjection")
             assert "nvjet" not in await press(pilot, "6")
             await pilot.press("K")
             await shown(pilot, f"recording kernels of pid {pid}", "33 %")
-            text = await press(pilot, "K", "enter")  # the screen still works
+            text = await press(pilot, "K", "enter")  # The screen still reacts to keys while kernels are recorded.
             assert [note.message for note in app._notifications] == ["one process is being asked already"]
             assert "33 %" in text
             assert "├──" not in text
@@ -753,7 +759,7 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
             assert "recording kernels" not in text
             await press(pilot, "j", "enter")
             await shown(pilot, "└──   nvjet_tst_64x8", "burst µs")
-            text = await press(pilot, "space")  # the screen shows a copy of the graph then
+            text = await press(pilot, "space")  # While the screen is paused, it shows a copy of the graph.
             rows = [line.split() for line in text.splitlines() if "RmsNorm" in line or "nvjet" in line]
             assert [row[-4] for row in rows] == ["1.00", "–"]
 
@@ -793,7 +799,7 @@ async def test_who_leaves_while_a_process_is_asked_takes_back_what_was_asked(run
         deadline_s = time.monotonic() + DEADLINE_S
         while host.recorder.asked:
             assert time.monotonic() < deadline_s
-            await asyncio.sleep(0.02)  # the requesting thread may still report something
+            await asyncio.sleep(0.02)  # The thread of the request may still report its result.
 
 
 @first_by_default(
@@ -860,7 +866,7 @@ async def test_shift_c_says_why_the_roofs_of_what_is_shown_cannot_be_measured(
 
 
 class MadeCalibration:
-    """A fake calibration that runs until the test sets `found`."""
+    """A fake measurement of roofs. It runs until the test sets `found`."""
 
     def __init__(self, source: SourceView) -> None:
         self.status, self.closed = "measuring roofs: 2 threads", False
@@ -903,7 +909,7 @@ async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result
         app.clear_notifications()
         await pilot.press("C")
         await shown(pilot, "measuring roofs: 2 threads")
-        text = await press(pilot, "C", "5")  # the screen still works
+        text = await press(pilot, "C", "5")  # The screen still reacts to keys while roofs are measured.
         assert "Roofline" in text
         assert [note.message for note in app._notifications] == ["they are being measured already"]
         calibrations[0].found = CbtopError("no room") if fails else ["dram_read 20.00 GB/s", "kept in /x"]
@@ -968,7 +974,7 @@ async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: Scripted
 async def test_the_footer_names_as_many_keys_as_it_has_room_for(feed: ScriptedFeed, width: int) -> None:
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=(width, 40)) as pilot:
-        # the keys of the view leave less room
+        # The footer of this view has less room, because it lists the view's own keys.
         footer = (await shown(pilot, "s sort  S reverse")).splitlines()[-1].rstrip()
         assert footer.endswith("? help  q quit")
         assert ("^p all keys" in footer) == (width >= 120)
@@ -1047,7 +1053,7 @@ async def test_what_starts_is_told_and_takes_no_screen_over(feed: ScriptedFeed) 
     app = CbtopApp(feed, section="bricks", interval_s=60)
     async with app.run_test(size=SIZE, notifications=True) as pilot:
         await press(pilot, "greater_than_sign")
-        feed.seen.insert(0, OTHER)  # new sources come first
+        feed.seen.insert(0, OTHER)  # A new process is the first in the list.
         app.tick()
         await pilot.pause()
         assert "second program started: < shows it" in (await what_is_told(pilot)).replace("\n", " ")
@@ -1123,7 +1129,7 @@ async def test_a_filter_finds_names_and_categories_and_says_how_many_of_all(feed
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         for typed, found, name in (
-            ("att", "6 of 16", "AttentionScore"),  # some match only by their category
+            ("att", "6 of 16", "AttentionScore"),  # The typed text `att` finds some bricks only by their category.
             ("ffn", "4 of 16", "GateProjection"),
             ("^(gate|up)p", "2 of 16", "UpProjection"),
             ("(", "0 of 16", ""),
@@ -1144,7 +1150,7 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         await pilot.pause()
         here = app.screen_stack[0]
         offered = {str(hit.text).rpartition("  ")[0] async for hit in KeysByName(here).discover()}
-        # the palette itself is open, and no range or past moment is shown
+        # Actions that cannot be offered now: the palette is already open, and no range or past moment is shown.
         elsewhere = {"command_palette", "leave_range", "now"}
         ours = {
             binding.description

@@ -1,4 +1,4 @@
-"""The background colour of a real pseudo-terminal that answers at once, late, in pieces or never."""
+"""Tests of the app's colours with a pseudo-terminal that tells its background at once, late, in pieces or never."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Screen:
 
     def wait_for(self, what: bytes) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
-        more = select.poll()  # unlike select, it also accepts descriptors above 1023
+        more = select.poll()  # poll also accepts descriptors above 1023. select does not.
         more.register(self.ours, select.POLLIN)
         while what not in self.said:
             assert time.monotonic() < deadline_s, self.said[-2000:]
@@ -60,7 +60,7 @@ class Screen:
                 self.said += os.read(self.ours, 65536)
 
     def end(self) -> str:
-        """Quit. Returns the exit code, the theme and the view as one line."""
+        """Quit the app. Returns one line: its exit code, the theme and the view."""
         os.write(self.ours, b"q")
         return self.ended()
 
@@ -119,16 +119,17 @@ def test_an_answer_in_pieces_among_keys_is_one_and_the_keys_are_pressed(
     screen.wait_for(b"Overview")
     for piece in (b"2\x1b]11;rgb:ff", b"ff/ffff/", b"dddd\x1b", b"\\3"):
         os.write(screen.ours, piece)
-        time.sleep(0.05)  # so that the app reads each piece separately
+        time.sleep(0.05)  # The pause makes the app read each piece separately.
     assert screen.end() == f"0 {LIGHT.name} 2"
 
 
 @pytest.mark.slow
 def test_leaving_before_the_answer_comes_leaves_nothing_of_it_to_the_shell(screens: list[Screen]) -> None:
-    screens.append(screen := Screen(ANSWER_WITHIN_S=str(2 * DEADLINE_S)))  # long enough for a busy machine
+    # With this setting, the app would wait for the terminal's answer longer than the whole test takes.
+    screens.append(screen := Screen(ANSWER_WITHIN_S=str(2 * DEADLINE_S)))
     screen.wait_for(ASK.encode())
     os.write(screen.ours, b"q")
-    time.sleep(2.0)  # a slow line; the app does not wait this long for an answer
+    time.sleep(2.0)  # The answer of the terminal comes late, as over a slow line. The app has already quit.
     os.write(screen.ours, LIGHT_ANSWER)
     assert screen.ended().startswith("0 ")
     assert screen.left_for_the_shell() == b""

@@ -1,4 +1,7 @@
-"""At sizes from 40×10 to 300×100, no widgets overlap, none is cut off, and little room stays empty."""
+"""Tests of the layout of screens from 40×10 to 300×100.
+
+No widgets overlap, none is cut off, and little room stays empty.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ SIZES = {
     "SIDE_BY_SIDE": [LEAST, (118, 10)],
 }
 MATRIX = [(80, 24), (200, 60), *((width, height) for width in range(40, 301, 26) for height in range(10, 101, 15))]
-# Required percentage of used cells below the tabs, at 120×40 and at 200×60. Cells up to the last character of a line
-# are used, except gaps that are wider than any column of a table. All cells of a chart are used, too.
+# Required percentage of used cells below the tabs, at 120×40 and at 200×60. In a line, all cells up to the last
+# character count as used, except gaps wider than a column of a table. All cells of a chart count as used.
 USED = 60
 VOID, CHART_FOOT, SCALE = re.compile(r" {41,}"), re.compile(r"-\d+ s +0 s|└[─┬]+|╷.*╷|┤([▁▂▃▄▅▆▇█·]+ ?)+"), "│┤"
 
@@ -52,7 +55,7 @@ def source_of(name: str) -> SourceView:
 
 
 def leaves(app: CbtopApp) -> list[tuple[Widget, Region]]:
-    """Return the visible widgets without children, with their regions."""
+    """Return all visible widgets without children, each with its region of the screen."""
     placed = app.screen._compositor.visible_widgets.items()
     shown = [(widget, region.intersection(clip)) for widget, (region, clip) in placed]
     return [
@@ -127,7 +130,7 @@ def test_trailing_blanks_and_gaps_of_panes_are_not_used_and_a_chart_is() -> None
 
 
 def watched() -> dict[str, SourceView]:
-    """Return a process with problems and its records, and a healthy one like the demo."""
+    """Return two processes by name: one with problems and records, and a healthy one like that of `cbtop demo`."""
     history = {"tokens_per_sec_history": (80.0,) * 60, "step_us_history": (8_000.0,) * 60}
     listed = samples.list_of(replace(samples.ALONE, **history), costs=samples.COSTS)
     demo = replace(samples.LIVE, machines=(made_machines.H100,), listed=listed, timeline=timeline_at(20.0))

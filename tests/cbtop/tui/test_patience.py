@@ -1,4 +1,4 @@
-"""The thread that reads the keyboard wakes up twice a second while idle, and at once when a key arrives."""
+"""Tests of the thread that reads the keyboard: it wakes up twice a second while idle, and at once for a key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from textual.drivers import linux_driver
 from cbtop.tui import background
 from cbtop.tui.patience import PATIENT_S, TYPING_LOOKS, SlowPollSelector
 
-ASKED_S = 0.1  # the timeout that Textual passes
+ASKED_S = 0.1  # the timeout in seconds that Textual passes to `select`
 
 
 def test_it_waits_longer_after_a_silent_second_and_as_told_from_the_next_key(

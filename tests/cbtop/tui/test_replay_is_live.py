@@ -1,4 +1,4 @@
-"""At each moment of a replay the screen equals the live screen of that moment, in every view."""
+"""Tests of replays: at each moment, every view of the replay equals the live screen of that moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.representatives import first_by_default
 
 
 class Watching(StoreViews):
-    """A viewer that joined when the recording began and received all messages up to `until_s`."""
+    """A viewer that connected when the recording began and received all messages up to `until_s`."""
 
     is_complete, refused = True, ""
 
@@ -51,7 +51,7 @@ class Watching(StoreViews):
         return self._now_ns
 
     def follow_records(self, on: bool) -> None:
-        """Do nothing, because records are kept from the start."""
+        """Do nothing, because this viewer receives records from the start."""
 
     def watched(self) -> TimeView | None:
         return None
@@ -64,7 +64,7 @@ class Watching(StoreViews):
 
 
 async def screens(app: CbtopApp, size: tuple[int, int]) -> dict[str, tuple[list[str], list[object]]]:
-    """Return the text of each view with the header, and all values from which it is drawn."""
+    """Return the text of each view (with its header), and all values that are drawn in it."""
     found = {}
     app.window = True
     async with app.run_test(size=size) as pilot:
@@ -96,12 +96,12 @@ async def test_the_screen_at_a_moment_of_a_replay_is_the_one_that_was_live(
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as replay:
         replay.is_playing = False
         replay.follow_records(True)
-        # leaving a view must not stop the records, as in the live viewer
+        # When a view is closed, the replay must go on following records, as the live viewer does.
         monkeypatch.setattr(replay, "follow_records", lambda _: None)
         for to_s in before_s:
             replay.seek(to_s)
         replay.seek(at_s)
-        # one line more, for the time bar
+        # The replay has a time bar, so its screen is one line higher.
         replayed = await screens(ReplayApp(replay, interval_s=60), (size[0], size[1] + 1))
     for title, (text, values) in live.items():
         assert replayed[title][1] == values, title

@@ -41,7 +41,7 @@ class Opened(ReplayFeed):
 
 
 class Memory:
-    """The memory of a daemon. It returns a recording that ends now, or the reason why there is none."""
+    """The stored history of a daemon. It returns a recording that ends now, or the reason why there is none."""
 
     def __init__(self, why_not: str = "") -> None:
         self.opened: list[Opened] = []
@@ -77,7 +77,7 @@ def memory() -> Iterator[Memory]:
 
 @pytest.fixture(autouse=True)
 def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
-    """Replace the clock that measures how long the screen has been held."""
+    """Replace the clock that measures how long the screen has been paused. Returns the fake clock."""
     made = Hand()
     monkeypatch.setattr("cbtop.tui.app.TimeTravel", partial(TimeTravel, clock_s=made))
     return made
@@ -111,7 +111,7 @@ def shown(pilot: Pilot[int]) -> SourceView:
 
 
 def ended(feed: ReplayFeed) -> int:
-    """Return the number of ended steps of the first source at the shown moment."""
+    """Return how many steps of the first process had ended at the shown moment."""
     view = feed.view()
     assert view is not None
     return sum(phase.count for phase in view.phases)
@@ -140,7 +140,7 @@ async def test_brackets_look_back_from_the_held_moment_and_space_returns_to_now(
         assert shown(pilot).program == memory.feed.sources()[0].label.partition(",")[0]
         polls = feed.polls
         pilot.app.tick()  # type: ignore[attr-defined]
-        assert feed.polls == polls + 1  # new data is still read meanwhile
+        assert feed.polls == polls + 1  # The app still reads new data while it shows a past moment.
         text = await press(pilot, "space")
         assert "LIVE" in text
         assert shown(pilot).program == samples.LIVE.program
@@ -221,7 +221,7 @@ async def test_a_timeline_that_was_held_of_then_is_not_shown_of_now(feed: Script
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "left_parenthesis", "4")
         assert HELD in await press(pilot, "z")
-        feed.seen = [shown(pilot).held()]  # the feed still shows the same process
+        feed.seen = [shown(pilot).held()]  # The live feed now has the process that was paused.
         assert HELD not in await press(pilot, "space")
 
 
@@ -354,5 +354,6 @@ async def test_the_filter_keeps_its_v_its_brackets_and_its_escape(feed: Scripted
         await press(pilot, "left_parenthesis", "v", "slash", "v", "left_square_bracket")
         assert memory.feed.at_s == pytest.approx(memory.feed.duration_s - 10)
         await press(pilot, "escape", "left_square_bracket")
-        assert "═" in await press(pilot)  # the range that was begun is still there
+        # The start of the range was marked before and is still there, because the filter got the other keys.
+        assert "═" in await press(pilot)
         assert "═" not in await press(pilot, "escape")

@@ -1,4 +1,4 @@
-"""Only those parts of a view are computed that the shown screen reads."""
+"""Tests that a screen computes only the parts of a view that it shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed
 
 PARTS = sorted(name for name, part in vars(SourceView).items() if isinstance(part, Lazy))
-# The parts of a source that each view reads, besides its header.
+# For each view, the parts of a process that it reads. The header of the screen reads some more.
 READ = {
     "Overview": {
         "baseline",

@@ -1,4 +1,4 @@
-"""The terminal receives nothing if nothing changes, and otherwise only the changed cells."""
+"""Tests of what the terminal receives: nothing if nothing changes, and otherwise only the changed cells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOVE = re.compile(r"\x1b\[(\d+);(\d+)H")
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the terminal output. Under test, Textual writes none."""
+    """Return a list that records what the app writes to the terminal. In tests, Textual writes nothing by itself."""
     found: list[str] = []
 
     def display(app: CbtopApp, screen: Screen[object], renderable: CompositorUpdate | None) -> None:
@@ -40,7 +40,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def sent_in_a_tick(
     sent: list[str], key: str, *turns: SourceView, size: tuple[int, int] = (120, 40)
 ) -> Sequence[str]:
-    """Return the output that follows when the source becomes each of `turns`, on the screen of `key`."""
+    """Open the view of `key` and let the process change to each of `turns`. Return the output of the changes."""
     feed = ScriptedFeed(samples.LIVE)
     app = CbtopApp(feed, interval_s=60)
     async with app.run_test(size=size) as pilot:
@@ -106,9 +106,10 @@ async def test_of_a_figure_that_moved_its_line_is_sent_and_no_blank_one(sent: li
     first, *others = samples.LIVE.bricks
     turns = (replace(samples.LIVE, bricks=(replace(first, p50_us=us), *others)) for us in (1.5, 2.71))
     written = "".join(await sent_in_a_tick(sent, "2", *turns))
-    assert len({row for row, _ in MOVE.findall(written)}) == 2  # one row in the table, one in the details below it
+    # Only two lines are written: the row in the table, and the details below the table.
+    assert len({row for row, _ in MOVE.findall(written)}) == 2
     assert "2.71" in written
-    assert "2,111" not in written  # the p99, which is right of it
+    assert "2,111" not in written  # The p99 is to the right of the changed p50, and must not be written again.
 
 
 async def test_a_sample_of_the_devices_sends_the_lines_that_moved_and_no_others(sent: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Stored tuning results are validated when read, and used only for their own model and machine."""
+"""Tests of stored results of `cbtop tune`: they are validated, and used only for their own model and machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two sides are measured in turns. Tests of their order and of what counts as a difference."""
+"""Tests of paired comparisons, which measure two sides, A and B, in turns: their order, and when they differ."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ROUNDS = 10
 def made(
     rng: np.random.Generator, ratio: float, *, own: float, drift: float = 0.0, spikes: float = 0.0
 ) -> PairedTest:
-    """Return simulated times of two sides.
+    """Return simulated times of two sides, A and B.
 
-    They share a drift of the machine. Each has its own noise and rare long times.
+    A slow drift of the machine affects both. Each side has its own noise and a few long times.
     """
     shared = np.exp(np.cumsum(rng.normal(0, drift, 2 * ROUNDS)))
     times = 1e8 * shared * np.exp(rng.normal(0, own, 2 * ROUNDS)) * (1 + 3 * (rng.random(2 * ROUNDS) < spikes))
     a, b = times[0::2].copy(), times[1::2] / ratio
-    a[1::2], b[1::2] = times[1::2][1::2], times[0::2][1::2] / ratio  # every second round begins with B
+    a[1::2], b[1::2] = times[1::2][1::2], times[0::2][1::2] / ratio  # In every second round, B is measured first.
     return PairedTest("pp8", 8, tuple(map(int, a)), tuple(map(int, b)))
 
 
@@ -70,9 +70,9 @@ def test_the_ratio_is_of_speed_and_lies_in_its_interval() -> None:
 
 
 def test_an_interval_is_as_wide_as_students_quantile_and_never_below_zero() -> None:
-    """The ratio is A's mean over 100.
+    """All times of B are 100, so the ratio is the mean of A divided by 100.
 
-    Its half width is 4.604 (99 %, four degrees of freedom) times the error of the mean.
+    The half width of its interval is the error of the mean times 4.604 (Student's t, 99 %, four degrees of freedom).
     """
     pair = PairedTest("tg1", 1, (100, 110, 90, 105, 95), (100,) * 5)
     half = 4.604 * (250 / (5 - 1) / 5) ** 0.5 / 100
@@ -126,7 +126,7 @@ def test_about_one_in_a_hundred_comparisons_of_the_same_finds_a_difference(
     rng = np.random.default_rng(15)
     found = sum(bool(made(rng, 1.0, **noise).is_beyond_noise) for _ in range(RUNS))
     print(f"{found} of {RUNS}")  # noqa: T201
-    # with an error rate of 1 %, one such test in twelve has 15 errors or more in 1,000
+    # The error rate is 1 %. In one of twelve runs of this test, 15 or more of 1,000 comparisons are wrong by chance.
     assert found <= RUNS // 100 + 4
 
 

@@ -26,7 +26,10 @@ SHARES = (PRODUCTS, ATTENTION, NORM)
 
 
 class MadeBench(Bench):
-    """Simulated requests. Their times depend on the setting and on seeded noise. Only requests advance the clock."""
+    """Simulated requests to a model.
+
+    Their time depends on the setting and on seeded noise, and only they advance the clock.
+    """
 
     def __init__(self, speed: Callable[[Setting], float], noise: float = 0.01) -> None:
         super().__init__(Path("made.gguf"), 160)
@@ -66,9 +69,9 @@ def tuned(bench: MadeBench, budget_s: float = 300.0, setting: Setting = IN_USE) 
 
 
 def speed(setting: Setting) -> float:
-    """Return the relative speed.
+    """Return how fast a setting is, relative to the default.
 
-    Two threads are 1.6 times as fast, exact products half as fast, an f32 cache equal.
+    Two threads are 1.6 times as fast, exact products half as fast. A cache in f32 does not change the speed.
     """
     return (1.6 if setting.threads == 2 else 1.0) * (0.5 if setting.is_exact else 1.0)
 
@@ -148,14 +151,16 @@ def test_a_setting_measured_better_is_kept_with_its_interval_and_no_other() -> N
     assert found.best == Setting(2)
     assert [(one.candidate.setting, one.beside, one.is_kept) for one in found.tries] == [
         (Setting(2), IN_USE, True),
-        (Setting(2, is_exact=True), Setting(2), False),  # compared with the best setting until then
+        # This setting is compared with the best one that was found before it.
+        (Setting(2, is_exact=True), Setting(2), False),
         (Setting(2, cache_type="f32"), Setting(2), False),
     ]
     gain = found.gain
     assert gain is not None
     assert gain.interval is not None
     assert gain.interval[0] < 1.6 < gain.interval[1]
-    assert gain.compared == 3 * 3  # requests, prefill and decode of three tries
+    # Number of comparisons: the whole request, prefill and decode, for each of three settings.
+    assert gain.compared == 3 * 3
     assert found.tries[1].request.verdict == "B is slower"
     assert found.tries[2].request.verdict == "noise"
     assert found.has_told
@@ -179,7 +184,8 @@ def test_chance_keeps_nothing_and_the_rounds_that_would_tell_are_reported() -> N
         rounds = one.rounds_to_tell
         assert rounds is not None
         assert one.request.change is not None
-        # errors shrink with the square root of the rounds
+        # Convert the half width to that of the planned number of rounds. It shrinks with the square root of this
+        # number.
         half = one.request.change.half * (len(one.request.a_ns) / rounds) ** 0.5
         assert half == pytest.approx(0.03, rel=0.02)
 
@@ -188,8 +194,8 @@ def test_chance_keeps_nothing_and_the_rounds_that_would_tell_are_reported() -> N
 def test_measuring_ends_with_the_budget(budget_s: float) -> None:
     bench = MadeBench(lambda setting: 1.0)
     tuned(bench, budget_s)
-    # The additional runs are two warm-ups for each of four settings, one for each of three comparisons, and a started
-    # round.
+    # The search may exceed its limit: by two warm-ups for each of four settings, by one for each of three
+    # comparisons, and by the rest of the last round.
     assert bench.now_s <= budget_s + 2 * 4 + 3 + 2
 
 
@@ -238,17 +244,18 @@ def test_a_try_changes_its_own_part_of_the_best_so_far() -> None:
 def test_the_bricks_of_a_real_model_are_recorded_and_a_setting_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the real result depends on other processes of the machine
+    # Without this replacement, other processes on the machine would decide whether tuning is worthwhile.
     monkeypatch.setattr(tuner_module, "_is_worth", lambda _: True)
     path = tmp_path / "tiny.gguf"
     write_model(path, TINY, lambda *_: None)
     request = TuningRequest(16, 4)
     said: list[str] = []
     tuner = BrickTuner(Bench(path, request.tokens), IN_USE, request, progress=lambda what, done: said.append(what))
-    found = tuner.tune(3600.0)  # the time limit in s; a busy machine needs more of it
+    found = tuner.tune(3600.0)  # A limit in seconds that is long enough for a busy machine.
     names = {share.brick for share in found.shares}
     assert names >= {"QkvProjection", "Attention (fused)", "DownProjection", "LmHead", "RmsNorm"}
-    assert 0 < sum(share.part for share in found.shares) <= 1.0  # the share depends on the machine
+    # The share of the measured bricks in the request depends on the machine.
+    assert 0 < sum(share.part for share in found.shares) <= 1.0
     assert [share.part for share in found.shares] == sorted([share.part for share in found.shares], reverse=True)
     parallel = {share.brick: share.is_parallel for share in found.shares}
     assert parallel["LmHead"]

@@ -1,4 +1,4 @@
-"""Snapshots of a simulated process. Its steps are noisy, and neighbouring steps are correlated."""
+"""Makes snapshots of a simulated process. Its steps are noisy, and neighbouring steps are correlated."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ AT = Surroundings("made.py", 1, None, "made 8L", "llama", "Q4_K", 8, "made", 4, 
 
 @dataclass(frozen=True)
 class Noise:
-    """Relative noise of the times of a stationary process. `memory` is the correlation of neighbouring steps."""
+    """Relative noise of the times of a process that does not drift.
+
+    `memory` is the correlation of neighbouring steps.
+    """
 
     memory: float = 0.9
     machine: float = 0.01  # common to all bricks
-    brick: float = 0.03  # of each brick in each layer
+    brick: float = 0.03  # noise of each brick in each layer
     call: float = 0.03  # of each call, without correlation
     pauses: float = 2e-5  # probability that a call takes 20 ms more
 
@@ -56,7 +59,7 @@ def made(
     us = usual * np.exp(moved + rng.standard_normal((count, places)) * noise.call)
     us[:, 5 * len(BRICKS) + list(BRICKS).index(DOWN)] *= slower
     us[rng.random(us.shape) < noise.pauses] += 20_000
-    # The number of steps varies between blocks, as it does between seconds.
+    # Blocks have different numbers of steps, as whole seconds do.
     edges = np.sort(rng.choice(np.arange(2, count - 2, 2), blocks - 1, replace=False))
     edges = (edges + np.arange(steps, count, steps)) // 2
     inside = np.split(us, edges)
@@ -83,13 +86,16 @@ def made(
 
 
 def with_phase(snapshot: Snapshot, **changed: Any) -> Snapshot:
-    """Return `snapshot` with changed numbers in its only phase."""
+    """Return the snapshot with changed fields in its only phase."""
     (phase,) = snapshot.phases
     return replace(snapshot, phases=(replace(phase, **changed),))
 
 
 def _wander(rng: np.random.Generator, steps: int, figures: int, memory: float) -> NDArray[np.float64]:
-    """Return a stationary series of variance 1, shape (steps, figures). `memory` correlates neighbouring steps."""
+    """Return random series of variance 1 with the shape (steps, figures).
+
+    `memory` is the correlation of neighbouring steps.
+    """
     chance = rng.standard_normal((steps, figures)) * np.sqrt(1 - memory**2)
     found = np.empty((steps, figures))
     found[0] = rng.standard_normal(figures)

@@ -1,4 +1,4 @@
-"""Which ranks of a job are compared: those that ran at the same time."""
+"""Tests of compared ranks: only ranks of a job that ran at the same time are compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOW_S = 100
 
 
 def rank(number: int, begun_s: int, ended_s: int | None = None) -> SourceRecord:
-    """Return a rank of a job of two. It still runs if `ended_s` is None."""
+    """Return one of two ranks of a job. It still runs if `ended_s` is None."""
     begun_ns = begun_s * SECOND_NS
     hello = HostHello(
         2, 1, 1000 + begun_s, 1, "here", "boot", "train.py", "3", "made", begun_ns, begun_ns, number, number, 2

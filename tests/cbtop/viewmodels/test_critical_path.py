@@ -1,4 +1,4 @@
-"""The critical path is shown if work overlaps, and computing it does not block the view."""
+"""Tests of the critical path: it is shown if work overlaps, and its computation does not block the view."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ STEPS = 3
 
 
 def fetch_beside_the_bricks(runtime: Path) -> SourceRecord:
-    """Record steps of 35 µs: `first` takes 10 µs, then `second` 20 µs. A `fetch` overlaps it, polled for 4 µs."""
+    """Record steps of 35 µs: the brick `first` takes 10 µs, then `second` takes 20 µs.
+
+    The brick `fetch` runs in the background at the same time. A poll finds it finished and records 4 µs.
+    """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for _ in range(STEPS):

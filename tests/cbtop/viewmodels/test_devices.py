@@ -1,6 +1,6 @@
-"""The devices of a machine come from its samplers.
+"""Tests of the shown devices of a machine.
 
-Old samples are marked as such, and processes are never guessed.
+Old samples are marked, and the processes on a device are never guessed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def test_values_of_a_silent_sampler_are_stale_and_the_others_are_not() -> None:
     assert not by_label["cpu"].is_stale
     store = store_of(NVML, CPU, Heartbeat(NVML.monotonic_ns, ()))
     assert not machine_view(store).devices[0].is_stale
-    assert machine_view(store, stale_s=12.0).devices[0].is_stale  # the daemon sends nothing any longer
+    # The daemon has stopped sending, so the sample counts as old after 12 s.
+    assert machine_view(store, stale_s=12.0).devices[0].is_stale
 
 
 def test_a_reason_stands_once_with_all_it_is_about() -> None:

@@ -1,4 +1,7 @@
-"""Every call is in exactly one bar of the histogram. No bar is narrower than a recorded bucket."""
+"""Tests of the histogram of durations: each call is in exactly one bar.
+
+No bar is narrower than the buckets of the recorded durations.
+"""
 
 from __future__ import annotations
 

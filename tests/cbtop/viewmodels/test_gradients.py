@@ -1,4 +1,4 @@
-"""The reported gradients and loss scale of a process, and their text."""
+"""Tests of the gradients and the loss scale that a training process reports, and of their text."""
 
 from __future__ import annotations
 

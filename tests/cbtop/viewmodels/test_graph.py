@@ -1,4 +1,4 @@
-"""A row of the graph is computed on demand. It equals the row of a completely computed graph."""
+"""Tests of the rows of the graph: a row is computed on demand, and equals that of a completely computed graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who made a kernel: the best evidence decides, and a name that tells nothing gives nothing."""
+"""Tests of who made a kernel: the best evidence decides. A name that tells nothing gives no maker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Kernels of a burst are added up over the layers with the same brick. Kernels without a match are skipped."""
+"""Tests of recorded kernels: they are added up over all layers that have the same brick.
+
+Kernels that belong to no brick are left out.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,8 @@ def burst_on(multiprocessors: int | None, architecture: str, *found: KernelTimes
 
 
 def test_waves_follow_from_blocks_that_fit_and_the_grid() -> None:
-    # 128 registers of 256 threads are half of an SM's 65,536 registers, so 2 blocks fit, and 264 on 132 SMs.
+    # A block has 256 threads with 128 registers each: half of the 65,536 registers of a multiprocessor (SM). So 2
+    # blocks fit on an SM, and 264 on 132 SMs.
     waves = waves_of(GEMM, burst_on(132, "sm_90"))
     assert waves is not None
     assert (waves.blocks_per_multiprocessor, waves.blocks, waves.multiprocessors) == (2, 300, 132)

@@ -1,4 +1,4 @@
-"""The launch costs of bricks on a device are added up by node over all layers."""
+"""Tests of what launches of kernels cost the host. The costs of a brick are added up over all layers."""
 
 from __future__ import annotations
 

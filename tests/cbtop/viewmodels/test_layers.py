@@ -1,6 +1,6 @@
-"""Every cell of layers × bricks equals the time on the fake clock.
+"""Tests of the map of layers: each cell (a brick in a layer) equals the time on the fake clock.
 
-A layer is compared only with layers of its kind.
+A layer is compared only with layers that have the same bricks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def layers_of(record: SourceRecord, *, window: bool = False) -> LayersView:
 
 
 def run_layer(profiler: BrickProfiler, clock: Clock, layer: int, stack: str = "", *, mixer: bool = False) -> None:
-    """Run a layer: Attention 20 µs (a mixer 50 µs), a gap of 10 µs, Down 30 µs. In layer 4 Down takes 90 µs."""
+    """Run a layer: Attention takes 20 µs (a mixer 50 µs), then 10 µs without a brick, then Down takes 30 µs.
+
+    In layer 4, Down takes 90 µs.
+    """
     with profiler.layer(layer, stack):
         with profiler.brick("Mixer" if mixer else "Attention"):
             clock.sleep_us(50 if mixer else 20)
@@ -45,9 +48,9 @@ def run_layer(profiler: BrickProfiler, clock: Clock, layer: int, stack: str = ""
 
 
 def odd_fourth(runtime: Path) -> SourceRecord:
-    """Record steps of six layers.
+    """Record steps of six layers. The brick Down is three times as slow in the fifth layer.
 
-    Down is three times as slow in the fifth. Each step ends with a brick outside layers.
+    Each step ends with a brick outside layers.
     """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
@@ -136,7 +139,7 @@ def test_what_makes_a_layer_slow_is_what_usually_does_not_what_once_did(runtime:
                         clock.sleep_us(90 if layer == 3 else 30)
     layers = layers_of(record_of(source_of(runtime)))
     assert layers.slowest is not None
-    assert layers.slowest.cells == (469, 90)  # the cells have mean times
+    assert layers.slowest.cells == (469, 90)  # The times are means of the layer, as in the cells of the map.
     assert layers.slowest.excess == ("Down", pytest.approx(60, rel=0.02))
 
 
@@ -191,7 +194,7 @@ def test_time_between_bricks_may_be_what_makes_a_layer_slow(runtime: Path) -> No
 
 @first_by_default("steps", [20, 60, 200])
 def test_of_layers_that_are_alike_none_stands_out_however_noisy_they_are(steps: int, runtime: Path) -> None:
-    """Half of the calls wait for a processor, twice as long as they run."""
+    """In half of the calls, the brick waits for a processor and takes three times as long."""
     chance, found = random.Random(steps), 0
     for trial in range(20):
         clock = Clock()
@@ -235,7 +238,10 @@ def test_a_first_layer_does_not_stand_out_by_what_our_own_cold_code_takes(
 
 
 def test_no_time_lies_between_bricks_if_now_one_is_slow_and_now_another(runtime: Path) -> None:
-    """The bricks have their usual medians, but the layer does not. The difference is not a measured time."""
+    """The median of each brick is as usual, but the layer's median is longer, because the slow calls alternate.
+
+    The difference of these medians is not a measured time, so it is not shown.
+    """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for odd_us in ((20, 30), (80, 30), (80, 30), (20, 100), (20, 100)) * 8:
@@ -251,7 +257,8 @@ def test_no_time_lies_between_bricks_if_now_one_is_slow_and_now_another(runtime:
     layers = layers_of(record_of(source_of(runtime)))
     assert layers.slowest is not None
     assert layers.slowest.name == "Layer 4"
-    assert layers.slowest.excess == ("Down", pytest.approx(28, rel=0.02))  # 70 µs in two of five steps
+    # Down takes 70 µs longer in two of five steps: 28 µs on average.
+    assert layers.slowest.excess == ("Down", pytest.approx(28, rel=0.02))
 
 
 def test_layers_inside_layers_and_bricks_inside_bricks_are_counted_once(runtime: Path) -> None:

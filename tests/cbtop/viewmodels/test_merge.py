@@ -1,4 +1,4 @@
-"""A merged sum equals what one process with all records would show, and its times add up."""
+"""Tests of merged ranks: their sum equals what one process with all of their records would show."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def test_the_sum_is_what_one_process_with_all_calls_would_show(
 
 
 def test_ranks_of_a_thousand_tokens_a_second_each_make_as_many_thousand(tmp_path: Path) -> None:
-    records = [rank_run(tmp_path, rank, [494] * 10) for rank in range(3)]  # 1 ms per step
+    # Each rank has a step of 1 ms: 494 µs for Down in each of two layers, and a little for norms and gaps.
+    records = [rank_run(tmp_path, rank, [494] * 10) for rank in range(3)]
     for record in records:
         record.history.clear()
         for second in range(1, 5):
@@ -133,7 +134,8 @@ def test_tokens_that_ranks_compute_together_count_once_and_a_line_says_so(tmp_pa
         assert merged.steps.tokens_per_sec_in_steps == pytest.approx(1000)
         assert merged.tokens_per_sec_history == pytest.approx((1000,) * 3)
         said = "tokens/s counts once what 2 ranks compute together; " in merge_text.merged_means(merged.merged)
-        assert said == (mode is not MergeMode.MAX)  # with MAX, all steps come from one rank
+        # With MAX, all steps come from one rank, so this text is left out.
+        assert said == (mode is not MergeMode.MAX)
 
 
 def test_a_rank_whose_others_are_gone_counts_its_tokens_whole(tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_a_killed_process_stays_with_those_it_ran_next_to_and_no_later_run(tmp_p
     assert elsewhere.hello is not None
     killed.state = replace(killed.state, state=SourceStatus.GONE, reason="killed")
     elsewhere.hello = replace(elsewhere.hello, boot_id="another")
-    every = [lives, killed, later, elsewhere]  # the last step of the killed process ended after 1 ms
+    every = [lives, killed, later, elsewhere]  # The killed process stopped 1 ms after its last step.
     assert members_of(lives, every) == every
     assert members_of(killed, every) == [lives, killed]
     assert members_of(later, every) == [lives, later, elsewhere]
@@ -394,7 +396,7 @@ def test_a_sum_has_no_roof(tmp_path: Path) -> None:
 def test_the_window_of_a_sum_is_the_sum_of_the_windows(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, 0, [10, 10]), rank_run(tmp_path, 1, [20])]
     for record in records:
-        record.window.tick(record.window.now_ns + 2 * 10**10)  # all steps until now are before the window
+        record.window.tick(record.window.now_ns + 2 * 10**10)  # 20 s pass, so all steps have left the window
     assert merged_view(records, MergeMode.SUM, window=True).bricks == ()
     assert merged_view(records, MergeMode.SUM).bricks != ()
 
@@ -407,7 +409,7 @@ def test_the_slowest_takes_each_brick_from_the_rank_it_takes_longest_a_step(tmp_
     }  # fmt: skip
     down = next(row for row in slowest.bricks if row.name == "DownProjection")
     assert (down.count, down.total_exclusive_us) == (LAYERS, 30 * LAYERS)
-    # percent of the step of the brick's own rank, so that the times add up
+    # The percentage is relative to the step of the rank that the brick comes from.
     assert down.percent == pytest.approx(100 * 2 * 30 / (2 * 36))
     assert {row.category.name: row.percent for row in slowest.categories}["FFN"] == pytest.approx(down.percent)
     assert slowest.steps is not None
@@ -496,7 +498,7 @@ def test_members_run_that_have_not_ended_and_are_watched(tmp_path: Path) -> None
     records = [rank_run(tmp_path, rank, [10]) for rank in range(3)]
     merged = merged_view(records, MergeMode.SUM).merged
     assert merged is not None
-    assert merged.running == 0  # one of the processes has not been watched for a while
+    assert merged.running == 0  # The viewer has not heard of one of the processes for a while.
 
 
 def test_of_a_dependency_on_a_node_that_nobody_named_there_is_none_in_a_sum(tmp_path: Path) -> None:

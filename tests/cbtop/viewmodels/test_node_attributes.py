@@ -1,4 +1,4 @@
-"""Labels, unknown work and byte budgets are passed from a process to the display."""
+"""Tests of attributes of nodes (labels, unknown work, byte budgets): they arrive unchanged on the screen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DRAFT_DECODE = (NodeKind.STEP, "decode", "draft")
 
 
 def labelled_run(directory: Path, labels: tuple[str, ...]) -> SourceRecord:
-    """Record ten steps with one projection of 10 µs for each of `labels`, in layer 0 of the encoder."""
+    """Record ten steps with one projection of 10 µs for each label, in layer 0 of the encoder."""
     directory.mkdir(exist_ok=True)
     clock = Clock()
     profiler = profiler_in(directory, clock)
@@ -62,7 +62,7 @@ def test_places_with_different_labels_stay_two_in_a_merge_and_equal_are_one(tmp_
     assert counts == {"encoder": 20, "q_proj": 10, "k_proj": 20, "v_proj": 10}
 
 
-# Parquet has compressed columns: tests/cbtop/exporters/test_parquet.py.
+# Parquet compresses its columns, so test_parquet.py tests its labels.
 @pytest.mark.parametrize("name", sorted(EXPORTERS.keys() - {"parquet"}))
 def test_every_export_carries_the_labels(name: str, runtime: Path) -> None:
     labelled_run(runtime, ("q_proj", "k_proj"))
@@ -115,7 +115,8 @@ def test_a_byte_budget_is_judged_by_the_bytes_that_moved(gb_per_sec: float, met:
     assert "budget_us_per_token" not in provenance["static"]
     assert row.budget_gb_per_sec == gb_per_sec
     assert row.gb_per_sec == pytest.approx(2.0)
-    assert row.budget_us_per_token == pytest.approx(30 / gb_per_sec)  # 30,000 bytes per token
+    # The budget is derived from 30,000 bytes per token.
+    assert row.budget_us_per_token == pytest.approx(30 / gb_per_sec)
     assert row.budget_used_percent == pytest.approx(100 * gb_per_sec / 2.0)
     assert row.budget_met is met
 

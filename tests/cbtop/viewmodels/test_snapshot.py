@@ -1,4 +1,7 @@
-"""A baseline stores the figures of the window by phase, brick and layer, and the environment."""
+"""Tests of a stored baseline: it has the figures of the last seconds by phase, brick and layer.
+
+It also has the environment of the process.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def test_it_has_every_brick_and_every_layer_of_the_window(tmp_path: Path) -> Non
     assert decode is not None
     times = decode.times
     assert times is not None
-    assert (times.unit, decode.blocks) == ("token", 11)  # blocks begin at whole seconds
+    assert (times.unit, decode.blocks) == ("token", 11)  # Steps are grouped into blocks that begin at whole seconds.
     assert times.bricks[DOWN].mean == pytest.approx(LAYERS * IN_LAYERS["DownProjection"])
     assert times.cells[DOWN, "Layer 3"].mean == pytest.approx(IN_LAYERS["DownProjection"])
     assert times.cells[DOWN, "Layer 3"].median_us == pytest.approx(IN_LAYERS["DownProjection"], rel=0.01)
@@ -57,7 +60,8 @@ def test_it_has_every_brick_and_every_layer_of_the_window(tmp_path: Path) -> Non
     assert times.layers["Layer 3"].mean == pytest.approx(sum(IN_LAYERS.values()) + GAP_US)
     assert times.cells[BETWEEN_BRICKS, "Layer 3"].mean == pytest.approx(GAP_US)
     assert times.bricks[LM_HEAD].mean == pytest.approx(LM_HEAD_US)
-    assert not [layer for brick, layer in times.cells if brick == LM_HEAD]  # the LM head runs outside layers
+    # The LM head runs outside the layers, so it has no time by layer.
+    assert not [layer for brick, layer in times.cells if brick == LM_HEAD]
     assert sum(figure.mean for figure in times.bricks.values()) == pytest.approx(times.step_us.mean)
     assert times.tokens_per_sec is not None
     assert times.tokens_per_sec.mean == pytest.approx(1e6 / (times.step_us.mean + 200), rel=0.01)
@@ -179,7 +183,7 @@ def test_who_clears_it_compares_with_nothing(tmp_path: Path) -> None:
 
 
 def test_of_bricks_in_bricks_each_has_its_own_time(tmp_path: Path) -> None:
-    """The times are exclusive, so their sum is the step."""
+    """The time of a brick excludes the bricks inside it, so the sum of all bricks is the step."""
     clock = Clock(0)
     profiler = profiler_in(tmp_path, clock)
     store, source = Store(), None

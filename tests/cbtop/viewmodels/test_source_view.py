@@ -1,4 +1,4 @@
-"""Every figure in the view of a source equals the time of the fake clock. The sums are exact to the nanosecond."""
+"""Tests of the view of a process: each figure equals the time of the fake clock, and sums are exact to 1 ns."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_a_view_frees_its_parts_at_once_without_the_garbage_collector(runtime: P
     try:
         view = source_view(record)
         row = weakref.ref(view.bricks[0])
-        view.bricks[0].by_cached, view.roofline, view.graph, view.layer_times  # reading these parts computes them
+        # Read these parts of the view, so that they are computed.
+        view.bricks[0].by_cached, view.roofline, view.graph, view.layer_times
         del view
         assert row() is None
     finally:
@@ -93,7 +94,10 @@ def test_a_recording_advises_no_measurement_of_roofs(
 
 @pytest.mark.parametrize("at_once", [1.04, 2.98])
 def test_no_limit_is_named_for_one_brick_of_steps_that_run_at_once(runtime: Path, at_once: float) -> None:
-    """Together the bricks may reach the roof, although each alone is far below it."""
+    """Several steps run at once.
+
+    So the bricks may reach the roof (peak rate) together, although each is far below it.
+    """
     record = decode_run(runtime)
     record.ceilings = {
         one.name: one for one in (READ, Ceiling("fma", "compute", 10.0, "GFLOP/s", Provenance.MEASURED))
@@ -212,7 +216,7 @@ def test_the_graph_is_the_tree_the_text_draws(view: SourceView) -> None:
 def test_bricks_without_work_are_named_not_placed(view: SourceView) -> None:
     assert view.roofline.without_work == ("DownProjection",)
     qkv = next(point for point in view.roofline.points if point.name == "QkvProjection")
-    assert qkv.bound == "latency or overhead"  # far below both roofs
+    assert qkv.bound == "latency or overhead"  # The brick is far below the memory roof and the compute roof.
     assert qkv.intensity is not None
     assert qkv.attainable_gflops == pytest.approx(qkv.intensity * 20)
 
@@ -254,7 +258,8 @@ def test_what_is_said_of_roofs_comes_with_them_into_every_report(runtime: Path) 
     ]  # fmt: skip
 
 
-UNSURE, SURE, UNKNOWN = 80.0, 95.0, None  # median of the rounds; the best round is 100
+# Medians of the measured rounds of a roof (peak rate). The best round is always 100.
+UNSURE, SURE, UNKNOWN = 80.0, 95.0, None
 
 
 @pytest.mark.parametrize(("median", "unsure"), [(UNSURE, True), (90.0, False), (SURE, False), (UNKNOWN, None)])
@@ -291,7 +296,7 @@ def test_a_roof_is_as_old_as_it_was_when_its_process_was_heard_of(runtime: Path)
     record.hello = replace(record.hello, realtime_ns=int(datetime(2026, 11, 22, 11, tzinfo=UTC).timestamp()) * 10**9)
     ages_s = [row.age_s for row in source_view(record).roofline.ceilings]
     assert ages_s == [pytest.approx(3600, abs=60), None]
-    record.hello = replace(record.hello, realtime_ns=0)  # the clock of the host was set back
+    record.hello = replace(record.hello, realtime_ns=0)  # The host's clock was set back before the process began.
     assert source_view(record).roofline.ceilings[0].age_s == 0
 
 
@@ -388,7 +393,8 @@ def test_what_a_brick_holds_is_not_a_gap_of_the_step(runtime: Path) -> None:
     assert {row.name: row.total_exclusive_us for row in view.bricks} == {"outer": 3, "inner": 4}
 
 
-# A step consists of layers, and a layer of bricks (µs). Each is followed by a pause outside of it (µs).
+# Generated steps: a list of layers, each with bricks and a pause after it. A brick has its time and the pause after
+# it, in µs.
 steps = st.lists(
     st.lists(
         st.tuples(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=4), st.integers(0, 9)),
@@ -494,7 +500,8 @@ def test_places_beyond_the_bound_have_no_percentiles_and_their_bricks_have(
     (tmp_path / "all").mkdir()
     (tmp_path / "few").mkdir()
     every = source_view(decode_run(tmp_path / "all"))
-    monkeypatch.setattr(stats, "MAX_HISTOGRAM_NODES", 12)  # only one node of the second phase has a histogram
+    # The limit leaves a histogram to only one node of the second phase.
+    monkeypatch.setattr(stats, "MAX_HISTOGRAM_NODES", 12)
     few = source_view(decode_run(tmp_path / "few"))
     assert [(row.name, row.p50_us, row.p99_us) for row in few.bricks] == [
         (row.name, row.p50_us, row.p99_us) for row in every.bricks
@@ -518,12 +525,14 @@ WIDE = Ceiling("read", "bandwidth", 100.0, "GB/s", Provenance.MEASURED, 100.0)
     ("roofs", "dtypes", "percent", "sentence"),
     [
         ((FMA, DOT), ("float32",), 87.0, "decoding is compute-bound: 87.0 % of the measured float32 peak (87.00 of "),
-        ((FMA, DOT), ("int8",), 21.75, ""),  # far below the int8 peak, close to the float peak
+        # The brick is far below the int8 peak. It is close to the float32 peak, which does not count for int8.
+        ((FMA, DOT), ("int8",), 21.75, ""),
         ((FMA, replace(DOT, value=90.0)), ("int8",), 96.7, "of the measured int8 peak (87.00 of 90.00 GOP/s)"),
-        ((FMA, DOT, MATMUL), ("int8", "bfloat16"), 8.7, ""),  # the step may use both types, so the higher peak counts
+        # The step may compute in int8 or bfloat16, so the higher peak counts.
+        ((FMA, DOT, MATMUL), ("int8", "bfloat16"), 8.7, ""),
         ((FMA, DOT), ("int8", "bfloat16"), None, ""),
-        ((FMA,), ("int8",), None, ""),  # an older cbtop measured no int8 peak
-        ((FMA, DOT), ("",), 87.0, "of the measured float32 peak"),  # the program reports no data type
+        ((FMA,), ("int8",), None, ""),  # An older version of cbtop did not measure the int8 peak.
+        ((FMA, DOT), ("",), 87.0, "of the measured float32 peak"),  # The program does not report its data type.
     ],
 )
 def test_a_brick_is_held_against_the_roof_of_what_it_multiplies(
@@ -557,11 +566,13 @@ def test_a_brick_is_held_against_the_roof_of_what_it_multiplies(
     [
         ((FMA, MATMUL), "float32", "Compute less, or in a lower precision: bfloat16 was measured to reach 1,000 "),
         ((FMA,), "float32", "Compute less."),
-        ((FMA, DOT), "float32", "Compute less."),  # integer arithmetic would need a different program
-        ((FMA, replace(MATMUL, value=90.0)), "float32", "Compute less."),  # bfloat16 is slower on this machine
+        # The machine is faster with int8, but this needs another program, so it is not suggested.
+        ((FMA, DOT), "float32", "Compute less."),
+        # bfloat16 is slower than float32 on this machine.
+        ((FMA, replace(MATMUL, value=90.0)), "float32", "Compute less."),
         ((FMA, replace(MATMUL, value=100.0)), "bfloat16", "Compute less."),
         ((FMA, MATMUL), UNKNOWN_TYPE, ""),
-        ((replace(FMA, dtype=""),), UNKNOWN_TYPE, ""),  # an older file without data types
+        ((replace(FMA, dtype=""),), UNKNOWN_TYPE, ""),  # A file of an older version, without data types.
     ],
 )
 def test_a_lower_precision_is_advised_if_the_machine_has_a_faster_one(
@@ -589,7 +600,7 @@ def test_a_roof_over_no_brick_is_not_called_unsure(runtime: Path) -> None:
 
 
 def _computing(runtime: Path, roofs: tuple[Ceiling, ...], dtype: str) -> SourceView:
-    """Return the view of a brick that reaches 87 GFLOP/s on numbers of `dtype`."""
+    """Return the view of a process. Its only brick reaches 87 GFLOP/s on numbers of the type `dtype`."""
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for roof in (WIDE, *roofs):

@@ -1,4 +1,7 @@
-"""Figures in the row of a source equal those of its views. Each missing figure has a reason."""
+"""Tests of the row of a process in the list: its figures equal those in its views.
+
+Each missing figure has a reason.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ ELSEWHERE = ClockView(-3_210.0, 88.0, 110.0)
 
 
 def record(runtime: Path, at_ns: int = SECOND_NS) -> SourceRecord:
-    """Return the record of a process last heard at `at_ns` of its host's clock."""
+    """Return the record of a process. Its last message came at `at_ns` of its host's clock."""
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     with profiler.step("decode", tokens=2), profiler.brick("a", 8):
@@ -54,7 +57,7 @@ def figures_without_reason(row: SourceRow) -> set[str]:
         "clock_offset_us": row.clock,
         "overhead_percent": row.overhead.overhead_percent if row.overhead else None,
     }
-    assert {*values, "rate_change"} == SOURCE_FIGURES.keys()  # this figure exists only with a baseline
+    assert {*values, "rate_change"} == SOURCE_FIGURES.keys()  # rate_change is known only with a baseline.
     unknown = [one.figure for one in row.unknown]
     assert len(unknown) == len(set(unknown))
     assert all(one.why for one in row.unknown)
@@ -85,7 +88,7 @@ def test_steps_a_second_are_ended_ones_over_the_wall_clock_time_of_rates(runtime
 def test_a_source_lags_by_the_time_on_its_own_hosts_clock_since_it_was_heard(runtime: Path) -> None:
     found = record(runtime)
     assert source_row(found, now_ns=SECOND_NS + 400_000_000).lag_s == pytest.approx(0.4)
-    # The estimated clock may be slightly before the last message, by less than its error.
+    # The estimated clock may be a little earlier than the last message, because it has an error.
     assert source_row(found, now_ns=SECOND_NS - 5_000).lag_s == 0
     assert source_row(found).lag_s is None
 
@@ -147,7 +150,7 @@ def test_it_is_on_the_gpus_that_its_process_is_on_or_on_none_of_them() -> None:
     assert devices(NVML, CPU) == (("0",), [])
     assert devices(made_machines.eight(), CPU) == (("0",), [])
     assert devices(made_machines.NO_DRIVER, CPU) == (("cpu",), [])
-    for samples in ((), (made_machines.NO_DRIVER,)):  # the sampler of the host has not reported yet
+    for samples in ((), (made_machines.NO_DRIVER,)):  # The sampler of the host has not reported yet.
         assert devices(*samples) == (None, ["its daemon's samplers have not told it"])
     elsewhere = devices(NVML, CPU, namespace=1)
     assert elsewhere == (None, ["it is in another pid namespace than its daemon"])
@@ -161,9 +164,9 @@ def test_lost_excludes_what_nobody_could_see_and_what_the_next_update_brings() -
 
 
 def test_records_add_up_between_totals_of_a_message_and_the_state_after_it(tmp_path: Path) -> None:
-    """Totals of many nodes arrive in several messages.
+    """The totals of many nodes arrive in several messages.
 
-    Before the last one, the totals are newer than the counters.
+    Until the last one has arrived, the totals are newer than the counters of the process.
     """
     known = record(tmp_path)
     assert known.state is not None
@@ -243,5 +246,6 @@ def test_rates_are_lower_bounds_if_records_of_their_time_were_lost(tmp_path: Pat
     lossy = replace(row, loss=LossView(1_000, 800, 200, 100, 0), window=None)
     assert (rate_text.rate(lossy, 42.0), rate_text.rate(lossy, None)) == ("≥42.00", "n/a")
     recent = WindowView(10.0, 10.0, 0, 500)
-    assert rate_text.rate(replace(lossy, window=recent), 42.0) == "42.00"  # the loss is older than the window
+    # Records were lost before the window began, so the rate of the window is exact.
+    assert rate_text.rate(replace(lossy, window=recent), 42.0) == "42.00"
     assert replace(lossy, window=replace(recent, lost=3)).are_rates_least

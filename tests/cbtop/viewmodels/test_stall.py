@@ -1,4 +1,4 @@
-"""A process is called stalled, idle, suspended or quiet only if the data shows it."""
+"""Tests of the state of a process: it is called stalled, idle, suspended or quiet only if the data shows it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SECOND_NS = 1_000_000_000
 
 @pytest.fixture
 def record(runtime: Path) -> SourceRecord:
-    """Record a prefill of 500 ms and steps of 100 ms.
+    """Record a prefill of 500 ms and then decode steps of 100 ms. A scope named loop surrounds the steps.
 
-    AllReduce of layer 17 takes nearly all of it. A loop surrounds the steps.
+    AllReduce of layer 17 takes nearly all of the time.
     """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
@@ -120,7 +120,8 @@ def test_in_a_step_of_which_none_has_ended_nobody_knows_what_is_long(record: Sou
         (0, 0, 60, "quiet"),
         (10_000, 0, 60, "live"),
         (10_000, 0, 101, "stalled"),
-        (0, 10_000, 60, "live"),  # 10 s per token are usual for this process
+        # This process usually takes 10 s per token. So 60 s without progress are not a stall.
+        (0, 10_000, 60, "live"),
         (0, 10_000, 101, "stalled"),
         (10_000, 20, 60, "stalled"),
     ],
@@ -179,13 +180,14 @@ def test_where_several_threads_wait_outside_of_steps_none_is_in_one(record: Sour
     stall = stall_view(quiet(record, 32, in_flight=at, threads=2, is_watched=True))
     assert stall is not None
     assert stall.word == "idle"
-    stall = stall_view(quiet(record, 32, in_flight=at, threads=2))  # not every thread reports what it is in
+    # One of the two threads does not report which node it is in.
+    stall = stall_view(quiet(record, 32, in_flight=at, threads=2))
     assert stall is not None
     assert stall.word == "quiet"
 
 
 def _by_python(record: SourceRecord) -> None:
-    """Change nothing. No thread of this process reports the node that it is in."""
+    """Leave the process as it is. None of its threads reports which node it is in."""
 
 
 def _sampled(record: SourceRecord) -> None:
@@ -203,7 +205,8 @@ def test_a_process_that_may_run_an_unrecorded_step_is_not_idle_or_stalled(
 ) -> None:
     change(record)
     is_watched = change is not _by_python
-    assert stall_view(quiet(record, 4.8, is_watched=is_watched)) is None  # a prefill may be running
+    # A prefill may take this long, and the process may be in one.
+    assert stall_view(quiet(record, 4.8, is_watched=is_watched)) is None
     stall = stall_view(quiet(record, 32, is_watched=is_watched))
     assert stall is not None
     assert (stall.word, stall.place, stall.usual_of) == ("quiet", (), "step of the slowest phase")

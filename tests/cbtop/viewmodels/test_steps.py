@@ -1,4 +1,4 @@
-"""Sequences and cached positions of steps are shown next to their times."""
+"""Tests of the sequences and cached positions of steps, which are shown next to the times of steps."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_of_ranks_together_the_range_is_that_of_all(tmp_path: Path) -> None:
     assert (steps.cached.mean, steps.cached.least, steps.cached.most) == (37.5, 5, 70)
 
 
-@pytest.mark.parametrize("last", [3, 4, 5])  # 7, 8 or 9 tokens in 9 steps; a mean of 1 does not make the steps equal
+# With 3, 4 or 5 tokens in the last step, the steps have 7, 8 or 9 tokens in total. Not every step has one token.
+@pytest.mark.parametrize("last", [3, 4, 5])
 def test_a_token_has_no_median_where_steps_had_more_and_fewer_of_them(tmp_path: Path, last: int) -> None:
     clock = Clock()
     profiler = profiler_in(tmp_path, clock)
@@ -166,7 +167,7 @@ def test_a_token_has_no_median_if_two_processes_differ_in_tokens_a_step(tmp_path
 
 
 def test_a_step_of_more_tokens_than_there_are_leaves_the_others_readable(tmp_path: Path) -> None:
-    """The square of such a number is larger than a daemon may send. A viewer would reject it."""
+    """The square of this number of tokens is larger than a message can hold. A viewer would reject such a message."""
     clock = Clock()
     profiler = profiler_in(tmp_path, clock)
     for tokens in (1 << 61, 1):
@@ -185,7 +186,7 @@ def test_a_rate_with_lost_records_is_a_lower_bound_in_report_and_list(tmp_path: 
         clock.sleep_us(10)
     source = source_of(tmp_path)
     source.poll()
-    for _ in range(1_000):  # this overwrites the ring before it is read
+    for _ in range(1_000):  # These steps overwrite the ring before the daemon reads it.
         with profiler.step("decode", tokens=1):
             clock.sleep_us(10)
     view = source_view(record_of(source))
@@ -245,7 +246,8 @@ def test_recompilations_in_the_warm_up_are_said_with_its_time(tmp_path: Path) ->
     _run(profiler, clock, (1, 0))
     begun_ns = clock()
     clock.sleep_us(1_000)
-    profiler.announce(Compilation(3, begun_ns, clock(), is_again=True))  # in the time of the figures
+    # This compilation began after the first shown step.
+    profiler.announce(Compilation(3, begun_ns, clock(), is_again=True))
     _run(profiler, clock, (1, 0))
     view = source_view(record_of(source_of(tmp_path)))
     profiler.close()

@@ -1,4 +1,7 @@
-"""The straggler is the rank that works longer, not the one that waits longer. A single pause makes no straggler."""
+"""Tests of the straggler: the rank that works longer, not the one that waits longer.
+
+A single pause makes no straggler.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ SLICE_NS = round(SLICE_S * 1e9)
 
 
 class RankRun:
-    """A rank with a fake clock. Its updates reach the store one time slice apart."""
+    """A rank with a fake clock. Between two of its updates, one time slice passes."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         directory = directory / str(rank)
@@ -117,9 +120,9 @@ def test_who_waits_for_the_slow_one_is_not_taken_for_it(three: list[RankRun], na
 
 
 def _layered(run: RankRun, work_us: float, gap_us: float, wait_us: float) -> None:
-    """Run a step of one layer.
+    """Run a step of one layer: first `gap_us` without a brick, then a brick.
 
-    It has a gap without a brick, then a brick that contains a collective, in which the rank waits.
+    The brick works for `work_us` and then waits for other ranks in a collective for `wait_us`.
     """
     with run.profiler.step("decode", 1), run.profiler.layer(0):
         run.clock.sleep_us(gap_us)
@@ -135,7 +138,9 @@ REDUCE = BrickDefinition("Reduce", BrickCategory.COMMUNICATION)
 def test_a_rank_slow_between_bricks_is_named_by_time_out_of_communication(three: list[RankRun]) -> None:
     for _ in range(SLICES + 1):
         for run in three:
-            _layered(run, 400, *((700, 0) if run.rank == 1 else (200, 500)))  # all steps take equally long
+            # The steps of all ranks take equally long. Rank 1 works in the gap, and the others wait in the
+            # collective.
+            _layered(run, 400, *((700, 0) if run.rank == 1 else (200, 500)))
             run.slice()
     verdict = straggler([rank.record for rank in three], "decode")
     assert verdict is not None
@@ -145,7 +150,7 @@ def test_a_rank_slow_between_bricks_is_named_by_time_out_of_communication(three:
 
 @pytest.mark.parametrize("backend", ["", "torch on cuda: launches"])
 def test_where_nobody_sees_who_waits_gaps_are_no_reason_to_name_one(three: list[RankRun], backend: str) -> None:
-    """The host sees no collective or only its launch, so the wait may be hidden in a gap."""
+    """The host measures no collective, or only the launch of one. So a gap may be the time in which a rank waits."""
     for _ in range(SLICES + 1):
         for run in three:
             with run.profiler.step("decode", 1):
@@ -199,7 +204,10 @@ def test_a_rank_that_has_stopped_and_one_alone_are_not_compared(three: list[Rank
 
 
 class MadeRank:
-    """A simulated rank. Each time slice has the duration of a step, of its brick and of a collective."""
+    """A simulated rank with a given history.
+
+    A time slice has 100 equal steps, each with a brick and possibly a collective.
+    """
 
     STEPS = 100  # steps per slice
 
@@ -213,7 +221,7 @@ class MadeRank:
         self.steps = 0
 
     def slice(self, step_us: float, brick_us: float | None = None, wait_us: float | None = None) -> None:
-        """Add a slice. The brick takes the whole step by default. Without `wait_us` there is no collective."""
+        """Add a time slice. By default, the brick takes the whole step. Without `wait_us` there is no collective."""
         assert self.record.busy is not None
         if wait_us is not None and len(self.record.nodes) == 2:
             self.record.nodes.add(Node(3, 1, NodeKind.BRICK, "Reduce", category=BrickCategory.COMMUNICATION))
@@ -255,16 +263,19 @@ def test_time_between_bricks_of_training_is_named_by_the_part_of_the_step(part: 
 
 
 def verdict_on(histories: Sequence[Sequence[float]]) -> int | None:
-    """Return the rank that is named as straggler. `histories` has µs per step for each rank and slice."""
+    """Return the number of the rank that is reported as straggler, or None.
+
+    `histories` has for each rank the µs per step in each slice.
+    """
     ranks = [MadeRank(number) for number in range(len(histories))]
     for rank, history in zip(ranks, histories, strict=True):
-        for step_us in (1000, *history):  # the first slice only marks the start
+        for step_us in (1000, *history):  # The first slice is only the starting point of the differences.
             rank.slice(step_us)
     found = straggler([rank.record for rank in ranks], "decode")
     return found.rank if found else None
 
 
-RARE = bound_of_median(SLICES) - 1  # maximum number of slices with a pause
+RARE = bound_of_median(SLICES) - 1  # at most this number of slices have a pause
 pauses = st.dictionaries(st.integers(0, SLICES - 1), st.floats(0, 1e6), max_size=RARE)  # µs per step, by slice
 noises = st.lists(st.floats(0.98, 1.02), min_size=SLICES, max_size=SLICES)
 histories = st.tuples(noises, pauses).map(
@@ -293,7 +304,10 @@ shares = st.lists(st.floats(0, 1), min_size=8, max_size=8)
 def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
     ranks: list[list[float]], of_gaps: list[float], factor: float, data: st.DataObject
 ) -> None:
-    """All steps are as long as the slowest because of collectives. The work is in bricks or in gaps."""
+    """Ranks wait for each other in collectives, so each step takes as long as that of the slowest rank.
+
+    The work that differs between ranks is in bricks or in the gaps between bricks.
+    """
     slow = data.draw(st.integers(0, len(ranks) - 1))
     works = [[us * factor for us in history] if at == slow else history for at, history in enumerate(ranks)]
     made = [MadeRank(number) for number in range(len(ranks))]
@@ -310,7 +324,7 @@ def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
 def test_all_wait_for_a_slow_one_only_if_their_steps_are_as_long_as_its_own(
     ranks: list[list[float]], factor: float, data: st.DataObject
 ) -> None:
-    """Replicas that never wait for each other have short steps next to the long ones of the slow rank."""
+    """Replicas that never wait for each other have steps of different length: those of the slow rank are longer."""
     slow = data.draw(st.integers(0, len(ranks) - 1))
     works = [[us * factor for us in history] if at == slow else history for at, history in enumerate(ranks)]
     for do_wait in (True, False):
@@ -358,7 +372,7 @@ def test_two_ranks_that_are_equally_slow_name_nobody(
 
 @first_by_default("count", [2, 4, 8])
 def test_ten_of_ten_looks_are_right_both_ways(count: int) -> None:
-    """Each of ten seeded runs has 3 % noise. In 10 % of the slices there is a pause as long as 20 steps."""
+    """Ten simulated jobs have 3 % noise. In 10 % of the time slices, a rank pauses for as long as 20 steps."""
 
     def history(chance: random.Random, factor: float) -> list[float]:
         paused = (20 / MadeRank.STEPS if chance.random() < 0.1 else 0 for _ in range(SLICES))

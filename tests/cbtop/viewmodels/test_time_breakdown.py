@@ -1,4 +1,7 @@
-"""The parts of a step add up to its time. Otherwise every report says so, with the reason and the difference."""
+"""Tests of the parts of a step: they add up to its time.
+
+If they do not, every report says so, with the reason and the difference.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ Host = Callable[[BrickProfiler, Clock], None]
 
 
 def seen(host: Host, *, sample_every: int = 1) -> tuple[SourceView, str, dict[str, object]]:
-    """Return what the viewer, the text report and the JSON show of `host`."""
+    """Run the program `host`. Return its view, its text report and its JSON."""
     with tempfile.TemporaryDirectory() as directory:
         clock = Clock()
         recorder = RingRecorder(Path(directory), 1 << 20)
@@ -89,7 +92,7 @@ def test_every_time_of_the_books_is_in_microseconds_and_every_count_as_it_is() -
         (TimeBreakdown(10, 10, {}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), True),
         (TimeBreakdown(10, 8, {"a": 1, "b": 1}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), True),
         (TimeBreakdown(10, 8, {"a": 1, "b": 2}, 1, 0, 0, 0, (), 0, 0, 0, 0, None), True),  # two calls overlapped
-        # more than the wall-clock time
+        # These parts take more than the wall-clock time, so they do not add up.
         (TimeBreakdown(10, 8, {"a": 1, "b": 2}, 0, 0, 0, 0, (), 0, 0, 0, 0, None), False),
         (TimeBreakdown(10, 8, {}, 0, 0, 1, 0, (), 0, 0, 0, 0, None), False),
         (TimeBreakdown(10, 8, {}, 0, 0, 0, 0, (("Layer 0", 1),), 0, 0, 0, 0, None), False),
@@ -137,7 +140,8 @@ def a_timer_of_the_step_before(profiler: BrickProfiler, clock: Clock) -> None:
     clock.sleep_us(500)
     with profiler.step("decode", 1):
         profiler.start_brick("a")
-        profiler.stop_brick(timer, 1)  # stopped where it was started, but much longer than this step
+        # The program reports a time for this brick that is longer than the step.
+        profiler.stop_brick(timer, 1)
 
 
 def a_clock_that_goes_back(profiler: BrickProfiler, clock: Clock) -> None:
@@ -145,7 +149,8 @@ def a_clock_that_goes_back(profiler: BrickProfiler, clock: Clock) -> None:
         with profiler.step("decode", 1):
             with profiler.brick("a"):
                 clock.sleep_us(10)
-            clock.sleep_us(-100 if number == 1 else 0)  # the step is rejected, its bricks are not
+            # In one step the clock goes back, so this step is rejected. Its bricks are valid.
+            clock.sleep_us(-100 if number == 1 else 0)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +240,7 @@ def test_what_runs_outside_of_steps_is_a_row_of_its_own() -> None:
                 clock.sleep_us(10)
             with profiler.brick("detokenize"), profiler.brick("lookup"):
                 clock.sleep_us(500)
-            clock.sleep_us(7)  # the host runs nothing here
+            clock.sleep_us(7)  # The program does nothing for 7 µs.
 
     view, text, report = seen(host)
     assert "outside steps: 5.00 ms in 10 calls, added up (detokenize 5.00 ms), in no step's wall time" in text
@@ -258,7 +263,8 @@ def test_steps_inside_a_function_are_not_counted_again_outside_of_steps() -> Non
 
 def test_a_step_inside_a_step_is_named_in_the_books_of_both() -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
-        for name in ("draft", "decode"):  # of another phase and of the same phase
+        # The outer step has the phase `draft` or `decode`. The inner one always has the phase `decode`.
+        for name in ("draft", "decode"):
             with profiler.step("decode", 1):
                 with profiler.brick("a"):
                     clock.sleep_us(10)
@@ -333,7 +339,7 @@ def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> 
                 threads = [threading.Thread(target=work) for _ in range(2)]
                 for thread in threads:
                     thread.start()
-                all_of_them.wait()  # both threads are inside now
+                all_of_them.wait()  # At this point both threads are inside the brick.
                 clock.sleep_us(100)
                 all_of_them.wait()
                 for thread in threads:
@@ -350,7 +356,7 @@ def test_what_other_threads_do_for_a_step_is_added_up_beside_its_wall_time() -> 
         0,
     )
     assert books.adopted is not None
-    assert (books.adopted.calls, books.adopted.us) == (2, 200)  # the sum of both threads, in a step of 101 µs
+    assert (books.adopted.calls, books.adopted.us) == (2, 200)  # Both threads take 100 µs each, in a step of 101 µs.
     assert [one.name for one in books.adopted.by_name] == ["expert"]
     assert "in other threads for these steps: 200.0 µs in 2 calls, added up" in text
     assert {row.name: row.percent for row in view.bricks} == {
@@ -418,7 +424,8 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("brick"), st.sampled_from("abc")),
     st.tuples(st.just("layer"), st.integers(0, 1)),
     st.tuples(st.just("step"), st.sampled_from(["decode", "prefill"])),
-    st.tuples(st.just("leave"), st.integers(0, 9)),  # any open node, also twice, in any order
+    # End one of the open nodes. They may end in any order, and a node may end twice.
+    st.tuples(st.just("leave"), st.integers(0, 9)),
     st.tuples(st.just("sleep"), st.integers(-20, 100)),
     st.tuples(st.just("elapsed"), st.integers(0, 200)),
 )
@@ -453,14 +460,17 @@ def test_shares_are_0_to_100_percent_or_a_line_says_so_whatever_a_host_does(
         patch.setattr("logging.Logger.warning", lambda *_: None)
         view, text, _ = seen(host)
     shown = [*shares(view), *(row.total_exclusive_us for row in view.bricks)]
-    # overlapping calls count fully, so shares may exceed 100 %
+    # Calls that overlap count fully, so the sum of their shares may exceed 100 %.
     most = 100 + 1e-6 if " - overlap " not in text else float("inf")
     assert "books do not close: " in text or (min(shown, default=0) >= -1e-6 and max(shares(view)) <= most)
     assert view.outside is None or view.outside.us >= 0
 
 
 def books_beside(directory: Path, host: Host) -> tuple[TimeBreakdown | None, Beside | None]:
-    """Return the time parts of decode and the work outside steps, from the records of the profiler."""
+    """Return the parts of the time of decode steps, and the work outside steps.
+
+    Both are read from the records of the program `host`.
+    """
     record = record_of(_recorded(directory, host))
     whole = PhaseTotals.of(record.nodes, record.stats, "decode")
     return books_of(whole, whole), outside_steps(record.nodes, record.stats)
@@ -476,7 +486,10 @@ def _recorded(directory: Path, host: Host) -> Source:
 def test_work_outside_of_steps_is_named_longest_first_and_adopted_work_apart(
     tmp_path: Path,
 ) -> None:
-    """The function that starts the threads waits for 1 µs and has its own row. Names without calls have none."""
+    """The function that starts the threads waits for 1 µs and has its own row.
+
+    A function that was not called has no row.
+    """
 
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         with profiler.step("decode", 1):

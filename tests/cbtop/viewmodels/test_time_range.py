@@ -1,4 +1,4 @@
-"""The parts of the shown time add up, and a warm-up is a part of its own. The clock is fake."""
+"""Tests of the parts of the shown time: they add up, and a warm-up is a separate part. The clock is fake."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARM_UP = "encode (warm-up)"
 def recorded(
     directory: Path, program: Callable[[BrickProfiler, Clock], None], phase: str | None = None
 ) -> SourceView:
-    """Return the view of a process that ran `program`."""
+    """Run the profiled function `program`. Return the view of its process."""
     clock = Clock(0)
     profiler = profiler_in(directory, clock)
     program(profiler, clock)
@@ -39,7 +39,10 @@ def step(profiler: BrickProfiler, clock: Clock, name: str, seconds: float, model
 
 
 def wall_line(view: SourceView) -> str:
-    """Return the text line of the shown time. It must add up in the JSON."""
+    """Return the line about the shown time in the text report.
+
+    Check in the JSON report that the parts of this time add up.
+    """
     text = REPORTS["text"]([view], ["bricks"])
     part = json.loads(REPORTS["json"]([view], []))["sources"][0]["stretch"]
     parts = [part["in_steps_us"], part["warm_up_us"] or 0, part["between_steps_us"], part["since_last_step_us"]]
@@ -48,7 +51,7 @@ def wall_line(view: SourceView) -> str:
 
 
 def continues(profiler: BrickProfiler, clock: Clock) -> None:
-    """Run a warm-up of 5 s. It continues while the first step after the warm-up runs for 2 s."""
+    """Run a warm-up of 5 s. Its last step still runs during the first step after the warm-up, which takes 2 s."""
     step(profiler, clock, WARM_UP, 1)
     with profiler.step(WARM_UP):
         clock.sleep_us(3e6)
@@ -111,7 +114,7 @@ def test_the_rates_of_a_process_with_only_a_warm_up_stay(tmp_path: Path) -> None
 
 
 def nested(profiler: BrickProfiler, clock: Clock) -> None:
-    """Run two phases at the same time, then a warm-up alone."""
+    """Run a step inside a step of another phase, and then a step of the warm-up."""
     with profiler.step("outer", tokens=1):
         step(profiler, clock, "inner", 1)
         clock.sleep_us(1e6)

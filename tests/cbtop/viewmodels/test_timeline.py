@@ -1,4 +1,7 @@
-"""Every record of the last steps is on a lane or counted. Bricks and gaps add up to the nanosecond."""
+"""Tests of the timeline: each record of the last steps is on a lane (one per thread) or counted.
+
+Bricks and gaps add up to the nanosecond.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
 
 def followed(source: Source) -> SourceRecord:
-    """Return the record of `source` in a viewer that also receives its records."""
+    """Return the record of a process in a viewer that also receives single records."""
     source.poll()
     store = Store()
     store.keep_records(True)
@@ -54,7 +57,7 @@ def parts_of(lane: Lane) -> list[TimelineSpan | Gap]:
 
 
 def check_newest(found: TimelineView) -> None:
-    """Check that the lanes of the newest step equal the end of all lanes and contain everything visible."""
+    """Check that the lanes of the newest step equal the end of all lanes. They contain everything that is visible."""
     drawn: set[TimelineSpan] = set()
     for lane in found.newest_lanes:
         since_ns = min(part.start_ns for row in (*(row.spans for row in lane.rows), lane.gaps) for part in row)
@@ -68,7 +71,7 @@ def check_newest(found: TimelineView) -> None:
 
 
 def since(since_ns: int, lane: Lane) -> tuple[list[TimelineSpan], list[Gap]]:
-    """Return the spans and gaps of a lane that began at `since_ns` or later. Rows are ignored."""
+    """Return the spans and gaps of a lane that began at `since_ns` or later. The rows of the spans do not matter."""
     spans = [
         span._replace(level=0)
         for row in lane.rows
@@ -85,7 +88,7 @@ def told(lane: Lane) -> list[tuple[str, int, int]]:
 
 
 def check(found: TimelineView, record: SourceRecord) -> None:
-    """Check the properties that every timeline has."""
+    """Check what must be true for every timeline."""
     check_newest(found)
     assert found.spans + found.unplaced + found.older == len(record.recent)
     for lane in found.lanes:
@@ -104,9 +107,9 @@ def check(found: TimelineView, record: SourceRecord) -> None:
 
 
 def check_nesting(outer: Sequence[TimelineSpan], inner: Sequence[TimelineSpan], record: SourceRecord) -> None:
-    """Check that spans drawn inside others are inside them in time and in the graph.
+    """Check the nesting of spans: a span drawn inside another is inside it in time and in the graph.
 
-    Spans of zero length fit anywhere.
+    Spans of zero length may be drawn anywhere.
     """
     nodes = record.nodes
     for span in inner:
@@ -171,11 +174,12 @@ def test_the_newest_step_is_one_of_the_phase_that_is_shown(runtime: Path) -> Non
     assert view is not None
     assert view.newest is not None
     assert view.newest.name == "prefill"
-    assert view is source_view(record, "prefill").timeline  # without new data, the same object is returned
+    # If there is no new data, the view returns the same object.
+    assert view is source_view(record, "prefill").timeline
 
 
 async def two_steps_at_once(profiler: BrickProfiler, clock: Clock) -> None:
-    """Run steps of two tasks at the same time: a begins, b begins, a ends, b ends."""
+    """Run steps of two asyncio tasks at the same time: step a begins, step b begins, step a ends, step b ends."""
 
     async def one(name: str) -> None:
         with profiler.step("decode", tokens=1), profiler.brick(name):
@@ -220,7 +224,8 @@ def test_tasks_that_interleave_on_one_thread_are_not_drawn_inside_each_other(run
                 clock.sleep_us(10)
 
     async def meanwhile() -> None:
-        with profiler.brick("b"), profiler.brick("in b"):  # `b` begins and ends while `a` runs
+        # This task begins and ends its brick `b` while the brick `a` of the other task runs.
+        with profiler.brick("b"), profiler.brick("in b"):
             clock.sleep_us(5)
 
     async def both() -> None:
@@ -288,7 +293,8 @@ def test_a_step_timed_as_a_whole_says_that_nothing_is_known_inside(runtime: Path
     assert [gap.start_ns for gap in lane.gaps if gap.name == "not recorded inside"] == plain
     assert not shown(record).newest.is_plain  # type: ignore[union-attr]
     between = {gap.name for gap in shown(record, is_sample=True).lanes[0].gaps if not gap.where}
-    assert between == {"between recorded steps"}  # other steps may have left no record
+    # Between the recorded steps there may have been steps without a record.
+    assert between == {"between recorded steps"}
     check(shown(record), record)
 
 
@@ -412,7 +418,7 @@ def test_records_of_nodes_that_are_not_known_yet_wait(runtime: Path) -> None:
     with profiler.step("decode", tokens=1), profiler.brick("new"):
         clock.sleep_us(10)
     source.poll()
-    apply(store, source.records())  # the daemon sends records before definitions
+    apply(store, source.records())  # The daemon may send records before it sends the definitions of their nodes.
     record = store.sources[source.key]
     assert shown(record).spans == 2
     apply(store, source.delta())
@@ -425,7 +431,7 @@ program = st.lists(
 
 
 async def run(profiler: BrickProfiler, clock: Clock, tasks: Sequence[Sequence[tuple[str, int]]]) -> None:
-    """Run tasks that open and close steps, layers and bricks in turns."""
+    """Run asyncio tasks that take turns to open and close steps, layers and bricks."""
 
     async def one(number: int, words: Sequence[tuple[str, int]]) -> None:
         opened: list[object] = []

@@ -1,4 +1,4 @@
-"""Parts and bricks of training steps of a process with known times."""
+"""Tests of the parts and bricks of training steps, with a process in which all times are known."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def training_of(seen: Seen, phase: str | None = None, *, window: bool = False) -
 
 
 def with_times(seen: Seen, *times: TrainingTimes) -> TrainingView | None:
-    """Return the training steps of the shown phase as if the process had reported only `times`."""
+    """Replace the reports of the process by `times`. Return the view of its training steps."""
     (record,) = seen.store.sources.values()
     record.training_times = {(one.phase, one.model): one for one in times}
     return source_view(record, TRAIN).training

@@ -1,4 +1,4 @@
-"""A model without tokens shows steps/s and samples/s wherever others show tokens/s."""
+"""Tests of models without tokens: steps/s and samples/s are shown instead of tokens/s."""
 
 from __future__ import annotations
 

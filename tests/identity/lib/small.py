@@ -1,4 +1,7 @@
-"""Small models and exact printing for the programs. Importing this module sets the seed and uses one thread."""
+"""Small models and exact printing for the programs in `programs/`.
+
+Importing this module sets the seed and limits torch to one thread.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ torch.set_num_threads(1)
 
 
 def _reduce_storage(storage: Any) -> tuple[Any, ...]:
-    """Pickle a storage without its address, which torch's own format contains."""
+    """Pickle a storage of torch without its address. torch's own pickle of it contains the address."""
     file = io.BytesIO()
     torch.save(storage, file)
     return torch.storage._load_from_bytes, (file.getvalue(),)
@@ -60,7 +63,7 @@ def show(*values: Any) -> None:
 
 
 def attempt(label: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the function and print its result, or the type and the message of what it raises."""
+    """Call the function and print its result. If it raises an exception, print its type and message."""
     try:
         result = function(*args, **kwargs)
     except Exception as error:
@@ -71,7 +74,7 @@ def attempt(label: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def read_without_cbtop(data: bytes, code: str) -> str:
-    """Run the code in a fresh process that cannot import cbtop, with the data as its standard input."""
+    """Run the code in a fresh process that cannot import cbtop. `data` is its standard input. Return its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CBTOP")}
     environment["CBTOP_RUN"] = "0"
     program = FORBID_CBTOP + code

@@ -1,4 +1,4 @@
-"""A model is compiled with the eager backend before its first call, after it and after ten."""
+"""Compiles a model with the eager backend: before the first call, after one call, and after ten calls."""
 
 import torch
 from small import IDS, Net, show

@@ -1,4 +1,4 @@
-"""A model is exported with torch.export after one call and after ten."""
+"""Exports a model with torch.export after one call and after ten calls."""
 
 import torch
 from small import IDS, Net, show

@@ -1,4 +1,4 @@
-"""A model is traced with fx after one call and after ten, transformed, and its modules replaced while it runs."""
+"""Traces a model with torch.fx after one call and after ten, transforms it, and replaces modules while it runs."""
 
 import torch
 from small import IDS, Net, Stack, show, vectors

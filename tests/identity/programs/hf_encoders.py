@@ -1,4 +1,4 @@
-"""An encoder, an encoder with a decoder, speech and vision models run forward, train and generate."""
+"""Models of transformers run forward, train and generate: encoders, an encoder with decoder, speech, vision."""
 
 import torch
 from small import IDS, show

@@ -1,4 +1,4 @@
-"""A Llama generates greedily, sampled, with beams, with a static cache and with an assistant."""
+"""A Llama generates greedily, with sampling, with beams, with a static cache and with an assistant model."""
 
 import torch
 from small import IDS, llama, show

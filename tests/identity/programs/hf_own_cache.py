@@ -1,4 +1,7 @@
-"""A cache class overrides `update`, another wraps it, and a model's class overrides generation methods."""
+"""Uses caches that are not from transformers: one class overrides `update`, another wraps a cache.
+
+The model's class also overrides generation methods.
+"""
 
 import torch
 from small import IDS, llama, show

@@ -1,4 +1,4 @@
-"""A forward inspects its callers, its locals and the functions that it calls."""
+"""The forward of a model inspects its callers, its local variables and the functions that it calls."""
 
 import dis
 import inspect

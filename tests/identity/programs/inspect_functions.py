@@ -1,4 +1,4 @@
-"""The program inspects signatures, sources, code objects and hints of functions that cbtop watches, between steps."""
+"""Between steps, a program inspects functions that cbtop watches: signatures, sources, code objects and hints."""
 
 import inspect
 import pickle

@@ -1,4 +1,4 @@
-"""Members of classes and modules are compared by identity before and after steps, and in the middle of one."""
+"""Compares members of classes and modules by identity: before a step, in the middle of a step, and after it."""
 
 import small
 import torch

@@ -1,4 +1,4 @@
-"""Scripted modules with exported methods are parts of a model that is not scripted, and of one traced."""
+"""Scripted modules with exported methods are parts of two models: one is not scripted, and one is traced."""
 
 import torch
 from small import Simple, Stack, show, vectors

@@ -1,4 +1,4 @@
-"""Helper functions and a model are scripted before, between and after steps."""
+"""A program scripts a model and its helper functions with torch.jit: before, between and after steps."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""A server warms a model up, scripts it and saves it; the model calls the fused attention."""
+"""A server warms a model up, scripts it with torch.jit and saves it. The model calls the fused attention."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""A model is traced after one call and after ten, and the graph printed."""
+"""Traces a model with torch.jit after one call and after ten calls, and prints the graph."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""`_attn` is a class method, a nested class, an inherited static method or a method of a metaclass."""
+"""`_attn`, a name that cbtop watches, is a class method, a nested class, an inherited static method or similar."""
 
 import torch
 from small import Stack, show, vectors

@@ -1,4 +1,7 @@
-"""A model has generation methods with other parameters, static ones, and its own `generate`."""
+"""A model has methods with the names of transformers' generation, with other parameters or as static methods.
+
+It also has its own `generate`.
+"""
 
 import torch
 from small import IDS, Net, show

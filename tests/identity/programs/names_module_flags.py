@@ -1,4 +1,4 @@
-"""Flags of a script, a class and an instance have names that cbtop looks for as functions."""
+"""Plain flags of a script, a class and an instance have names of functions that cbtop watches."""
 
 import torch
 from small import Simple, Stack, show, vectors
@@ -11,7 +11,7 @@ eager_attention_forward = {}
 
 
 class Block(Simple):
-    _attn = ""  # "linear" is another possible value
+    _attn = ""  # Programs also give this flag the value "linear".
     _split_heads = 0
     expand_kv = False
 

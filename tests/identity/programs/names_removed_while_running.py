@@ -1,4 +1,4 @@
-"""Watched names are deleted from classes and modules, rebound and added again between steps."""
+"""Names that cbtop watches are deleted from classes and modules between steps, then bound again."""
 
 import torch
 from small import Attention, Block, Net, show

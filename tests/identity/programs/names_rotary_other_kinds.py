@@ -1,4 +1,4 @@
-"""Names of rotary and mask functions refer to a class, a partial, a cached function, an object or a tuple."""
+"""Names of rotary and mask functions, which cbtop watches, refer to a class, a partial, an object or a tuple."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""A block's attention is a static helper `_attn(module, q, kv)`, and another has a static `_split_heads`."""
+"""Methods that cbtop watches are static: one block has `_attn(module, q, kv)`, another has `_split_heads`."""
 
 import torch.nn.functional as F
 from small import Stack, show, vectors

@@ -1,4 +1,7 @@
-"""A script's own attention has names of transformers, other parameters, and its own registry of functions."""
+"""A script defines its own attention under the names that transformers uses.
+
+Its parameters differ, and it has its own registry of functions.
+"""
 
 import torch
 from small import Stack, show, vectors

@@ -1,4 +1,4 @@
-"""Reading attributes of a model or its arguments has side effects: it draws, loads, creates or records."""
+"""A program with attributes that do something when they are read: they draw numbers, load, create or record."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Made(defaultdict):
 
 
 class LazyBatch(Mapping):
-    """Augments each column when it is read."""
+    """A batch that changes a column when it is read, as random augmentation of data does."""
 
     def __getitem__(self, name):
         print("column", name)
@@ -70,7 +70,7 @@ class LazyBatchOfDict(dict):
 
 
 class Lazy:
-    """An object that loads itself when its class is read, as proxies of web frameworks do."""
+    """An object that loads itself when its `__class__` is read, as proxies of web frameworks do."""
 
     @property
     def __class__(self):

@@ -1,4 +1,4 @@
-"""A model of 126 layers and one of several thousand modules."""
+"""A program with a model of 126 layers and a model of several thousand modules."""
 
 import torch
 from small import IDS, Net, Stack, show, vectors

@@ -1,4 +1,4 @@
-"""Models have unusual configs: a mapping, text, a class with values of wrong types, a module."""
+"""A program with unusual configs of models: a mapping, text, a class with values of wrong types, a module."""
 
 import torch
 from small import Stack, show, vectors

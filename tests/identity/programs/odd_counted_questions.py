@@ -1,4 +1,4 @@
-"""A module records reads of attributes that it lacks, and calls of `hash`."""
+"""A program with a module that records reads of attributes that it lacks, and calls of `hash`."""
 
 import torch
 from small import Simple, Stack, show, vectors

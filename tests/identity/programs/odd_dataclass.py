@@ -1,4 +1,4 @@
-"""Modules are data classes: unhashable, frozen in equality, or compared by their fields."""
+"""A program with modules that are data classes: they cannot be hashed, or are compared by their fields."""
 
 import dataclasses
 

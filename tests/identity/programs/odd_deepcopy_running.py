@@ -1,4 +1,4 @@
-"""Copies of a model are made, called and changed while the model runs, also inside its own step."""
+"""A program that copies, calls and changes a model while the model runs, also inside its own step."""
 
 import copy
 

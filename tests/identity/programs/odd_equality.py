@@ -1,4 +1,4 @@
-"""Modules have an `__eq__` that is always true, raises or returns a tensor, and a hash that is shared or raises."""
+"""A program with modules that define `__eq__` (always true, raises or returns a tensor) or `__hash__` oddly."""
 
 import torch
 from small import Simple, Stack, show, vectors

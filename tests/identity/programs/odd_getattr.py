@@ -1,4 +1,4 @@
-"""Modules answer for attributes that they lack, reject them, or forward them to another module."""
+"""A program with modules that define `__getattr__`: they invent attributes, reject them, or forward them."""
 
 import torch
 from small import Stack, show, vectors

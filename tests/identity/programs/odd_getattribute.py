@@ -1,4 +1,4 @@
-"""Modules have their own `__getattribute__`, `__setattr__` or `__delattr__`, or a copied `__dict__`."""
+"""A program with modules that define `__getattribute__`, `__setattr__` or `__delattr__`, or copy a `__dict__`."""
 
 import torch
 from small import Simple, Stack, show, vectors

@@ -1,4 +1,4 @@
-"""Modules are created and dropped in a loop, so new modules get the addresses of old ones."""
+"""A program that creates and drops modules in a loop, so new modules get the addresses of old ones."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Modules have metaclasses, slots, their own class-level calls, and a class that changes while they run."""
+"""A program with modules that have a metaclass, slots or a `__call__` of their class, or change their class."""
 
 import abc
 

@@ -1,4 +1,4 @@
-"""Properties raise, print, or change the module when they are read. Class attributes are lazy."""
+"""A program with properties that raise, print, or change the module when they are read."""
 
 import torch
 from small import Simple, Stack, show, vectors

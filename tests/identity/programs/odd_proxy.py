@@ -1,4 +1,4 @@
-"""Models are called through proxies, mixins, partials, monkey-patched forwards and shared submodules."""
+"""A program that calls models through proxies, mixins, partials, patched forwards and shared submodules."""
 
 import functools
 import types

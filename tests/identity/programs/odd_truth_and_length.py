@@ -1,4 +1,4 @@
-"""Modules have no truth value, are empty, or define their own length, iteration, membership and indexing."""
+"""A program with modules that have no truth value, are empty, or define length, iteration and indexing."""
 
 import torch
 from small import Simple, Stack, show, vectors

@@ -1,4 +1,4 @@
-"""A model is freed with its last reference, without garbage collection, and weak references to it call back."""
+"""A program that drops the last reference to a model. The model is freed at once, and weak references call back."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""A hypernetwork computes the weights of a model on the meta device and trains. Warnings are printed."""
+"""A hypernetwork trains: it computes the weights of a model on the meta device. Its warnings are printed."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""Linear layers of a model are replaced by adapters made from their `__dict__`, merged, unmerged and removed."""
+"""A program replaces linear layers by adapters that share their `__dict__`, then merges and removes the adapters."""
 
 import types
 

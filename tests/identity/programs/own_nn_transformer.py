@@ -1,4 +1,4 @@
-"""torch's own transformer, its recurrent layers and its attention with weights run and train."""
+"""Runs and trains modules of torch: its transformer, its recurrent layers, and attention that returns its weights."""
 
 import torch
 from small import show

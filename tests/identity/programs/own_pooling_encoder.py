@@ -1,4 +1,4 @@
-"""A sentence encoder of sequential modules passes on a dictionary, pools, normalises and compares."""
+"""A sentence encoder: its modules pass a dictionary on, and its vectors are pooled, normalised and compared."""
 
 import torch
 from small import Block, show

@@ -1,4 +1,4 @@
-"""A retention network switches each layer's `forward` between three methods, is saved and is loaded again."""
+"""A retention network switches the `forward` of each layer between three methods. It is saved and loaded again."""
 
 import copy
 
@@ -68,5 +68,6 @@ for layer in net.layers:
     del layer.forward
 try:
     net(ids)
-except NotImplementedError as error:  # torch raises this for a module without a forward, also under cbtop
+except NotImplementedError as error:
+    # torch raises NotImplementedError for a module without a forward. Under cbtop it must do the same.
     print(error)

@@ -1,4 +1,4 @@
-"""A model's inputs are tensor subclasses with `__torch_function__`, and parameters are parametrised."""
+"""A model gets tensors of a subclass with `__torch_function__`. Its parameters are parametrised."""
 
 import torch
 from small import Stack, show, vectors

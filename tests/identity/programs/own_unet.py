@@ -1,4 +1,4 @@
-"""A UNet with time steps, skips and attention runs in a diffusion loop, as in diffusers."""
+"""A UNet with time steps, skip connections and attention runs in a diffusion loop, as in diffusers."""
 
 import torch
 import torch.nn.functional as F

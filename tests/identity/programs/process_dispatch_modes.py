@@ -1,4 +1,7 @@
-"""Dispatch, function and flop modes count operations of a model, as do global hooks and hooks on saved tensors."""
+"""Counts the operations of a model with torch's dispatch, function and flop modes.
+
+Global hooks and hooks on saved tensors count them, too.
+"""
 
 import collections
 

@@ -1,4 +1,7 @@
-"""Exit handlers, finalizers, late threads and a last model call at exit print in their usual order."""
+"""Exit handlers, finalizers, late threads and a model call at exit must run in their usual order.
+
+Each prints a line.
+"""
 
 import atexit
 import sys

@@ -1,4 +1,4 @@
-"""The visible state of the interpreter is the same as without cbtop."""
+"""Prints the visible state of the interpreter, which must be the same as without cbtop."""
 
 import builtins
 import gc

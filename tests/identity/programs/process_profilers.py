@@ -5,7 +5,8 @@ import os
 import pstats
 import sys
 
-os.environ["KINETO_LOG_LEVEL"] = "99"  # at the default level, torch's profiler prints times
+# At the default level, torch's profiler prints times, which differ between runs.
+os.environ["KINETO_LOG_LEVEL"] = "99"
 
 import torch
 from small import IDS, Net, Simple, Stack, show, vectors

@@ -1,6 +1,6 @@
-"""A forward raises in its own code, in a builtin and in a hook.
+"""The forward of a model raises: in its own code, in a builtin and in a hook.
 
-The program prints type, message and its own frames.
+The program prints the type, the message and its own frames of the traceback.
 """
 
 import traceback

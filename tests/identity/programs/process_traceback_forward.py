@@ -1,4 +1,4 @@
-"""A forward raises in the middle of a model and Python prints the traceback. A warning shows the stack."""
+"""The forward of a model raises, and Python prints the traceback. A warning shows the stack."""
 
 import traceback
 

@@ -1,4 +1,4 @@
-"""`generate` is called with wrong arguments and with a processor that raises. The last error ends the program.
+"""`generate` gets wrong arguments, then a logits processor that raises. The last error ends the program.
 
 A traceback through `generate` has one frame of cbtop, so only its last frame is compared.
 """

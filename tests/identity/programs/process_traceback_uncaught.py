@@ -1,4 +1,4 @@
-"""After some steps, an exception in a forward ends the program through its own excepthook."""
+"""After some steps, the forward of a model raises. The error ends the program through its own excepthook."""
 
 import sys
 

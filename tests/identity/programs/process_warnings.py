@@ -1,4 +1,4 @@
-"""Warnings point to the caller's line, appear once per line, and can be turned into errors."""
+"""Warnings in a model point to the caller's line, appear once per line, and can be turned into errors."""
 
 import logging
 import warnings

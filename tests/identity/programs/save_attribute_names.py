@@ -1,4 +1,4 @@
-"""Names of attributes of a model, its class and its layers are printed before, between and after steps."""
+"""Prints the names of attributes of a model, its class and its layers: before, between and after steps."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Bound methods of a running model, and partials of them, are pickled."""
+"""Pickles bound methods of a running model, and partials of such methods."""
 
 import functools
 import pickle

@@ -12,7 +12,8 @@ from small import IDS, exact, read_without_cbtop, rotate_half, show
 from torch import nn
 
 numbers = itertools.count()
-cloudpickle.cloudpickle.uuid = SimpleNamespace(uuid4=lambda: UUID(int=next(numbers)))  # same bytes in each run
+# Fix this value, so that the pickle has the same bytes in each run.
+cloudpickle.cloudpickle.uuid = SimpleNamespace(uuid4=lambda: UUID(int=next(numbers)))
 
 
 def apply_rotary_pos_emb(q, k, cos, sin):

@@ -1,4 +1,4 @@
-"""A transformers model is saved after it has generated text, loaded again, and its config printed."""
+"""A model of transformers is saved after it has generated text, and loaded again. Its config is printed."""
 
 import torch
 from small import IDS, llama, show

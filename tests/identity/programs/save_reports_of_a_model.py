@@ -1,4 +1,4 @@
-"""Descriptions of a model are printed: its repr, its named modules, a summary by hooks, and a graph of objects."""
+"""Prints descriptions of a model: its repr, its named modules, a summary by hooks, and a graph of its objects."""
 
 import pickletools
 

@@ -1,4 +1,4 @@
-"""torch's own tables of functions contain `scaled_dot_product_attention`, and a function mode sees its calls."""
+"""torch's own tables of functions must contain `scaled_dot_product_attention`. A function mode must see its calls."""
 
 import torch
 import torch.nn.functional as F

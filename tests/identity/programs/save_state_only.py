@@ -1,4 +1,4 @@
-"""Weights are saved with hooks, safetensors and numpy, and compared with a bare state dict."""
+"""Weights are saved with hooks, safetensors and numpy, and compared with those of a plain state dict."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""A whole model is saved after each step, with and without its gradients, and its pickle hashed."""
+"""A whole model is saved after each step, with and without its gradients. The hash of the pickle is printed."""
 
 import hashlib
 import pickle

@@ -1,4 +1,4 @@
-"""A budget stores one number and derives the others. Sequential bricks add up."""
+"""Tests of budgets: a budget stores one number and derives the others. Budgets of bricks in sequence add up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_budget_is_met_exactly_when_no_more_than_all_of_it_is_used(wanted: flo
 
 
 def test_a_byte_budget_becomes_a_token_budget() -> None:
-    # 82 MB of weights per token at 20 GB/s.
+    # Reading 82 MB of weights per token at 20 GB/s takes 4,100 µs.
     assert ByteBudget(20).to_token_budget(82e6).us_per_token == pytest.approx(4100)
 
 

@@ -1,4 +1,4 @@
-"""Fingerprints distinguish a wrong value from rounding, and name the first different position."""
+"""Tests of fingerprints of a run: they tell a wrong value from rounding, and name the first position that differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TENSOR = RNG.standard_normal(3000).astype(np.float32)
 
 
 def run_of(*tensors: np.ndarray) -> Fingerprints:
-    """Return the fingerprints of a run in which one brick of each layer wrote these tensors."""
+    """Return the fingerprints of a run with one brick. `tensors` has the output of the brick in each layer."""
     run = Fingerprints()
     for layer, tensor in enumerate(tensors):
         run.record("DownProjection", layer, 7, tensor)
@@ -44,7 +44,7 @@ def test_one_wrong_value_anywhere_in_a_tensor_is_found(place: int, off: float) -
 
 @given(st.integers(0, 1 << 30))
 def test_adding_in_another_order_is_no_divergence(seed: int) -> None:
-    """A float32 product with its terms in another order differs only by rounding."""
+    """If a float32 product adds its terms in another order, it differs only by rounding."""
     weights = np.random.default_rng(seed).standard_normal((300, 256)).astype(np.float32)
     order = np.random.default_rng(seed + 1).permutation(256)
     one = weights @ TENSOR[:256]
@@ -56,7 +56,8 @@ def test_adding_in_another_order_is_no_divergence(seed: int) -> None:
 def test_what_differs_is_given_with_both_values() -> None:
     found = run_of(changed(0, 99.0)).find_divergence(run_of(changed(0, 1.0)))
     assert found == DivergenceInfo("DownProjection", 0, 7, "value[0]", 1.0, 99.0)
-    found = run_of(changed(1, 99.0)).find_divergence(run_of(changed(1, 1.0)))  # this position is not sampled
+    # This element is not sampled, so only the mean differs.
+    found = run_of(changed(1, 99.0)).find_divergence(run_of(changed(1, 1.0)))
     assert found is not None
     assert found.quantity == "mean"
 

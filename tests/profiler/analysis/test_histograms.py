@@ -1,4 +1,4 @@
-"""Histograms give the same counts as a complete table. They use memory only for used octaves."""
+"""Tests of sparse histograms: they give the same counts as a complete table and use memory only for used octaves."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_a_buckets_middle_is_within_one_percent_of_what_falls_into_it(duration_n
 
 
 def test_buckets_are_as_recordings_of_any_version_have_them() -> None:
-    """Short times have one bucket per nanosecond, longer ones 64 per octave.
+    """Short durations have one bucket per nanosecond, longer ones 64 buckets per octave.
 
-    Times beyond the last bucket are in the last one.
+    The last bucket also has all durations beyond it.
     """
     for duration_ns, bucket in (
         (-5, 0),
@@ -86,7 +86,8 @@ def test_counts_are_those_of_a_table_of_every_bucket(turns: list[tuple[bool, lis
 def test_a_table_stores_only_the_octaves_used_rather_than_all_buckets() -> None:
     sparse = Histograms()
     node = np.arange(1, 366)
-    for duration_ns in (900, 5_000, 5_100, 40_000):  # three octaves of each node
+    # The two durations near 5,000 ns are in the same octave, so each node uses three octaves.
+    for duration_ns in (900, 5_000, 5_100, 40_000):
         sparse.add(node * BUCKETS + bucket_of(np.full(len(node), duration_ns)), np.ones(len(node), np.int64))
     assert sparse.size_bytes < 2 * (365 * 3 * SUB_BUCKETS * 2 + 365 * 4 * OCTAVES)
     assert sparse.size_bytes < 365 * BUCKETS * 8 / 10
@@ -95,7 +96,8 @@ def test_a_table_stores_only_the_octaves_used_rather_than_all_buckets() -> None:
 def test_room_is_made_for_64_octaves_then_by_quarters_and_only_if_it_is_full() -> None:
     sparse, sizes = Histograms(), {}
     of_nodes, of_page = 64 * OCTAVES * 4, SUB_BUCKETS * 2
-    for used in range(1, 82):  # octaves of the nodes from 63 on; each adds a page to the empty one
+    # Use octaves one after another, beginning with node 63. Each new octave adds a page to the first, empty page.
+    for used in range(1, 82):
         node, octave = divmod(used - 1, OCTAVES)
         sparse.add(np.array([(63 - node) * BUCKETS + octave * SUB_BUCKETS]), np.array([1]))
         sizes[used] = sparse.size_bytes - of_nodes
@@ -127,6 +129,6 @@ def test_who_names_every_octave_of_every_node_gets_no_more_than_the_bound(monkey
     assert set(sparse.counts(cell).tolist()) == {0, 2}
     told = Histograms()
     assert told.set(cell, 2 * one).tolist() == [2] * len(cell)
-    # Cells without room are returned with their full growth each time, because their counts are not stored.
+    # The last cells have no room, so their counts are not stored. Their growth is returned in full each time.
     assert told.set(cell, 5 * one).tolist() == [3] * 99 + [5] * (len(cell) - 99)
     assert told.counts(cell).tolist() == [5] * 99 + [0] * (len(cell) - 99)

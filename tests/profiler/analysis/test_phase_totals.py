@@ -1,4 +1,4 @@
-"""The columns of a phase for all nodes equal the values calculated for each node by itself."""
+"""Tests of the totals of a phase: computed for all nodes at once, they equal the values computed node by node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORK = (Work(8, 2, 4, 1), Work(0, 3, 16, 0))
 
 
 def any_phase(seed: int) -> PhaseTotals:
-    """Return nested nodes of every kind in two phases, some of them without time."""
+    """Return the totals of random nested nodes of every kind in two phases. Some nodes have no time."""
     chance = random.Random(seed)
     table, stats = NodeTable(), NodeStats()
     for number in (1, 2):
@@ -41,7 +41,7 @@ def any_phase(seed: int) -> PhaseTotals:
 
 
 def exclusive_ns(totals: PhaseTotals, node: Node, of: dict[int, int], loose: dict[int, int]) -> int:
-    """Return the time of `node` minus the time of the nearest nodes inside that have their own row."""
+    """Return the time of `node` without the time of the nodes inside it that have their own row."""
 
     def shown(outer: int) -> list[Node]:
         found: list[Node] = []

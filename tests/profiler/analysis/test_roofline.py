@@ -1,4 +1,4 @@
-"""The arithmetic of the roofline, compared with points calculated by hand."""
+"""Tests of the arithmetic of the roofline, with points that were calculated by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOFS = st.floats(1, 1000)
 
 
 def test_left_of_the_ridge_bandwidth_bounds_and_right_of_it_the_peak() -> None:
-    # 100 GFLOP/s and 20 GB/s: the ridge point is at 5 FLOP/byte.
+    # With peaks of 100 GFLOP/s and 20 GB/s, the ridge point is at 5 FLOP/byte.
     memory = distance(2.0, 30.0, [100], [20])
     assert memory is not None
     assert (memory.attainable_gflops, memory.percent_of_roof, memory.bound) == (40, 75, "memory")
@@ -66,7 +66,7 @@ def test_without_both_kinds_of_ceilings_there_is_no_roof(peaks: list[float], ban
     [
         ("int8", "int8", True),
         ("int8", "float32", False),
-        ("int8", "", False),  # older recordings without a type were float32
+        ("int8", "", False),  # Recordings of older versions have no data type. They were float32.
         ("float32", "int8", False),
         ("float32", "float32", True),
         ("float32", "bfloat16", False),

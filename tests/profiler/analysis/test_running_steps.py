@@ -1,4 +1,4 @@
-"""Parts of a step count as closed when the step ends, wherever the batches are cut."""
+"""Tests of open steps: the parts of a step count only when the step ends, wherever batches of records are cut."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.profiler.analysis.made_batches import STEP_AND_BRICK, batch, records
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.integers(1, 7))
 def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: list[int], cut: int) -> None:
-    step_of, part_of = np.array([[-1, 1, 1], [-1, -1, 1]], np.int64)  # node 1 is a step, node 2 a brick in it
+    # For each node, its step and the part of a step it is in: node 1 is a step, node 2 is a brick in this step.
+    step_of, part_of = np.array([[-1, 1, 1], [-1, -1, 1]], np.int64)
     rows = [row for n in bricks for row in [(2, 10, 1)] * n + [(1, 100, 1)]] + [(2, 10, 1)] * 3
     stats = NodeStats()
     stats.grow(3)
@@ -33,9 +34,9 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
 
 @pytest.mark.parametrize("cut", [0, 2])
 def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut: int) -> None:
-    """A step can wait for a device.
+    """A step may wait for a device, so its records may come late.
 
-    Its records then follow those of a step in the same lane that began and ended after it.
+    Here, another step in the same lane has begun and ended before they come.
     """
     start = np.array([1_000, 1_000, 100, 100], np.int64)
     end = np.array([1_090, 1_100, 180, 200], np.int64)
@@ -54,7 +55,10 @@ def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut:
 def test_what_is_late_makes_a_step_too_full_but_in_the_lane_that_many_share(
     lane: int, noted: list[tuple[int, int]]
 ) -> None:
-    """A step of 100 ns has a brick of 60 ns. Two deferred bricks that arrive after its end add 70 and 10 ns."""
+    """A step of 100 ns has a brick of 60 ns.
+
+    Two deferred bricks arrive after the end of the step. They add 70 and 10 ns.
+    """
     step_of, part_of = np.array([-1, 1, 1]), np.array([-1, -1, 1])
     stats = NodeStats()
     stats.grow(3)
@@ -119,7 +123,7 @@ def test_what_takes_no_time_as_a_step_ends_is_of_the_next() -> None:
 
 
 def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
-    """No step has ended before it, so it is not late."""
+    """A brick begins at time 0. No step has ended before, so it belongs to a step that is still open."""
     stats = NodeStats()
     stats.grow(3)
     stats.add(records((2, 0, 1)), *STEP_AND_BRICK)
@@ -130,9 +134,9 @@ def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
 
 @pytest.mark.parametrize("lanes", [(2, 4), (4, 2)])
 def test_what_is_late_in_one_lane_may_be_early_in_another(lanes: tuple[int, int]) -> None:
-    """A step ends at 100 in one lane and at 50 in the other.
+    """In one lane, a step has ended at 100. In the other lane, one has ended at 50.
 
-    A brick from 80 to 90 is late in the first lane. In the other lane it belongs to a later step.
+    A brick from 80 to 90 is late in the first lane. In the other lane it belongs to the next step.
     """
     first, second = (lane << LANE_SHIFT for lane in lanes)
     stats = NodeStats()
@@ -149,7 +153,7 @@ def test_a_cancelled_step_is_told_among_what_has_changed() -> None:
     assert (stats.rare("cancelled", [1]), stats.rare("cancelled_ns", [2])) == (1, 10)
 
 
-# Node 1 is a step, 2 a layer in it, 3 and 4 bricks in that.
+# Node 1 is a step, node 2 a layer in it, and nodes 3 and 4 are bricks in this layer.
 LAYERED = np.array([-1, 1, 1, 1, 1]), np.array([-1, -1, 1, 2, 2])
 
 
@@ -161,7 +165,7 @@ def test_what_ran_beside_its_like_is_counted_once_however_many_did(
 ) -> None:
     """Bricks overlap, as on streams of a device.
 
-    The sum of their times is the time in which any ran plus the overlap.
+    The sum of their times is the time when at least one brick ran, plus the overlap.
     """
     stats = NodeStats()
     stats.grow(5)

@@ -1,4 +1,4 @@
-"""Statistics equal those of the single calls: sums exactly, percentiles within 1 %."""
+"""Tests of statistics: they equal those of the single calls. Sums are exact, percentiles are within 1 %."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def test_sums_are_those_of_the_records(rows: list[tuple[int, int, int]]) -> None
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.integers(0, 9)), min_size=1, max_size=60))
 def test_a_table_fed_only_what_changed_is_the_same_table(rows: list[tuple[int, int, int]]) -> None:
-    step_of = np.array([-1, 1, 1, 1, 1, 5, 5, 5, -1, -1], np.int64)  # nodes 1 and 5 are steps
+    # Nodes 1 and 5 are steps, and nodes 2 to 4 and 6 to 7 are in them.
+    step_of = np.array([-1, 1, 1, 1, 1, 5, 5, 5, -1, -1], np.int64)
     part_of = np.array([-1, -1, 1, 1, 1, -1, 5, 5, -1, -1], np.int64)
     ours, theirs = NodeStats(), NodeStats()
     ours.grow(10)
@@ -113,7 +114,8 @@ def test_rare_totals_of_several_tables_add_up_where_their_nodes_lie_here() -> No
     one.take_over(*NOTHING, {(SPARSE_COLUMNS.index("uncounted"), 1): 3, (SPARSE_COLUMNS.index("uncounted"), 2): 5})
     other.take_over(*NOTHING, {(SPARSE_COLUMNS.index("uncounted"), 1): 4, (SPARSE_COLUMNS.index("uncounted"), 3): 9})
     for each in (one, other):
-        both.sparse.add_all(each.sparse, np.array([0, 7, 7]))  # node 3 is unknown here
+        # These statistics have no node for number 3 (it is mapped to 0), so its counts are left out.
+        both.sparse.add_all(each.sparse, np.array([0, 7, 7]))
     assert [both.rare("uncounted", [node]) for node in (1, 3, 7)] == [0, 0, 3 + 5 + 4]
 
 
@@ -125,7 +127,8 @@ def test_counts_are_kept_in_as_few_bytes_as_they_need() -> None:
     before_bytes = stats.size_bytes
     assert before_bytes > few.column("count").nbytes
     stats.add(replace(batch([(1, 5_000, 2)]), flags=np.array([FLAG_UNCOUNTED])), NO_STEPS, NO_STEPS)
-    assert stats.size_bytes > before_bytes  # one more rare column
+    # A record with the flag UNCOUNTED needs an additional column, so the statistics need more memory.
+    assert stats.size_bytes > before_bytes
     many = NodeStats()
     many.count(replace(few, count=few.count.astype(np.int64) << 32))
     assert many.everything().count.tolist() == [1 << 32]
@@ -149,7 +152,7 @@ def test_the_calls_of_a_group_are_those_of_its_nodes(
         if calls is None or expected is None:
             assert calls is expected
             continue
-        # The same squares in another order.
+        # The squares were added in another order, so the CV may differ by rounding.
         assert calls.cv == pytest.approx(expected.cv, rel=1e-9)
         assert replace(calls, cv=None) == replace(expected, cv=None)
 
@@ -175,7 +178,7 @@ rows_of_nodes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.
 
 
 def grown(stats: NodeStats, into: NodeStats) -> Growth:
-    """Update `into` to equal `stats`, as a viewer does. Returns the growth."""
+    """Update the viewer's statistics `into` from `stats`. Return by what they grew."""
     node, cell = stats.nodes_with_records(), stats.all_buckets()
     at_node, at, value = (column.tolist() for column in stats.sparse.values_of(node.tolist()))
     rare = {(one, here): int(number) for here, one, number in zip(at_node, at, value, strict=True)}
@@ -275,7 +278,7 @@ def test_a_copy_of_a_table_counts_for_itself() -> None:
     assert [table.column("count").tolist()[1] for table in (stats, copied)] == [1, 3]
 
 
-TELLING = {  # node, start, end and elements of a call; three nodes are known
+TELLING = {  # Calls as (node, start, end, elements), and whether they are valid. Three nodes are known.
     "the first node": ((1, 5, 9, 2), True),
     "the last node": ((3, 5, 9, 2), True),
     "no node": ((0, 5, 9, 2), False),
@@ -304,7 +307,8 @@ def test_what_a_record_must_be_to_tell_something(call: tuple[int, int, int, int]
 @pytest.mark.parametrize(
     ("flops", "moved", "tells"),
     [
-        (7, 5, True),  # no times, so they may decrease
+        # A record of amounts has two amounts in place of its times. The second may be less than the first.
+        (7, 5, True),
         (UNKNOWN_AMOUNT, UNKNOWN_AMOUNT, True),
         (UNKNOWN_AMOUNT - 1, 5, False),
         (5, UNKNOWN_AMOUNT - 1, False),
@@ -317,7 +321,10 @@ def test_amounts_of_work_tell_something_if_both_are_given_or_unknown(flops: int,
 
 
 def test_received_counts_calls_amounts_and_cancelled_steps_once_each() -> None:
-    """Two calls, one without a count of elements. Amounts. Two cancelled steps, one without a count."""
+    """There are two calls (one without a count of elements), a record of amounts, and two cancelled steps.
+
+    One of the cancelled steps has no count of elements.
+    """
     step = 4
     node = np.array([1, 1, 1, step, step], np.int64)
     flags = np.array([0, FLAG_UNCOUNTED, FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_CANCELLED | FLAG_UNCOUNTED], np.int64)

@@ -1,4 +1,4 @@
-"""The time in which steps ran is counted once, and stored as few intervals."""
+"""Tests of the time when steps ran: overlapping steps count once, and few intervals are stored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def test_a_step_that_ends_in_the_future_keeps_no_later_interval_for_ever() -> No
         stats.add(Batch(one, one * 0, begin, begin + 1, one, 0), step_of, NO_STEPS)
     assert stats.rare("union_ns", (1,)) >= 64 * 4096
     kept = len(stats.intervals.since(0, 1 << 40)[0])
-    assert kept <= 2 * (MAX_KEPT_INTERVALS + 4096)  # once for the step and once for all steps together
+    # Intervals are stored twice: for the step itself and for all steps together.
+    assert kept <= 2 * (MAX_KEPT_INTERVALS + 4096)
 
 
 def test_the_last_step_times_are_returned_up_to_a_bound_for_all_nodes() -> None:
@@ -36,7 +37,7 @@ def test_the_last_step_times_are_returned_up_to_a_bound_for_all_nodes() -> None:
         node, start, end = np.array(rows, np.int64).T
         stats.add(Batch(node, np.zeros(2, np.int64), start, end, np.ones(2, np.int64), 0), step_of, part_of)
     node, begin, length = stats.intervals.since(0, 100)
-    assert node.tolist() == [0] * 8 + [1] * 4 + [2] * 4  # 0 stands for all steps
+    assert node.tolist() == [0] * 8 + [1] * 4 + [2] * 4  # Node 0 means all steps together.
     assert begin[8:].tolist() == [100, 1_100, 2_100, 3_100, 500, 1_500, 2_500, 3_500]
     assert begin[:8].tolist() == sorted(begin[8:].tolist())
     assert length[8:].tolist() == [200] * 4 + [100] * 4
@@ -53,7 +54,7 @@ def test_steps_that_come_one_by_one_for_hours_are_kept_in_few_pieces(monkeypatch
     one, step_of = np.ones(1, np.int64), np.array([-1, 1], np.int64)
     for at in range(2_500):
         stats.add(Batch(one, 0 * one, one * at * 10, one * (at * 10 + 7), one, 0), step_of, NO_STEPS)
-    newest = Batch(one, 0 * one, one * 15_000, one * 25_000, one, 0)  # this step covers the last 1,000 steps
+    newest = Batch(one, 0 * one, one * 15_000, one * 25_000, one, 0)  # This step overlaps the last 1,000 steps.
     stats.add(newest, step_of, NO_STEPS)
     assert stats.rare("union_ns", [1]) == 1_500 * 7 + 10_000
     assert len(stats.intervals._intervals[1]) <= MAX_PARTS

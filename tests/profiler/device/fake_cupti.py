@@ -1,4 +1,4 @@
-"""A fake CUPTI. While it is active, it records the kernels of the fake device as bytes in CUPTI's layout."""
+"""A fake CUPTI. While it is active, it records kernels of the fake device as bytes in the layout of CUPTI."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def external_record(external: int, call: int, whose: int = CUSTOM) -> bytes:
 
 
 class CuptiWorld(FakeDriver):
-    """A fake device whose kernels CUPTI can record: single launches, and kernels of graphs."""
+    """A fake device with kernels that the fake CUPTI can record. They are launched alone or in graphs."""
 
     owner: FakeCupti | object | None = None
     calls = 0
@@ -52,8 +52,8 @@ class CuptiWorld(FakeDriver):
     let_go = 0
     launched_graphs = 0
     launched_while_recorded: list[int]  # executables
-    fails_at = ""  # the CUPTI method that fails
-    hostile: bytes | None = None  # a bad record among the others
+    fails_at = ""  # name of the CUPTI method that fails
+    hostile: bytes | None = None  # a damaged record among the good ones
     names = ("gemm_kernel", "norm_kernel")
 
     def __init__(self) -> None:
@@ -77,13 +77,13 @@ class CuptiWorld(FakeDriver):
 
 
 class FakeCupti:
-    """A fake CUPTI for a CuptiWorld. Only one can be active at a time."""
+    """A fake CUPTI that records the kernels of a CuptiWorld. Only one can be active at a time."""
 
     def __init__(self, world: CuptiWorld) -> None:
         self._world = world
         self.kinds: list[int] = []
         self.raw: list[bytes] = []
-        self.stacks: dict[int, list[int]] = {}  # by id of the thread
+        self.stacks: dict[int, list[int]] = {}  # correlation ids that are pushed in each thread, by thread id
         self.dropped = 0
         self._start_ns, self._took_ns = 1_763_800_000_000_000_001, 0
 

@@ -1,4 +1,4 @@
-"""A driver with a fake device. Time passes when the host reads its clock."""
+"""A fake driver with a fake device. Time passes only when the host reads its clock."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, NOTHING, PING, PONG
 READING_NS = 50  # time that the host needs to read its clock
 KERNEL_NS = 1_000
 RESOLUTION_NS = 32
-EPOCH_NS = 1_763_800_000_000_000_001  # too large for an exact float64
+EPOCH_NS = 1_763_800_000_000_000_001  # start time of the clock in ns; too large for an exact float64
 WORK = "work"
 _ARGUMENTS = {STAMP: 1, NOTHING: 0, PONG: 3}
 
 
 class FakeWords(MappedWords):
-    """Words that the device sees at an address outside the process."""
+    """Fake memory for words that the device writes. On the device it has another address than in the process."""
 
     def __init__(self, address: int, count: int) -> None:
         self._memory = (c_uint64 * count)()
@@ -35,11 +35,12 @@ class FakeWords(MappedWords):
 
 @dataclass
 class FakeGraph:
-    """Nodes (a kernel with its arguments, or a duration in ns) and edges."""
+    """A fake CUDA graph. A node is a kernel with its arguments, or a duration in ns."""
 
     nodes: dict[int, tuple[str, list[int]] | int] = field(default_factory=dict)
     edges: list[DependencyEdge] = field(default_factory=list)
-    origin: dict[int, int] = field(default_factory=dict)  # for a clone: maps nodes of the original to its nodes
+    # If this graph is a clone: maps each node of the original graph to its node in the clone.
+    origin: dict[int, int] = field(default_factory=dict)
 
     def in_order(self) -> list[int]:
         """Return the nodes in an order that respects all edges. Raises DriverError for a cycle."""
@@ -61,23 +62,24 @@ class FakeGraph:
 
 @dataclass
 class Stream:
-    """Waiting kernels: name, arguments, launch time."""
+    """The queue of a stream. Each waiting kernel has its name, its arguments and the time of its launch."""
 
     waiting: deque[tuple[str, list[int], int]] = field(default_factory=deque)
-    free_ns: int = 0  # when the last kernel has ended
+    free_ns: int = 0  # time at which the last kernel of the stream has ended
 
 
 class FakeDriver:
-    """A fake driver.
+    """A fake driver. Its device has a clock that is `drift_ppm` too fast.
 
-    Its device clock is `drift_ppm` fast, and each signal between device and host takes up to `way_ns`.
+    A signal between device and host takes up to `way_ns`.
     """
 
     def __init__(self, *, drift_ppm: float = -12, way_ns: int = 800, seed: int = 0) -> None:
         self.host_ns = 1_000_000_000
-        self._playing = threading.RLock()  # there is only one device for all threads that read the clock
+        # Several threads may read the clock, and all of them advance the same device.
+        self._playing = threading.RLock()
         self.current = 0xC0DE
-        self.stands_still = False  # no work on the device progresses
+        self.stands_still = False  # If true, the device does not progress.
         self.launched = 0
         self._drift_ppb = round(drift_ppm * 1000)
         self._way_ns = way_ns
@@ -85,7 +87,7 @@ class FakeDriver:
         self._words: dict[int, FakeWords] = {}
         self._streams: dict[int, Stream] = {}
         self._kernels: dict[int, str] = {}
-        self._contexts: dict[int, int] = {}  # context by our kernel or stream
+        self._contexts: dict[int, int] = {}  # the context that each of our kernels and streams belongs to
         self._modules: set[int] = set()
         self._handles = 0x1000
         self._pongs: list[_Pongs] = []
@@ -93,8 +95,9 @@ class FakeDriver:
         self.executables: dict[int, list[tuple[str, list[int]] | int]] = {}
         self._launched: dict[int, list[tuple[str, list[int]] | int]] = {}
         self.most_nodes: int | None = None  # limit for instantiated graphs
-        self._refusals: list[DriverError] = []  # index: the result code
-        # Functions for C. They call the methods below.
+        # errors that functions for C have raised; the index is the code that they returned
+        self._refusals: list[DriverError] = []
+        # Functions that C code can call. They call the methods below.
         self._functions = (
             CFUNCTYPE(c_int, POINTER(LaunchConfig), c_uint64, c_uint64, c_void_p)(self._launch_kernel),
             CFUNCTYPE(c_int, c_uint64, POINTER(c_int))(self._stream_is_capturing),
@@ -104,7 +107,7 @@ class FakeDriver:
     # --- the world ------------------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
-        """Return the host's clock. The device progresses meanwhile."""
+        """Read the host's clock. Time passes meanwhile, and the device works on."""
         self.pass_time(READING_NS)
         return self.host_ns
 
@@ -115,12 +118,12 @@ class FakeDriver:
                 self._run()
 
     def work(self, stream: int, duration_ns: int) -> None:
-        """Enqueue a kernel of the host program."""
+        """Enqueue a kernel of the profiled program on a stream."""
         with self._playing:
             self._streams.setdefault(stream, Stream()).waiting.append((WORK, [duration_ns], self.host_ns))
 
     def device_ns(self, host_ns: int) -> int:
-        """Return the device's timer at this time of the host."""
+        """Return what the device's timer shows at this time of the host's clock."""
         return EPOCH_NS + host_ns + host_ns * self._drift_ppb // 1_000_000_000
 
     @property
@@ -159,7 +162,7 @@ class FakeDriver:
             self._pongs.append(_Pongs(words, arguments[1], at_ns + arguments[2]))
 
     def write(self, address: int, value: int) -> None:
-        """Write a word as a kernel does. Raises KeyError if the memory was released."""
+        """Write a word, as a kernel on the device does. Raises KeyError if the memory was released."""
         for words in self._words.values():
             if words.address <= address < words.address + 8 * len(words):
                 words[(address - words.address) // 8] = value
@@ -291,7 +294,10 @@ class FakeDriver:
     def add(
         self, graph: int, after: Sequence[int] = (), duration_ns: int = KERNEL_NS, *, is_plain: bool = True
     ) -> int:
-        """Add a node of the host program: a kernel, a copy or a child graph, or an event if it takes 0 ns."""
+        """Add a node of the profiled program to a graph: a kernel, a copy or a child graph.
+
+        A node that takes 0 ns is an event.
+        """
         node = self.handle()
         self.graphs[graph].nodes[node] = duration_ns
         self.graphs[graph].edges += [DependencyEdge(one, node, is_plain) for one in after]
@@ -358,18 +364,18 @@ class FakeDriver:
 
 
 class _Pongs:
-    """The kernel that answers pings."""
+    """A kernel that answers pings of the host, so that both clocks can be compared."""
 
     def __init__(self, words: FakeWords, rounds: int, deadline_ns: int) -> None:
         self._words = words
         self._rounds = rounds
         self._deadline_ns = deadline_ns
         self._round = 1
-        self._seen_ns: int | None = None  # when the kernel sees the question
+        self._seen_ns: int | None = None  # time at which the kernel sees the current ping
         self._heard_ns = 0
 
     def play(self, driver: FakeDriver) -> bool:
-        """Advance the kernel. Returns whether it has finished."""
+        """Let the kernel work until the present time. Returns whether it has finished."""
         now_ns, words = driver.host_ns, self._words
         if self._seen_ns is None and words[PING] >= self._round:
             self._seen_ns = now_ns + driver.way_ns()
@@ -385,6 +391,6 @@ class _Pongs:
 
 
 def _values(arguments: int, count: int) -> list[int]:
-    """Return the values behind the pointers at an address, as a launch reads them."""
+    """Return `count` argument values of a launch. `arguments` is the address of pointers to them."""
     pointers = (ctypes.c_uint64 * count).from_address(arguments) if count else []
     return [ctypes.c_uint64.from_address(pointer).value for pointer in pointers]

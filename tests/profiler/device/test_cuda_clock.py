@@ -1,4 +1,4 @@
-"""Stamps on a real device agree with CUDA events and with the host's clock."""
+"""Tests on a real device: time stamps of its work agree with CUDA events and with the host's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of CUPTI: the fields that are read, the records that are rejected, and the names of kernels."""
+"""Tests of reading records of CUPTI: the fields, the records that are rejected, and the names of kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cbtop.profiler.device.cupti import (
 from cbtop.protocol.requests import State
 from tests.profiler.device.fake_cupti import external_record, kernel_record
 
-# Written by CUPTI of CUDA 13.0 on an H100: softmax_warp_forward with 16 blocks of (32, 4, 1).
+# A record that CUPTI of CUDA 13.0 wrote on an H100: softmax_warp_forward with 16 blocks of (32, 4, 1).
 H100 = bytes.fromhex(
     "0a000000000030000100000001000000fd6c62f75d64ea189e7c62f75d64ea189e7c62f75d64ea1800000000010000000700000010000000"
     "010000000100000020000000040000000100000000000000000000000000000000004809160000000800000000000000c080ee3400000000"
@@ -114,10 +114,10 @@ def records_of(chance: random.Random) -> list[bytes]:
 
 
 def read_both_ways(records: list[bytes]) -> tuple[Records, Records]:
-    """Read the records in Python and in C. They are split over two buffers."""
+    """Read the records in Python and in C, and return both results. The records are in two buffers."""
     half = len(records) // 2
     rooms, raws = [], []
-    ends: dict[int, int] = {}  # end of each record by its begin
+    ends: dict[int, int] = {}  # end time of each record by its begin time
     for part in (records[:half], records[half:]):
         room = ctypes.create_string_buffer(b"".join(part), sum(map(len, part)) or 1)
         at = end = ctypes.addressof(room)
@@ -170,7 +170,7 @@ def test_cupti_that_is_not_loaded_is_not_looked_for(monkeypatch: pytest.MonkeyPa
     assert refused.value.state is State.NO_CUPTI
     maps.write_text("7f1-7f2 r-xp 00000000 00:00 12                  /opt/a b/libcupti.so.13\n")
     assert library_path() == "/opt/a b/libcupti.so.13"
-    with pytest.raises(CuptiError) as refused:  # the file is not a library
+    with pytest.raises(CuptiError) as refused:  # This file exists but is not a library.
         TorchsCupti()
     assert refused.value.state is State.NO_CUPTI
 

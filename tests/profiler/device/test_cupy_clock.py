@@ -1,4 +1,4 @@
-"""Stamps on CuPy's streams agree with CuPy's events."""
+"""Tests with CuPy on a real device: time stamps on its streams agree with its own events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_brick_on_a_stream_of_cupy_takes_as_long_as_events_around_it_say() -> 
             begun, ended = cupy.cuda.Event(), cupy.cuda.Event()
             for _ in range(5):
                 with profiler.step("mine", tokens=1):
-                    for _ in range(20):  # with so much work the device lags behind
+                    for _ in range(20):  # Enqueue so much work that the device lags behind the host.
                         matrix @ matrix
                     begun.record()
                     with profiler.brick("product"):

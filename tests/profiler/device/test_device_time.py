@@ -1,4 +1,4 @@
-"""The line between device clock and host clock is as accurate as it claims."""
+"""Tests of the conversion from the device's clock to the host's clock: its error stays below the stated one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cbtop.profiler.device.device_time import ClockPair, DeviceTime
 
 SECOND = 1_000_000_000
-EPOCH = 1_763_800_000_000_000_001  # too large for an exact float64
+EPOCH = 1_763_800_000_000_000_001  # start time of the device's clock in ns; too large for an exact float64
 
 
 def test_without_a_pair_there_is_no_time_and_with_one_the_drift_is_bounded() -> None:
@@ -40,7 +40,7 @@ def test_a_mapped_time_is_off_by_no_more_than_its_error(
     drift = [drift_ppb + chance.randint(-1, 1) * wander_ppb for _ in range(len(gaps) + 2)]
 
     def host_of(device: int) -> int:
-        """Return the host time of a device time. Each interval has its own drift."""
+        """Return the true host time of a device time. The drift between both clocks changes in each interval."""
         left, host = device - start, SECOND
         if left < 0:
             return host + left + left * drift[0] // SECOND

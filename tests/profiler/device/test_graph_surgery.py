@@ -1,4 +1,7 @@
-"""Stamps in a clone of a captured graph: in order, and only where the whole graph passes."""
+"""Tests of time stamps in a clone of a captured graph: they are in order.
+
+A stamp is only at a place that all work of the graph passes.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,8 @@ def test_between_parallel_branches_no_stamp_may_stand(driver: FakeDriver) -> Non
 def test_where_work_comes_back_from_another_stream_the_place_is_behind_it(driver: FakeDriver) -> None:
     graph, (first,) = chain(driver, 1_000)
     collective = driver.add(graph, [first])
-    then = driver.add(graph, [first, collective])  # like NCCL's kernels, which wait for an event and are waited for
+    # Kernels of NCCL have such edges: they wait for an event, and later kernels wait for them.
+    then = driver.add(graph, [first, collective])
     shape = StampSites.of(driver, graph)
     assert list(shape.places) == [START, first, collective, then]
     assert shape.place_of([first, collective]) == shape.place_of([collective, first]) == collective

@@ -1,6 +1,6 @@
-"""Kernels of a step are assigned to the place where they ran and get readable names.
+"""Tests of recorded kernels: each is assigned to the brick that launched it and gets a readable name.
 
-Failures leave nothing behind.
+A failure leaves no resource behind.
 """
 
 from __future__ import annotations

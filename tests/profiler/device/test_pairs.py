@@ -1,4 +1,4 @@
-"""Stamps before and after work, on a fake device."""
+"""Tests of time stamps in pairs, before and after a piece of work, on a fake device."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_pairs_of_several_threads_are_each_ones_own(driver: FakeDriver, monkeypa
 
 
 def test_a_launch_that_blocks_holds_up_no_other_thread(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver blocks if its queue is full. Here it blocks until the process ends."""
+    """A launch blocks if the driver's queue is full. In this test it blocks until the process ends."""
     device, functions, libc = CudaDevice(driver, driver.now_ns), driver.functions(), ctypes.CDLL(None)
     waits = functions._replace(launch=ctypes.cast(libc.pause, ctypes.c_void_p).value or 0)
     monkeypatch.setattr(driver, "functions", lambda: waits)
@@ -162,7 +162,7 @@ def test_a_launch_that_blocks_holds_up_no_other_thread(driver: FakeDriver, monke
         threading.Thread(target=pairs.begin, args=(STREAM,), daemon=True).start()
         while not pairs.waiting:
             time.sleep(0.001)
-        for _ in range(20):  # each sleep lets the other thread reach its launch
+        for _ in range(20):  # In these 20 ms, the other thread can reach its launch.
             time.sleep(0.001)
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

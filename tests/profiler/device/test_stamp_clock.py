@@ -1,4 +1,4 @@
-"""Marks that are time stamps in the device's own work, on a fake device."""
+"""Tests of the device clock on a fake device: a mark is a time stamp in the device's own work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def test_a_mark_does_not_wait(driver: FakeDriver, clock: StampClock) -> None:
     driver.stands_still = True
     before_ns = driver.host_ns
     marks = [clock.mark() for _ in range(10)]
-    assert driver.host_ns == before_ns + 10 * READING_NS  # each mark reads the clock once
+    # Ten marks have read the host's clock ten times, so they did not wait.
+    assert driver.host_ns == before_ns + 10 * READING_NS
     with pytest.raises(NoTimeError):
         clock.time_ns(marks[0])
 
@@ -215,7 +216,8 @@ def test_marks_of_several_threads_have_slots_of_their_own(driver: FakeDriver, cl
         thread.join()
     stamps = [clock.stamp(mark) for mark in found]
     assert sorted(stamp.number for stamp in stamps if stamp) == list(range(200))
-    driver.pass_time(1_000_000)  # the mark that one thread sees last may be earlier than another thread's
+    # Let the device finish all work. One thread may have made its last mark before another thread's last mark.
+    driver.pass_time(1_000_000)
     clock.synchronize()
     assert all(clock.time_ns(mark) for mark in found)
 

@@ -1,4 +1,4 @@
-"""The cost of a stamp, from replays with and without stamps."""
+"""Tests of the measured cost of a time stamp. It is derived from graph replays with and without time stamps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AROUND_NS, STAMPS = 5_000, 300
 
 
 def watched(replays: int, cost_ns: float, *, drift_ns: int = 0, noise_ns: float = 0.0, seed: int = 0) -> StampCosts:
-    """Return the costs after replays of which every other has stamps.
+    """Return the costs after `replays` replays of a graph. Every other replay has time stamps.
 
     Each replay takes `drift_ns` longer than the one before.
     """
@@ -33,7 +33,8 @@ def watched(replays: int, cost_ns: float, *, drift_ns: int = 0, noise_ns: float 
 def test_it_is_found_within_the_error_that_is_told(cost_ns: float, noise_ns: float, seed: int) -> None:
     known = watched(400, cost_ns, noise_ns=noise_ns, seed=seed).known
     assert known is not None
-    assert abs(known.cost_ns - cost_ns) <= 2.5 * known.error_ns  # 95 % are within one error
+    # In 95 % of cases the true cost is within one error. It is always within 2.5 errors.
+    assert abs(known.cost_ns - cost_ns) <= 2.5 * known.error_ns
     assert known.error_ns <= 2 + noise_ns / STAMPS
 
 

@@ -1,4 +1,7 @@
-"""Fixtures: a profiler that stores its records, and no attachment left over. Only tests that use torch import it."""
+"""Fixtures: a profiler that stores its records in memory, and a check that no model stays attached.
+
+Only tests that use torch import it.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from tests.profiler.memory import Memory
 
 @pytest.fixture(autouse=True)
 def _torch_computes_in_one_thread() -> None:
-    """Use one thread in torch.
+    """Limit torch to one thread.
 
-    It shares OpenMP with Numba, so after kernels on two threads its tiny products would use two.
+    torch shares OpenMP with Numba. After a kernel on two threads, the tiny products of these tests would use two,
+    too.
     """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
@@ -33,7 +37,7 @@ def _frozen_objects_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _dynamo_is_told_once_of_each_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register our modules with Dynamo only once, because this takes 20 ms for each attachment."""
+    """Tell Dynamo about cbtop's modules only once, because this takes 20 ms for each attachment."""
     if attachment := sys.modules.get("cbtop.profiler.instrument.attachment"):
         tell: Callable[[], None] = attachment.keep_dynamo_out
 
@@ -51,9 +55,9 @@ _told = set[ModuleType]()
 
 @pytest.fixture(autouse=True)
 def _dynamo_has_compiled_nothing() -> None:
-    """Reset Dynamo's counters.
+    """Reset what Dynamo has counted.
 
-    If Dynamo has compiled anything, functions that it may inspect are not timed any longer.
+    If Dynamo has compiled anything in a process, cbtop does not time functions that Dynamo may inspect.
     """
     if utils := sys.modules.get("torch._dynamo.utils"):
         utils.counters.clear()
@@ -61,7 +65,7 @@ def _dynamo_has_compiled_nothing() -> None:
 
 @pytest.fixture(autouse=True)
 def _optimizers_of_other_tests_do_not_count(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let only tests about training see that the process has made an optimizer."""
+    """Pretend that no optimizer was ever made in this process, except in test files about training."""
     timed_model = sys.modules.get("cbtop.profiler.instrument.timed_model")
     if timed_model and "optim" not in Path(request.path).read_text():
         monkeypatch.setattr(timed_model, "has_made_optimizer", lambda: False)

@@ -1,4 +1,4 @@
-"""Reset and read what Dynamo has compiled. Each function imports Dynamo, because that takes a second."""
+"""Read and reset what Dynamo has compiled. Each function imports Dynamo itself, because the import takes a second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def forget_compiled() -> None:
 
 
 def forget_backends() -> None:
-    """Drop the backends that were used, so that cbtop counts operations again. Compiled code stays."""
+    """Drop the list of backends that were used, so that cbtop counts operations again. Compiled code stays."""
     from torch._dynamo.eval_frame import cached_backends
 
     cached_backends.clear()
@@ -33,7 +33,7 @@ def graphs_and_breaks() -> tuple[int, int]:
 
 
 def cache_hits() -> int:
-    """Return how many graphs of inductor were read from its cache since the last `forget_compiled`."""
+    """Return how many compiled graphs inductor has read from its cache since the last `forget_compiled`."""
     from torch._dynamo.utils import counters
 
     return counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]

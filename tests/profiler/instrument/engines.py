@@ -20,7 +20,7 @@ from tests.profiler.memory import Memory
 
 NODE = (1 << 24) - 1
 
-# A llama as both engines write it. Tokens of all sequences are in one row, and norms also take the residual.
+# A llama as vLLM and SGLang write it. The tokens of all sequences are in one row, and norms also get the residual.
 MODEL = """
 import torch
 from torch import nn
@@ -368,7 +368,10 @@ PACKAGES = {"vllm": VLLM, "sglang": SGLANG}
 
 
 def write_engine(name: str, directory: Path, **replaced: str) -> None:
-    """Write the stand-in for the engine to `directory`. `replaced` maps files to other sources."""
+    """Write the package that stands in for an engine (vLLM or SGLang) to `directory`.
+
+    `replaced` maps files to other sources.
+    """
     for path, source in (PACKAGES[name] | replaced).items():
         file = directory / name / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -379,7 +382,7 @@ def write_engine(name: str, directory: Path, **replaced: str) -> None:
 
 @contextmanager
 def importable(name: str, directory: Path) -> Iterator[None]:
-    """Make the stand-in in `directory` importable inside the context. Remove it afterwards."""
+    """Make the stand-in for an engine in `directory` importable inside this context. Remove it afterwards."""
     sys.path.insert(0, str(directory))
     try:
         yield
@@ -390,7 +393,7 @@ def importable(name: str, directory: Path) -> Iterator[None]:
 
 
 def steps_of(memory: Memory) -> list[tuple[str, int]]:
-    """Return (phase, tokens) of each step in the order of their ends."""
+    """Return the phase and the number of tokens of each step, in the order in which the steps ended."""
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
     return [
         (nodes[tag & NODE].name, elements)
@@ -403,7 +406,7 @@ def steps_of(memory: Memory) -> list[tuple[str, int]]:
 
 
 def places_of(memory: Memory) -> Counter[str]:
-    """Count the records by path from the step down, for example `decode / 0 / RmsNorm`."""
+    """Count records by the path of their node, beginning with the step, for example `decode / 0 / RmsNorm`."""
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
 
     def path(node: Node) -> str:
@@ -411,11 +414,11 @@ def places_of(memory: Memory) -> Counter[str]:
 
     return Counter(
         path(nodes[tag & NODE]) for tag, *_ in memory.records if tag & NODE and not tag & FLAG_AMOUNTS
-    )  # other records have lost their node
+    )  # Only records of nodes count. Other records report losses or amounts.
 
 
 def places_of_a_step(phase: str) -> dict[str, int]:
-    """Return the expected paths and counts of a step of the stand-ins' model."""
+    """Return how often each path occurs in one step of the stand-ins' model."""
     layer = ("QkvProjection", "RopeEmbedding", "Attention (fused)", "OutputProjection")
     layer += ("GateUpProjection", "Activation", "DownProjection")
     places = {f"{index} / {brick}": 1 for index in (0, 1) for brick in layer}

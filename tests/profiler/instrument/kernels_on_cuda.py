@@ -1,6 +1,6 @@
-"""A process with a model on CUDA. It records kernels in a burst and then with torch.profiler, and prints JSON.
+"""A program with a model on CUDA. It records kernels with cbtop, then with torch.profiler, and prints both as JSON.
 
-CUPTI has one owner per process and torch.profiler never releases it, so each case runs in its own process.
+CUPTI has one owner per process and torch.profiler never releases it, so each test runs it in its own process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Case:
 
     def run(self, times: int) -> list[torch.Tensor]:
         found = []
-        for layer in self.model.layers:  # each run begins with an empty cache
+        for layer in self.model.layers:  # Each run begins with an empty KV cache.
             layer.self_attn.keys.zero_()
             layer.self_attn.values.zero_()
         for at in range(times):
@@ -69,7 +69,7 @@ class Case:
         return found
 
     def launch_us(self, times: int = 300) -> float:
-        """Return the host's time in µs for launching a step without cbtop."""
+        """Return the time in µs that the host needs to launch a step, with recording switched off."""
         self.profiler.disable()
         taken = []
         for _ in range(times):
@@ -113,7 +113,7 @@ class Case:
         }
 
     def profiled(self, steps: int = 20) -> dict[str, list[float]]:
-        """Return the same as measured by torch.profiler."""
+        """Return the mean times of kernels as torch.profiler measures them, in the same form as cbtop's."""
         self.profiler.disable()
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as kineto:
             for at in range(steps):

@@ -1,4 +1,4 @@
-"""FLOP and bytes of bricks as derived by cbtop, and the FLOP that torch counts."""
+"""For tests of declared work: the FLOP and bytes of bricks that cbtop derives, and the FLOP that torch counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode  # isort: skip
 
 @dataclass
 class Brick:
-    """All calls of the bricks with one name and label. FLOP or bytes are None if unknown for one of the calls."""
+    """The work of all bricks with one name and label. FLOP or bytes are None if unknown in any of the calls."""
 
     flops: float | None = 0.0
     bytes: float | None = 0.0
@@ -47,7 +47,7 @@ def bricks_of(memory: Memory) -> dict[str, Brick]:
 
 
 def recorded(model: Any, call: Callable[[], object]) -> dict[str, Brick]:
-    """Run `call` attached. Returns its bricks by label."""
+    """Call `call` while cbtop is attached to the model. Returns the work of each brick, by label."""
     memory = Memory()
     attachment = attach(model, BrickProfiler(recorder=memory))
     try:
@@ -59,7 +59,10 @@ def recorded(model: Any, call: Callable[[], object]) -> dict[str, Brick]:
 
 
 def each_step(model: Any, *steps: Callable[[], object]) -> list[dict[str, Brick]]:
-    """Run each of `steps` attached. Returns the bricks of each step by label."""
+    """Call each of `steps` while cbtop is attached to the model.
+
+    Returns the work of the bricks in each step, by label.
+    """
     memory, found = Memory(), []
     attachment = attach(model, BrickProfiler(recorder=memory))
     with torch.no_grad():
@@ -74,7 +77,10 @@ def each_step(model: Any, *steps: Callable[[], object]) -> list[dict[str, Brick]
 
 
 def observe(model: Any, call: Callable[[], object], add: Callable[[str, Any, Any, Any], None]) -> None:
-    """Run `call`. Pass each module call to `add`: its name, the module, its first argument, its result."""
+    """Call `call`.
+
+    For each module that runs, call `add` with its name, the module, its first argument and its result.
+    """
 
     def hook_of(name: str) -> Callable[[Any, Any, Any], None]:
         return lambda module, given, result: add(name, module, given[0] if given else None, result)
@@ -88,9 +94,10 @@ def observe(model: Any, call: Callable[[], object], add: Callable[[str, Any, Any
 
 
 def counted(model: Any, call: Callable[[], object]) -> dict[str, int]:
-    """Run `call` without cbtop. Returns the FLOP that torch counts, by path of module."""
+    """Call `call` without cbtop. Returns the FLOP of each module as torch counts them, by path of the module."""
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):  # torch counts all FLOP only with this backend
+    # With other backends, torch does not count all FLOP of attention.
+    with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):
         call()
     root = type(model).__name__
     flops = {path: sum(by_operator.values()) for path, by_operator in counter.get_flop_counts().items()}
@@ -98,5 +105,5 @@ def counted(model: Any, call: Callable[[], object]) -> dict[str, int]:
 
 
 def counted_in(counts: dict[str, int], *names: str) -> int:
-    """Sum the counts of all modules whose path ends with one of `names`."""
+    """Return the sum of the FLOP of all modules with a path that ends with one of `names`."""
     return sum(count for path, count in counts.items() if path.endswith(tuple(f".{name}" for name in names)))

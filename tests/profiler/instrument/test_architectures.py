@@ -1,6 +1,6 @@
-"""The architectures of transformers with random weights: bit-identical results, every forward a step, right layers.
+"""Tests of all architectures of transformers, with random weights: results are identical, and each forward is a step.
 
-Five of them run by default in other files of this folder. All of them together are slow.
+The layers are found, too. Five architectures run by default in other files of this folder. All together are slow.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _made(kind: str, sizes: dict[str, Any], maker: Any) -> Any:
 
 
 def _run(model: Any, call: Any) -> tuple[Any, Any, Memory, Any]:
-    """Return the results of `call` without cbtop and attached, the records, and the stacks of layers."""
+    """Run `call` without cbtop and with it. Return both results, the records, and the stacks of layers."""
     memory = Memory()
     with torch.no_grad():
         bare = call()
@@ -125,7 +125,7 @@ def _run(model: Any, call: Any) -> tuple[Any, Any, Memory, Any]:
 
 
 def _unnamed(model: Any, memory: Memory) -> list[str]:
-    """Return the called modules without children that are no bricks."""
+    """Return the names of modules that ran and are no bricks. Only modules without children count."""
     called: set[str] = set()
     handles = [
         module.register_forward_hook(lambda module, args, result, name=name: called.add(name))
@@ -240,7 +240,7 @@ def test_qwen2_vl_is_shown_as_it_is() -> None:
         "prefill",
         "decode",
         "decode",
-    ]  # the image is encoded before the model is called
+    ]  # The image is encoded before the model is called, so outside of steps.
 
 
 def _copied(model: Any) -> Any:
@@ -265,7 +265,7 @@ def test_copies_of_a_decoder_run_their_own_weights_before_and_after(kind: str, a
     with torch.no_grad():
         bare, before = model(ids).logits, again(model)
         attachment = attach(model, BrickProfiler(recorder=Memory()))
-        model(ids)  # from now on the calls of all modules are replaced
+        model(ids)  # This call replaces the calls of all modules.
         during = again(model)
         attachment.detach()
         for other in (before, during, again(model)):
@@ -291,7 +291,7 @@ def test_a_decoder_that_the_host_drops_is_freed(kind: str) -> None:
     gc.disable()
     try:
         left = [sum(weight() is not None for weight in weights_of(attached)) for attached in (False, True)]
-        assert left[1] <= left[0]  # the model itself leaves as many to the garbage collector
+        assert left[1] <= left[0]  # Without cbtop, the model itself leaves as many weights to the garbage collector.
     finally:
         gc.enable()
 
@@ -324,7 +324,8 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_key_value_heads": 8},
     "mamba2": {"num_heads": 16},
 }
-LEAST = {"opt": 0.8}  # layers of OPT themselves do what feed-forward modules do in other models
+# In OPT, the layer itself computes what other models compute in feed-forward modules, so less is in bricks.
+LEAST = {"opt": 0.8}
 
 
 @pytest.fixture
@@ -338,9 +339,10 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", DECODERS)
 def test_most_of_a_wide_decode_step_is_in_bricks_and_the_rest_is_named(kind: str) -> None:
-    """The minimum over many steps is used, because other processes only add time.
+    """Takes the minimum over many steps, because other processes only add time.
 
-    On an idle machine memory is faster and the share is smaller. At least 0.89 was measured there, for OPT 0.852.
+    On an idle machine memory is faster, so the share of the bricks is smaller. At least 0.89 was measured there, and
+    0.852 for OPT.
     """
     sizes = SIZES | DECODERS[kind]
     sizes = {name: WIDE.get(name, size) for name, size in sizes.items()} | OWN.get(kind, {})
@@ -349,7 +351,7 @@ def test_most_of_a_wide_decode_step_is_in_bricks_and_the_rest_is_named(kind: str
     with torch.no_grad():
         model.generate(words(1, 16), max_new_tokens=40, min_new_tokens=40)
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
-    in_bricks, in_no_brick, in_no_layer = [], [], []  # ns of each step
+    in_bricks, in_no_brick, in_no_layer = [], [], []  # times of each step in ns: in bricks, in no brick, in no layer
     bricks = layers = 0
     for tag, start, end, _ in memory.records:
         node = nodes[tag & 0xFFFFFF]
@@ -368,4 +370,5 @@ def test_most_of_a_wide_decode_step_is_in_bricks_and_the_rest_is_named(kind: str
             layers += (end - start) * (around.kind is NodeKind.STEP)
     covered, uncovered, unattributed = (min(column[1:]) for column in (in_bricks, in_no_brick, in_no_layer))
     assert covered / (covered + uncovered) > LEAST.get(kind, 0.85)
-    assert unattributed / (covered + uncovered) < 0.1  # time inside layers but outside bricks counts as a gap
+    # Time inside a layer but outside its bricks has a name, so it is not unattributed.
+    assert unattributed / (covered + uncovered) < 0.1

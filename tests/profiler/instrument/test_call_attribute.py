@@ -1,4 +1,4 @@
-"""The attributes of a module while its calls are replaced."""
+"""Tests of how cbtop replaces the calls of a module: the attribute that it uses, and when it changes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_a_replacement_may_go_between_the_two_questions_of_a_call(profiler: Bric
             found = super().__getattribute__(name)
             if name == "_compiled_call_impl" and found is not None and not self.is_asked:
                 type(self).is_asked = True
-                call_attribute.put(self, None)  # another thread can do this at any time
+                # Another thread may restore the call at any time, even while it is looked up.
+                call_attribute.put(self, None)
             return found
 
     model, inputs = Model().eval(), torch.ones(1, 3, 8)

@@ -1,4 +1,4 @@
-"""Captured graphs of a torch with fake CUDA: the replays that are stamped, and their records."""
+"""Tests of captured CUDA graphs with a fake CUDA in torch: which replays get time stamps, and their records."""
 
 from __future__ import annotations
 
@@ -40,23 +40,24 @@ from tests.profiler.device.fake_driver import FakeDriver  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
 
 STREAM = 7
-NORM_NS, PRODUCT_NS, REST_NS = 3_000, 20_000, 2_000  # times of one layer: a norm, a product, and work outside bricks
+# times of one layer in ns: a norm, a product, and work outside bricks
+NORM_NS, PRODUCT_NS, REST_NS = 3_000, 20_000, 2_000
 
 
 class World(FakeDriver):
-    """A fake device with the graph that is captured on it."""
+    """A fake device, with the CUDA graph that is captured on it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.captured: int | None = None  # the graph being captured
         self.last: list[int] = []
         self.drawn = 0
-        self.draws = 0  # random numbers drawn by each replay
-        self.replayed = 0  # how often the host's own replay ran
+        self.draws = 0  # number of random numbers that each replay draws
+        self.replayed = 0  # how often the program's own graph was replayed, without time stamps
         self.forks = False
 
     def kernel(self, duration_ns: int) -> None:
-        """Enqueue work of the host program."""
+        """Enqueue a kernel of the program, or add it to the graph that is being captured."""
         if self.captured is not None:
             self.last = [self.add(self.captured, self.last, duration_ns)]
 
@@ -126,7 +127,7 @@ def world(stamping: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def play(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace torch's CUDA by `world`."""
+    """Replace torch's CUDA by the fake device `world`."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph_class(world))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "default_generators", [world])
@@ -181,7 +182,7 @@ def model_of(world: World, layers: int = 4) -> Any:
 
 
 def attached_in(world: World, *, every: int = 2, layers: int = 4) -> tuple[Memory, BrickProfiler, Any]:
-    """Attach a model. Returns the memory of its records, its profiler and the model."""
+    """Attach a profiler to a new model. Returns the records in memory, the profiler and the model."""
     memory = Memory()
     profiler, model = profiler_of(world, memory, every=every), model_of(world, layers=layers)
     attach(model, profiler)
@@ -207,12 +208,12 @@ def profiler_of(world: World, memory: Memory, every: int = 2) -> BrickProfiler:
 
 
 def plain_steps_in(memory: Memory) -> list[tuple[int, int]]:
-    """Return (duration, tokens) of each step that was only timed as a whole."""
+    """Return (duration, tokens) of each step of which only the whole was timed."""
     return [(end - start, tokens) for tag, start, end, tokens in memory.records if tag & ~0xFFFFFF == FLAG_PLAIN]
 
 
 def steps_in(memory: Memory) -> list[Any]:
-    """Return name, tokens and duration of each step, and the durations inside it by name."""
+    """Return for each step: its name, its tokens, its duration, and the durations of the nodes inside it by name."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
     found: list[Any] = []
     lanes: dict[int, Any] = {}
@@ -272,7 +273,7 @@ def test_the_steps_stand_where_the_host_saw_them(world: World) -> None:
 
 def test_if_every_step_is_recorded_each_one_has_the_bricks_of_all_layers(world: World) -> None:
     memory, profiler, model = attached_in(world, every=1, layers=8)
-    replay(world, captured(model), 12)  # three of the first six replays measure the cost of stamps
+    replay(world, captured(model), 12)  # Of the first six replays, three measure how much time the stamps cost.
     profiler.finalize()
     found = steps_in(memory)
     assert len(found) == 8
@@ -310,7 +311,8 @@ def test_every_replay_is_a_step_and_unrecorded_ones_are_timed_as_a_whole(world: 
     assert len(steps_in(memory)) == len(plain) == 10
     assert {tokens for _, tokens in plain} == {2}
     for (_, _, duration_ns, _), (plain_ns, _) in zip(steps_in(memory), plain, strict=True):
-        assert plain_ns == pytest.approx(duration_ns, abs=2_100)  # one stamp before and one after
+        # Such a step has one time stamp before and one after it, which cost about 2 µs.
+        assert plain_ns == pytest.approx(duration_ns, abs=2_100)
 
 
 def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_all_are_counted(world: World) -> None:
@@ -319,7 +321,9 @@ def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_all_are_counted(wor
     replay(world, graph, 1)
     for _ in range(20):
         graph.replay()
-    assert world.replayed == 1 + 15  # the other five replays have stamps: four inside, one only at its ends
+    # Five replays have time stamps: four inside, and one only before and after. The others run the program's own
+    # graph.
+    assert world.replayed == 1 + 15
     world.pass_time(10_000_000)
     replay(world, graph, 2)
     profiler.finalize()
@@ -415,7 +419,7 @@ def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> N
         model(torch.ones(2, 1, dtype=torch.long))
         graph.capture_end()
         replay(world, graph, 6)
-        world.destroy_executable(graph.executable)  # as torch does when the graph is dropped
+        world.destroy_executable(graph.executable)  # torch does this when a graph is dropped.
         del graph
         gc.collect()
     assert executables() == before
@@ -430,9 +434,9 @@ def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> N
 
 
 def test_a_graph_that_is_dropped_takes_its_copies_along_at_once(world: World) -> None:
-    """NCCL's communicators end only when no graph holds their kernels.
+    """NCCL waits at its end until no graph has its kernels any longer.
 
-    With our copy left, the host would wait for ever.
+    If our copy of a graph remained, the program would wait for ever.
     """
     model = model_of(world)
     attach(model, profiler_of(world, Memory(), every=1))
@@ -440,7 +444,7 @@ def test_a_graph_that_is_dropped_takes_its_copies_along_at_once(world: World) ->
     replay(world, graph, 6)
     assert len(world.executables) > 1
     assert world.graphs
-    world.destroy_executable(graph.executable)  # as torch does when the graph is dropped
+    world.destroy_executable(graph.executable)  # torch does this when a graph is dropped.
     del graph
     gc.collect()
     assert not world.executables
@@ -479,12 +483,12 @@ def test_copies_of_graphs_the_host_still_has_are_freed_at_interpreter_exit(
     attachment = attach(model := model_of(world), profiler_of(world, memory, every=1))
     graph = captured(model)
     replay(world, graph, 5)
-    graph.replay()  # this replay has not finished
+    graph.replay()  # The device has not finished this replay.
     (ends,) = at_exit
     ends()
     assert list(world.executables) == [graph.executable]
     assert not world.graphs
-    # the first replay is missing, because it counts random numbers
+    # The first replay has no record, because cbtop uses it to count random numbers.
     assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 5
     replayed = world.replayed
     replay(world, graph, 2)
@@ -537,7 +541,7 @@ def test_the_governor_chooses_the_recorded_replays_and_learns_their_cost(
     profiler.finalize()
     found = steps_in(memory)
     assert 5 < len(found) < 150
-    # next to each recorded replay, one replay has stamps at its ends
+    # For each recorded replay, there is a second one with time stamps only before and after the whole.
     assert 200 - 3 * len(found) <= world.replayed <= 200 - len(found)
     assert profiler.governor.seen
 
@@ -565,14 +569,14 @@ def test_own_work_counts_as_cost_only_if_the_device_is_idle(world: World) -> Non
 
     device.settle = slow  # type: ignore[method-assign]
     assert own_ns() < 50_000_000
-    passes_ns = 1_000_000_000  # the device has finished by then
+    passes_ns = 1_000_000_000  # After this time, the device has finished before the host asks.
     assert own_ns() >= 50_000_000
 
 
 def test_the_hosts_own_failure_at_a_replay_is_the_hosts_and_happens_once(world: World) -> None:
     _memory, _profiler, model = attached_in(world, every=1)
     graph = captured(model)
-    graph.executable = 0  # as if the host replayed a graph after resetting it
+    graph.executable = 0  # 0 is an invalid graph, as after a reset of the graph.
     for _ in range(2):
         with pytest.raises(AssertionError):
             graph.replay()
@@ -625,14 +629,15 @@ def test_a_launch_the_driver_refuses_is_counted_and_leaves_nothing_behind(is_fir
     profiler.finalize()
     attachment.detach()
     assert len(plain_steps_in(memory)) == 1
-    assert lost_in(memory) == (not is_first)  # the one with stamps, because their cost was unknown
+    # The replay with time stamps is lost, because it is not yet known how much time they cost.
+    assert lost_in(memory) == (not is_first)
     assert world.left == [graph.executable]
 
 
 def test_where_the_device_is_lost_its_host_is_left_in_peace(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After an illegal address every driver call fails, and the context cannot be used any longer."""
+    """An illegal address on the device: every driver call fails, and the context cannot be used any longer."""
 
     def fails(*_: Any) -> Any:
         raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS")
@@ -676,7 +681,7 @@ def test_a_step_that_never_ends_does_not_stop_other_replays_being_recorded(
     profiler.finalize()
     assert len(steps_in(memory)) + len(plain_steps_in(memory)) == 20
     attachment.detach()
-    assert lost_in(memory) == 1  # the replay in the step
+    assert lost_in(memory) == 1  # The replay inside the step is lost.
     assert world.left == [graph.executable]
 
 
@@ -686,7 +691,7 @@ def test_a_long_step_keeps_a_bounded_number_of_replays_and_counts_the_rest(
     monkeypatch.setattr(captured_graph, "MOST_WAITING", 8)
     memory, profiler, model = attached_in(world)
     graph = captured(model)
-    replay(world, graph, 8)  # enough replays to know the cost of a stamp
+    replay(world, graph, 8)  # enough replays to know how much time a stamp costs
     with profiler.step("generate"):
         replay(world, graph, 50)
         assert len(captured_graphs.graphs[graph].launches) == 8
@@ -701,7 +706,7 @@ def test_a_replay_in_a_step_that_could_have_no_stamps_is_counted_as_lost(world: 
     graph = captured(model)
     replay(world, graph, 1)
     with profiler.step("generate"):
-        for _ in range(5):  # the first stamps are in use until the device has finished
+        for _ in range(5):  # The first stamps stay in use until the device has finished their replay.
             graph.replay()
     world.pass_time(1_000_000)
     profiler.finalize()
@@ -728,12 +733,12 @@ def test_replays_the_device_has_not_reported_at_detach_are_counted_as_lost(
     attachment.detach()
     assert lost_in(memory) == (5 if in_steps else 10)
     assert [name for name, *_ in steps_in(memory)] == ["mine"] * (5 * in_steps)
-    assert world.graphs  # executables that still run are kept
+    assert world.graphs  # Graphs that still run are kept until they end.
     world.pass_time(2_000_000_000)
 
 
 def test_the_books_close_if_replays_of_two_graphs_are_recorded_out_of_order(world: World) -> None:
-    """Replays of the second graph are deferred until the cost of its stamps is known."""
+    """Replays of the second graph are recorded late: only when it is known how much time its stamps cost."""
     profiler = BrickProfiler(sample_every=2, clock_ns=world.now_ns)
     model = model_of(world)
     attach(model, profiler)
@@ -797,7 +802,8 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
         world.kernel(7_000)
         return query
 
-    def swap(self: Any) -> None:  # torch's own is a builtin function, which the fake cannot be
+    # In torch this function is a builtin. The fake function is not, so it is replaced here.
+    def swap(self: Any) -> None:
         self.swap(
             torch.nn.functional, "scaled_dot_product_attention", lambda own: functions._attention(own, "sdpa", 0)
         )
@@ -805,7 +811,8 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
     monkeypatch.setattr(functions.TimedFunctions, "_swap_attention_of_torch", swap)
     another = model_of(world)
-    if not is_alone:  # like a draft model, whose calls stay replaced after a recorded step
+    # Another model was recorded before, as a draft model is. Its replaced calls stay after its recorded step.
+    if not is_alone:
         attach(another, profiler_of(world, Memory(), every=1))
         another(torch.ones(2, 1, dtype=torch.long))
     memory = Memory()
@@ -830,7 +837,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
     for *_, inside in found:
         assert inside["Attention (fused)"] == pytest.approx([7_000] * 4, abs=3)
         assert inside["RmsNorm"] == pytest.approx([7_000 + NORM_NS] * 4, abs=3)
-    model(torch.ones(2, 1, dtype=torch.long))  # calls outside captures are steps again
+    model(torch.ones(2, 1, dtype=torch.long))  # This call is not in a capture, so it is a step again.
     assert [name for name, *_ in steps_in(memory)] == ["decode", "decode", "forward"]
 
 
@@ -924,13 +931,13 @@ def test_graphs_too_short_to_time_are_measured_less_then_not_and_reported(
     replay(world, long, 8)
     profiler.finalize()
     assert len(plain_steps_in(memory)) > before
-    world.pass_time(1_000_000_000)  # no test needs to wait for the device at the end
+    world.pass_time(1_000_000_000)  # Let the device finish, so that no test has to wait for it at the end.
 
 
 def test_steps_are_named_a_sample_if_only_recorded_replays_are_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A viewer would otherwise take the count and rate of recorded replays for those of all replays."""
+    """Otherwise a viewer would show the number and the rate of recorded replays as if they were all replays."""
     monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
     monkeypatch.setattr(captured_graph, "ENOUGH_PLAIN", 8)
     memory = Memory()
@@ -961,7 +968,8 @@ def test_recording_is_a_cost_but_work_while_the_host_is_ahead_is_not(
     graph = captured(model)
     replay(world, graph, 1)
     for _ in range(40):
-        for _ in range(10):  # enqueued within microseconds, run for milliseconds
+        # Ten replays are enqueued within microseconds, but the device needs milliseconds for them.
+        for _ in range(10):
             graph.replay()
             world.pass_time(30_000)
         world.pass_time(30_000_000)
@@ -972,7 +980,8 @@ def test_recording_is_a_cost_but_work_while_the_host_is_ahead_is_not(
     assert recorded is not None
     stamps = len(captured_graphs.graphs[graph].variants[0][1].places)
     assert recorded.middle == pytest.approx(stamps * 1_000, rel=0.05)
-    assert sorted(governor.own_ns)[len(governor.own_ns) // 2] == 2_000  # cost in ns of the stamps around it
+    # the cost in ns of the two time stamps around a replay
+    assert sorted(governor.own_ns)[len(governor.own_ns) // 2] == 2_000
     assert governor.every >= 100 * recorded.middle / 1_700_000
 
 
@@ -1008,7 +1017,8 @@ def test_what_runs_on_another_stream_and_is_waited_for_is_timed_too(world: World
     def then_reduced(self: Any, rows: Any) -> Any:
         rows = forward(self, rows)
         before = world.last
-        world.kernel(REST_NS)  # on a separate stream as NCCL does; the caller's stream waits for it
+        # This kernel runs on a separate stream, as NCCL's do, and the stream of the caller waits for it.
+        world.kernel(REST_NS)
         world.last = [*before, *world.last]
         return rows
 
@@ -1029,7 +1039,7 @@ def test_launch_time_is_not_part_of_the_stamp_cost_in_a_graph_of_few_stamps(worl
     replay_it = world.launch_graph
 
     def launch_graph(executable: int, stream: int) -> None:
-        if executable == graph.executable:  # the host's own launch comes after ours
+        if executable == graph.executable:  # The program's own graph is launched after ours.
             world.pass_time(late_ns)
         replay_it(executable, stream)
 
@@ -1048,7 +1058,8 @@ def test_plain_replays_are_made_if_none_follows_one_with_stamps(world: World) ->
     recorded, other = captured(model), captured(model, batch=3)
     replay(world, recorded, 1)
     replay(world, other, 1)
-    for at in range(60):  # similar to code that Dynamo compiles again for steps without records
+    # Two graphs take turns. This happens if Dynamo compiles another version for steps that are not recorded.
+    for at in range(60):
         with profiler.step("mine", tokens=1):
             (other if at % 2 else recorded).replay()
         world.pass_time(1_000_000)
@@ -1137,7 +1148,7 @@ def test_a_thread_whose_first_call_is_a_replay_is_timed_too(world: World, monkey
     graph = captured(model)
     replay(world, graph, 1)
 
-    def makes_current() -> bool:  # torch does the same
+    def makes_current() -> bool:  # torch also makes its context current in this function.
         world.current = 0xC0DE
         return False
 
@@ -1169,7 +1180,7 @@ def test_own_work_before_a_replay_costs_only_if_the_last_replay_has_ended(
     known = captured_graphs.graphs[graph]
 
     def slow() -> int:
-        world.host_ns += 500_000  # the device progresses only when the clock is read
+        world.host_ns += 500_000  # The device only progresses when the host reads its clock.
         return STREAM
 
     known.on.current_stream = slow

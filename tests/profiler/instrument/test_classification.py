@@ -1,4 +1,4 @@
-"""Modules of many architectures are classified by path and class only. torch is not needed."""
+"""Tests of the classification of modules (which brick a module is): by path and class only, without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from cbtop.profiler.instrument.classification import Described, classify
 from cbtop.protocol.vocabulary import BrickCategory
 
-# Path inside a layer, class, and class of the parent → the brick.
+# Expected bricks in a layer. Each line: path of the module, its class, class of its parent, and the brick.
 IN_LAYER = {
     "llama": """
         self_attn LlamaAttention LlamaDecoderLayer AttentionBlock
@@ -194,7 +194,7 @@ OUTSIDE = """
     visual.patch_embed.proj Conv3d PatchEmbed Conv3d
     embeddings BertEmbeddings BertModel -
 """
-# Attributes of modules by class. Other classes have none.
+# By class: names of attributes that its modules have. Some classes are told apart by these.
 HOLDS = {
     "Attention": {"wq", "wk", "wv", "wo"},
     "BertAttention": {"self", "output"},

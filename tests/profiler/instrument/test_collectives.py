@@ -1,4 +1,4 @@
-"""Collectives in a step are bricks with sizes, and torch.distributed has nothing of ours left afterwards.
+"""Tests of collectives: in a step they are bricks with sizes. Afterwards torch.distributed is as it was before.
 
 The group of four ranks is torch's own `fake` backend. Real groups are tested in tests/integration.
 """
@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """A model of two layers. Each layer calls `does` with its input of shape SHAPE."""
+    """A model of two layers. Each layer calls `does` with its input, a tensor with the shape SHAPE."""
 
     def __init__(self, does: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def _coalesced(x: Any) -> None:
         dist.all_reduce(x)
 
 
-# The call, and the elements of all ranks for each of its bricks.
+# Collectives by name: a call, and the bricks that it must become. Each brick has the number of elements of all ranks.
 CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "all_reduce": (lambda x: dist.all_reduce(x), {"AllReduce": COUNT}),
     "imported before": (lambda x: imported_before(tensor=x, group=None), {"AllReduce": COUNT}),
@@ -140,13 +140,13 @@ CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
 
 def _run(model: Any) -> None:
     with warnings.catch_warnings():
-        # torch 2.13 warns about `all_gather_into_tensor` and similar functions
+        # torch 2.13 warns that `all_gather_into_tensor` and similar functions are deprecated.
         warnings.simplefilter("ignore", FutureWarning)
         model(torch.ones(SHAPE))
 
 
 def _bricks(memory: Memory) -> dict[str, list[Node]]:
-    """Return the nodes of communication by name."""
+    """Return the nodes of bricks for communication, by their names."""
     found: dict[str, list[Node]] = {}
     for said in memory.said:
         if isinstance(said, Node) and said.category is BrickCategory.COMMUNICATION:
@@ -241,7 +241,8 @@ def test_no_collective_is_recorded_outside_steps_and_detach_restores_torch(
     before = state()
     model = Model(lambda x: dist.all_reduce(x))
     attachment = attach(model, profiler)
-    assert dist.all_reduce is imported_before  # torch compares its functions by identity
+    # torch compares its functions by identity, so attaching must not replace them.
+    assert dist.all_reduce is imported_before
     _run(model)
     records = len(memory.records)
     dist.all_reduce(torch.ones(3))
@@ -254,7 +255,7 @@ def test_no_collective_is_recorded_outside_steps_and_detach_restores_torch(
 
 
 class Inherits(dist.ProcessGroup):
-    """A process group written in Python, which leaves sending to torch."""
+    """A process group that is written in Python. torch does the sending."""
 
 
 class InheritsWait(TorchWork):
@@ -311,7 +312,8 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
         forget_compiled()
         model = Model(does)
         if is_attached:
-            attach(Model(does), profiler)  # this model does not run; attaching wraps the functions
+            # cbtop wraps torch's functions when it is attached to a model. This model never runs.
+            attach(Model(does), profiler)
             attach(model, profiler)
         compiled = torch.compile(model, backend="eager")
         compiled(torch.ones(SHAPE))
@@ -322,7 +324,8 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
         try:
             assert counted(False) == counted(True)
         finally:
-            forget_compiled()  # functions are not wrapped if models of this class were compiled
+            # Forget the compiled models: if models of this class were compiled, cbtop would not wrap functions.
+            forget_compiled()
 
 
 def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
@@ -342,12 +345,12 @@ def test_the_weights_of_a_model_sharded_over_ranks_are_those_of_this_rank(
 
 
 def _carried_by_a_link(kind: str, ranks: int, size: int) -> float:
-    """Return how much each of `ranks` ranks in a ring sends, counted send by send.
+    """Return how many bytes each rank in a ring of ranks sends, counted send by send.
 
-    `size` is the size of the whole.
+    `size` is the number of bytes of the whole tensor.
     """
     part = size / ranks
-    # an all-reduce goes round twice: reduce, then gather
+    # An all-reduce goes around the ring twice: first to reduce, then to gather.
     passes = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1}[kind]
     return sum(part for _ in range(passes) for _ in range(ranks - 1))
 

@@ -1,4 +1,4 @@
-"""Communication in training steps: exposed waits by kind, possible overlap, and unchanged programs."""
+"""Tests of communication in training steps: exposed waits by kind, and possible overlap. Programs are not changed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def four_ranks() -> Iterator[None]:
 
 
 class Layers(nn.Module):
-    """A model with layers. With `repeats`, each layer runs again in its own backward."""
+    """A model with layers. With `repeats`, its layers run again in the backward pass, as with checkpointing."""
 
     def __init__(self, repeats: bool) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def train(
 
 
 def times_of(memory: Memory) -> TrainingTimes:
-    """Return the latest report. Check that the parts of a step add up."""
+    """Return the last report of training times. Check that the parts of a step add up."""
     found = [message for message in memory.said if isinstance(message, TrainingTimes)][-1]
     assert sum(part.sum_ns for part in found.parts) == found.wall_ns
     exposed_ns = sum(kind.sum_ns for kind in found.communication.exposed) if found.communication else 0
@@ -114,7 +114,8 @@ def test_the_wait_of_ddp_for_gradients_is_a_part_and_a_brick(memory: Memory, glo
     assert found is not None
     assert exposed(memory) == {"GradientSync, backward"}
     assert found.overlapped_ns is not None
-    assert found.overlapped_ns > 0  # there are several buckets
+    # Because gradients are sent in several buckets, some are sent while the backward pass still runs.
+    assert found.overlapped_ns > 0
     bricks = bricks_of(memory)
     assert bricks["GradientSync"] == bricks["BackwardEnd"] > 0
 

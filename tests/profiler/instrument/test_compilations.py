@@ -1,4 +1,7 @@
-"""Compilations by Dynamo are reported with their time and whether they are repeated. The host is not changed."""
+"""Tests of compilations by Dynamo: their time is reported, and whether they are repeated.
+
+The program is not changed.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +47,17 @@ def test_each_compilation_is_told_with_whether_the_code_was_compiled_before(
     assert first
     assert not any(one.is_again for one in first)
     step(words(1, 4))
-    assert told(memory) == first  # repeating the same call compiles nothing
+    assert told(memory) == first  # The second call with equal shapes compiles nothing.
     step(words(1, 5))
     again = told(memory)[len(first) :]
     assert any(one.is_again for one in again)
     every = told(memory)
     assert [one.number - every[0].number for one in every] == list(range(len(every)))
     times = [time_ns for one in every for time_ns in (one.begun_ns, one.ended_ns)]
-    assert times == sorted(times)  # none is inside another
+    assert times == sorted(times)  # The intervals of the compilations do not overlap.
     assert begun_ns <= times[0] < times[-1] <= profiler.parts.now_ns()
-    during = [one for one in memory.said if isinstance(one, Activity)]  # so that a viewer reports no stall
+    # While it compiles, the process reports this activity, so that a viewer shows no stall.
+    during = [one for one in memory.said if isinstance(one, Activity)]
     assert during == [Activity("compiling"), Activity("")] * len(every)
 
 
@@ -71,7 +75,7 @@ def test_once_no_model_is_attached_dynamo_has_none_of_ours_left_to_tell(
     assert not told(memory)
 
 
-@pytest.mark.slow  # test_trouble.py tests other failures of cbtop
+@pytest.mark.slow  # Not in the default run, because test_trouble.py tests other failures of cbtop.
 def test_what_fails_of_ours_as_it_is_told_does_not_reach_the_host(
     profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +90,7 @@ def test_what_fails_of_ours_as_it_is_told_does_not_reach_the_host(
     assert torch.equal(compiled_step(model)(words(1, 4)).logits, expected)
 
 
-@pytest.mark.slow  # a test above also has a message after a reset
+@pytest.mark.slow  # Not in the default run, because a test above also gets a message after a reset.
 def test_after_a_reset_it_is_told_again_once_the_model_was_looked_at(profiler: BrickProfiler, memory: Memory) -> None:
     model = model_of("llama")
     handle = attach(model, profiler)
@@ -100,7 +104,8 @@ def test_a_graph_break_is_counted_with_its_reason_at_its_place(profiler: BrickPr
     model = model_of("llama")
     attach(model, profiler)
     (watched,) = totals(memory)
-    assert watched == CompiledCode(watched.compilations, watched.recompilations)  # nothing has been compiled yet
+    # The reported counts must be equal to those in `watched`, because nothing has been compiled yet.
+    assert watched == CompiledCode(watched.compilations, watched.recompilations)
 
     class Breaking(torch.nn.Module):
         def forward(self, x: Any) -> Any:

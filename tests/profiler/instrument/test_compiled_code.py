@@ -1,4 +1,4 @@
-"""Captured graphs of torch.compile. Dynamo's graphs are real, inductor and CUDA are fake."""
+"""Tests of captured graphs of torch.compile: Dynamo's graphs are real, inductor and CUDA are fake."""
 
 from __future__ import annotations
 
@@ -75,22 +75,25 @@ class Model(nn.Module):
 
 
 class Inductor:
-    """A fake inductor.
+    """A fake inductor, the compiler of torch.compile.
 
-    Products are library calls, everything between them is fused into one loop, and runs are captured.
+    Products become library calls, and all operations between two products become one loop. Runs are captured as a
+    graph.
     """
 
     def __init__(self, world: played.World, directory: Path) -> None:
         self.world = world
         self.directory = directory
         self.compiled = 0
-        self.lines: Callable[[Any], Any] = list  # (is a product, names of its nodes) of each line
+        # A function that may reorder the compiled lines. A line is (whether it is a product, names of its graph
+        # nodes).
+        self.lines: Callable[[Any], Any] = list
         self.module: Any = ModuleType(compiled_code.COMPILER)
         self.module.compile_fx = self.compile_fx
         self.loaded: list[Any] = []
 
     def backend(self, model: Any, inputs: Any) -> Any:
-        """Compile like a backend of `torch.compile`."""
+        """Compile a graph. This is a backend for `torch.compile`."""
         return self.module.compile_fx(model, inputs, config_patches={"triton.cudagraphs": True})
 
     def compile_fx(self, model_: Any, inputs: Any, config_patches: Any = None) -> Any:
@@ -174,7 +177,7 @@ def profiler(memory: Memory) -> BrickProfiler:
 
 
 def bricks(memory: Memory) -> dict[str, set[str]]:
-    """Return the bricks in layers and those outside layers."""
+    """Return the names of bricks in layers, and of bricks outside layers."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
     found: dict[str, set[str]] = {"in layers": set(), "outside": set()}
     for node in nodes.values():
@@ -213,7 +216,7 @@ def test_kernels_of_a_compiled_model_are_its_bricks_and_fused_ones_name_all(
     steps = played.steps_in(memory)
     assert len(steps) > 2
     for _, tokens, _, inside in steps[-2:]:
-        assert tokens == 0  # nothing shows whether numbers are embeddings
+        assert tokens == 0  # The input may be tokens or embeddings, so the number of tokens is unknown (0).
         product, loop = PRODUCT_NS, LOOP_NS
         assert inside["layer"] == pytest.approx([2 * (loop + product), *[loop + 2 * product] * 2], abs=9)
         assert inside["GateProjection"] == pytest.approx([PRODUCT_NS] * 3, abs=3)
@@ -238,7 +241,7 @@ def test_code_moved_out_of_its_layer_is_outside_and_each_layer_stays_whole(
 ) -> None:
     def moved(lines: Any) -> list[tuple[bool, list[str]]]:
         kept = list(lines)
-        # the activation of the first layer is moved to the end
+        # Move the line of the first layer's activation to the end.
         return [*(line for line in kept if line is not kept[2]), kept[2]]
 
     inductor.lines = moved
@@ -321,7 +324,7 @@ def test_elements_are_counted_by_the_token_if_one_dimension_varies() -> None:
 def test_equal_pieces_that_share_their_code_have_their_own_layers(
     inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
-    """An engine splits the model's graph into pieces, and compiles equal pieces once."""
+    """An inference engine splits the graph of a model into pieces. It compiles equal pieces only once."""
     model = Model()
     attach(model, profiler)
     pieces, known = compiled_code.Pieces(), []
@@ -466,7 +469,8 @@ def test_what_inductor_said_on_an_h100_names_all_kernels_of_a_llamas_layer(profi
     config = transformers.LlamaConfig(
         vocab_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
-    model = transformers.LlamaForCausalLM(config).to("meta")  # on a CPU, blocks of this model would be bricks
+    # The model is on the meta device. On a CPU, cbtop would record its modules instead of compiled code.
+    model = transformers.LlamaForCausalLM(config).to("meta")
     said = json.loads((Path(__file__).parent / "inductor-h100.json").read_text())
     nodes = [
         SimpleNamespace(
@@ -554,7 +558,7 @@ def test_generated_or_cached_inductor_code_names_its_nodes(
         ]
         naming = compiled_code.Naming(compiled, attachment.steps.calls, model)
         found = compiled_code.spans_of(ran, lines, naming, set(), 1)
-        assert [span.key[1] for span in found] == [0, 1, 2]  # the numbers of the layers
+        assert [span.key[1] for span in found] == [0, 1, 2]  # All layers are found, in order.
         products = ["GateProjection", "DownProjection"]
         assert [[inner.key.name for inner in span.inside] for span in found] == [products] * 3
         assert [inner.elements for span in found for inner in span.inside] == [4 * 8] * 6

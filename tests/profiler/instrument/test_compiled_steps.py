@@ -1,4 +1,7 @@
-"""A model call in C and the same call in Python give equal records and equal numbers in the governor."""
+"""Tests of model calls that C handles: their records are the same as with Python.
+
+The numbers of the governor, which limits the overhead, are the same, too.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ pytestmark = [
 
 
 class Governed(GovernedProfiler):
-    """A governed profiler that records about one in `every` steps."""
+    """A profiler with a governor (which limits overhead) that records about one in `every` steps."""
 
     def __init__(self, recorder: Recorder, every: int, clock_ns: Callable[[], int]) -> None:
         self.governor = Governor(1, self.announce)
@@ -53,7 +56,7 @@ class Governed(GovernedProfiler):
 
 
 class Layer(nn.Module):
-    """A layer of a stack. It runs what the host wants in the middle of its forward."""
+    """A layer of a model. In the middle of its forward it does what the test asks for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +114,7 @@ class Kept:
 
 
 class Cache:
-    """The part of a transformers cache that cbtop reads."""
+    """The attributes of a cache of transformers that cbtop reads."""
 
     def __init__(self, held: Any) -> None:
         self.layers = [Kept(held)]
@@ -121,7 +124,7 @@ class Cache:
 
 
 class Own(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A tensor subclass of the host that sees each function called on it."""
+    """A subclass of a tensor that belongs to the program. It sees each function that is called on it."""
 
 
 TENSORS = {
@@ -148,7 +151,8 @@ DOES = (
     "raise", "interrupt", "brick", "step", "again", "another", "in a thread", "cancel", "switch off", "switch on",
     "ask for a burst", "record all",
 )  # fmt: skip
-USUAL = st.just(("one", "used", "by name", "nothing"))  # C handles these calls, after Python has begun the first ones
+# The usual call. C handles it after Python has handled the first ones.
+USUAL = st.just(("one", "used", "by name", "nothing"))
 CALLS = st.one_of(
     USUAL,
     USUAL,
@@ -160,7 +164,7 @@ CALLS = st.one_of(
 
 
 class Host:
-    """Calls two models. Inside the calls it does what other hosts do."""
+    """A program that calls two models. During the calls it does other things that programs do."""
 
     def __init__(self, recorder: Recorder, every: int, *, in_python: bool, ticks: bool = True) -> None:
         self.said: list[str] = []
@@ -233,13 +237,13 @@ class Host:
             self.said += _slots_here()
 
     def _call_thrice(self) -> None:
-        """Call the second model inside the running step. From its second call on, C handles it."""
+        """Call the second model during the step of the first. C handles it from its second call on."""
         for _ in range(3):
             self.call_model(self.models[1], "one", "used", "by name", _nothing)
 
     @property
     def known(self) -> Any:
-        """Return the state of steps and of the governor, without times."""
+        """Return what is known about steps and costs, without times."""
         governor = self.governor
         if governor is None:
             of_models = [(one.steps.looks, len(one.steps.recorded_steps)) for one in self._attached]
@@ -262,7 +266,10 @@ def _call_in_python(model: Any) -> None:
 
 
 def _ran(calls: list[tuple[str, str, str, str]], every: int, *, in_python: bool, ring: bool) -> Any:
-    """Return the messages and records of these calls. One step in `every` is recorded."""
+    """Run these calls in a new program. Return the messages and records that result.
+
+    One step in `every` is recorded.
+    """
     with tempfile.TemporaryDirectory() as directory:
         recorder: Any = RingRecorder(Path(directory)) if ring else Memory()
         host = Host(recorder, every, in_python=in_python)
@@ -289,7 +296,8 @@ def _ran(calls: list[tuple[str, str, str, str]], every: int, *, in_python: bool,
 def test_any_calls_of_models_leave_in_c_what_they_leave_in_python(
     calls: list[tuple[str, str, str, str]], every: int, ring: bool
 ) -> None:
-    first = [("one", "used", "by name", "nothing")] * 3  # the next call is handled as usual
+    # Python handles these three calls. C can handle the next one.
+    first = [("one", "used", "by name", "nothing")] * 3
     in_python, in_c = (_ran([*first, *calls], every, in_python=python, ring=ring) for python in (True, False))
     assert in_c == in_python
 
@@ -332,7 +340,7 @@ def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatc
         return described(*args)
 
     monkeypatch.setattr(ModelCall, "describe", describe)
-    # the first two are recorded, and calls are replaced and restored
+    # If C code wraps the calls, Python code describes at most the first two of the seven calls.
     for in_python, wanted in ((False, 2), (True, 7)):
         host = Host(Memory(), every, in_python=in_python)
         ran = 0
@@ -343,7 +351,7 @@ def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatc
 
 
 class Nameless(Body):
-    """A model without an argument of a known name."""
+    """A model with one argument. cbtop does not know the name of this argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -385,7 +393,7 @@ def test_a_call_without_known_names_is_described_in_c_too(what: str, monkeypatch
         if names.get(tag & 0xFFFF) == "forward" and not tag & FLAG_AMOUNTS
     ]
     assert found == [phases.describe((argument,), {}, has_cache=False).tokens] * 6
-    assert 1 <= len(ran) <= 3  # Python describes only the first calls
+    assert 1 <= len(ran) <= 3  # Python describes at most the first three calls. C handles the others.
 
 
 TIMES = {"_begun_ns", "own_ns", "prepared", "returned_ns", "_start", "_start_ns"}
@@ -393,7 +401,7 @@ HIDDEN = {"__weakref__"}
 
 
 def _slots_here() -> list[str]:
-    """Return the contents of this thread's open steps, without times."""
+    """Return the open steps of this thread as text, without their times."""
     found = []
     for step in unit().open:
         for thing in (step, step.active, step.generation):
@@ -406,7 +414,7 @@ def _slots_here() -> list[str]:
 
 
 class Token(NamedTuple):
-    """A generated token: how its model is called, and what the host does in its step at `when`."""
+    """One generated token: how the program calls the model for it, and what else the program does at `when`."""
 
     is_prepared: bool = True
     tensor: str = "one"
@@ -447,7 +455,10 @@ def _does(do: Callable[[], None], *_: Any) -> None:
 
 
 class Generating(Host):
-    """Generates like transformers: prepares inputs, calls the model, processes scores, checks the end."""
+    """A program that generates like transformers.
+
+    It prepares inputs, calls the model, processes scores, and checks whether the end is reached.
+    """
 
     def __init__(self, recorder: Recorder, every: int, *, in_python: bool) -> None:
         super().__init__(recorder, every, in_python=in_python, ticks=False)
@@ -471,7 +482,7 @@ class Generating(Host):
     def _loop(self, _: Any, tokens: list[Token]) -> None:
         for token in tokens:
             do = {token.when: functools.partial(self.do, token.does)}
-            # Python 3.11 does not turn starred calls into frames of the wrappers.
+            # With a star in the call, Python 3.11 creates no frame of the wrapper.
             if token.is_prepared:
                 self.prepare(*(do.get("inputs", _nothing),))
             self.call_model(self.models[0], token.tensor, token.cache, "by name", do.get("forward", _nothing))
@@ -490,7 +501,8 @@ class Generating(Host):
 
 
 def _without_times(records: list[tuple[int, int, int, int]]) -> list[tuple[int, ...]]:
-    # times are since the start of the machine
+    # Records contain times since the machine started, so they differ between runs. Keep only the tag and the
+    # elements.
     return [row if row[2] < 1 << 32 else (row[0], row[3]) for row in records]
 
 
@@ -511,7 +523,7 @@ def _generated(calls: list[tuple[int, list[Token]]], every: int, *, in_python: b
 def test_any_tokens_that_are_generated_leave_in_c_what_they_leave_in_python(
     calls: list[tuple[int, list[Token]]], every: int
 ) -> None:
-    first = (0, [Token()] * 4)  # the next token is handled as usual
+    first = (0, [Token()] * 4)  # Python handles the first tokens. C can handle the next one.
     in_python, in_c = (_generated([first, *calls], every, in_python=python) for python in (True, False))
     assert in_c == in_python
 
@@ -552,7 +564,9 @@ def test_what_cbtop_pays_beside_the_model_is_counted_in_the_step(in_python: bool
 
     generation.generates(token)(host.models[0])
     assert own_ns[0] > 0
-    assert own_ns == sorted(own_ns)  # the model's call begins the step; its return and the scores add to it
+    # The cost of the step grows in four parts: the call of the model, its return, and both steps of processing
+    # scores.
+    assert own_ns == sorted(own_ns)
     assert len(set(own_ns)) == 4
     assert host.governor is not None
     assert own_ns[-1] < host.governor.own_ns[-1] < 10_000_000
@@ -569,11 +583,11 @@ RUNS = st.tuples(
 
 
 class Runner:
-    """A runner of an engine with one method for each half of a step."""
+    """A runner of an inference engine. It has one method for each half of a step."""
 
 
 class Running(Host):
-    """A host that calls its first model through a runner."""
+    """A program that calls its first model through a runner of an inference engine."""
 
     def __init__(self, recorder: Recorder, every: int, *, in_python: bool, patch: pytest.MonkeyPatch) -> None:
         super().__init__(recorder, every, in_python=in_python)
@@ -616,7 +630,8 @@ class Running(Host):
 def test_any_runs_of_a_runner_leave_in_c_what_they_leave_in_python(runs: list[Any], every: int) -> None:
     found = []
     for in_python in (True, False):
-        unit().open.clear()  # a step that waits for a token when the host raises stays open until the next one
+        # If the program raises while a step waits for its token, the step stays open until the next one.
+        unit().open.clear()
         memory = Memory()
         with pytest.MonkeyPatch.context() as patch:
             host = Running(memory, every, in_python=in_python, patch=patch)

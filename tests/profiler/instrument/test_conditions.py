@@ -1,4 +1,4 @@
-"""A process with a torch model announces the versions and instruction sets that affect its times."""
+"""Tests of announced conditions: a process with a torch model announces versions and instruction sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Compiled models on a CUDA device: kernels are named, times agree with CUPTI, and nothing is changed."""
+"""Tests of compiled models on a CUDA device: kernels are named, and times agree with CUPTI.
+
+Results do not change.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ MODELS = [hand_written, llama, static_llama]
 
 
 def counted() -> tuple[int, int]:
-    """Return the numbers of graphs and graph breaks since the last call."""
+    """Return how many graphs and graph breaks Dynamo has counted since the last call of this function."""
     found = graphs_and_breaks()
     forget_compiled()
     return found
@@ -135,7 +138,7 @@ def test_kernels_are_named_and_results_graphs_and_breaks_are_unchanged(
         else:
             sys.stdout.write(f"{begin:4} {end:4} {key}\n")
     sys.stdout.write(f"{len(named)} of {shape.nodes} nodes named\n")
-    assert counted() == graphs  # this drops the graphs
+    assert counted() == graphs  # Reading the counts also drops the compiled graphs.
     assert len(named) >= 0.95 * shape.nodes
     found = [step for step in steps_in(memory) if any(key for key in step["in"] if len(key) > 2)]
     assert len(found) > 2
@@ -151,9 +154,10 @@ def test_kernels_are_named_and_results_graphs_and_breaks_are_unchanged(
 
 
 def between_us(captured: Any, step: Callable[[], object], stamped: StampedGraph) -> float:
-    """Return the time of `step` between two stamps in µs, without CUPTI.
+    """Return the time of `step` in µs, measured by two time stamps and without CUPTI.
 
-    `stamped` runs instead of its graph. The work of torch around a replay, which copies inputs, is included.
+    The graph with time stamps, `stamped`, runs instead of the original. The time includes the work of torch around a
+    replay, which copies inputs.
     """
     cost, stream, found = captured.costs.known, torch.cuda.current_stream().cuda_stream, []
     captured.replay = lambda original, graph: stamped.launch(stream)
@@ -168,7 +172,10 @@ def between_us(captured: Any, step: Callable[[], object], stamped: StampedGraph)
 
 
 def alone_us(captured: Any, step: Callable[[], object], begin: int, end: int) -> float:
-    """Return the time between two places in µs, in a copy with stamps only at these two."""
+    """Return the time between two places of a graph in µs.
+
+    The copy that runs has time stamps only at these two places.
+    """
     stream = torch.cuda.current_stream().cuda_stream
     stamped = StampedGraph(captured.on.device, captured.clone, [begin, end], stream)
     found = between_us(captured, step, stamped)
@@ -176,8 +183,8 @@ def alone_us(captured: Any, step: Callable[[], object], begin: int, end: int) ->
     return found
 
 
-# On an H200, attention after a memset took the same time with and without neighbouring stamps in two layers, within
-# 0.2 µs. In the third layer it took 1.4 µs more.
+# Known difference on an H200: in one of three layers, attention after a memset took 1.4 µs more without time stamps
+# next to it. In the other two, the difference was within 0.2 µs.
 APART = pytest.mark.xfail(reason="of three layers one has attention behind a memset apart by over 0.5 us a node")
 
 
@@ -203,7 +210,7 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
         profiler.disable()
         step = partial(call, compiled)
         whole_us = between_us(captured, step, captured._ends)
-        alone = {  # measured before CUPTI is active, because CUPTI slows down the rest of the process
+        alone = {  # Measure this before CUPTI is active, because CUPTI slows down the process from then on.
             interval.keys: alone_us(captured, step, plan.places[interval.begin], plan.places[interval.end])
             for interval in plan.intervals
         }
@@ -222,7 +229,7 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
     )
     assert len(kernels) % runs == 0
     each = len(kernels) // runs
-    assert each >= shape.nodes  # input copies come first
+    assert each >= shape.nodes  # Before the graph, torch copies its inputs, so there are more kernels than nodes.
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
     measured: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     expected: dict[str, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -245,15 +252,15 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
             times = expected[name][interval.keys]
             kernels_of[name] = 1 if name == "layer" else end - begin
             if any(kernel[2].startswith("Mem") for kernel in one[begin:end]) and name != "layer":
-                # After a memset, CUPTI's time of a kernel is 2 to 3 µs above the time between two stamps. A graph
-                # takes as much longer with CUPTI.
+                # If a memset precedes a kernel, CUPTI makes this kernel 2 to 3 µs slower. The reference is therefore
+                # `alone`, which was measured without CUPTI.
                 times.append(alone[interval.keys])
                 reference[name] = "alone"
-            elif begin:  # CUPTI does not report the begin of a replay
+            elif begin:  # CUPTI reports no begin of a replay, so this time is unknown for the first kernel.
                 times.append(one[end - 1][1] - one[begin - 1][1] - longer_us * (end - begin))
     wrong = []
-    # Layers are compared one by one. Times of a brick may differ between layers, so a median of two kinds could be
-    # either.
+    # Compare layer by layer. The time of a brick may differ between layers, and a median over different layers means
+    # nothing.
     for name, places_of in sorted(expected.items()):
         assert len(places_of) == len(measured[name]), name
         for (_, ours), theirs in zip(sorted(measured[name].items()), places_of.values(), strict=True):
@@ -262,7 +269,8 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
             here, there = median(ours), median(theirs)
             figures = f"stamps {here:8.2f} us   {reference[name]} {there:8.2f} us   {here - there:+6.2f}"
             sys.stdout.write(f"{name[:90]:90} {kernels_of[name]:3} kernels   {figures}\n")
-            # CUPTI makes each kernel longer by a varying time, so its error grows with the number of kernels.
+            # CUPTI makes each kernel longer by a varying time, so the allowed difference grows with the number of
+            # kernels.
             if abs(here - there) > max(0.05 * there, 0.5 * kernels_of[name]):
                 wrong.append((name, here, there))
     attachment.detach()

@@ -1,4 +1,7 @@
-"""Captured graphs on a CUDA device: times of bricks agree with CUPTI, outputs are equal, nothing is left behind."""
+"""Tests of captured graphs on a CUDA device: times of bricks agree with CUPTI, and outputs are equal.
+
+Nothing is left after detaching.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def profiler(memory: Memory) -> Iterator[BrickProfiler]:
 
 
 def steps_in(memory: Memory) -> list[dict[str, Any]]:
-    """Return the records of each step by path of names: (path) -> [(start, end, elements)]."""
+    """Return a dict for each step: (start, end, elements) of its records by the path of their names."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
 
     def path(node: Node) -> tuple[str, ...]:
@@ -71,7 +74,7 @@ def steps_in(memory: Memory) -> list[dict[str, Any]]:
 
 
 def begin_anew(memory: Memory, profiler: BrickProfiler) -> None:
-    """Discard all records, including those of warm-up calls."""
+    """Wait for the device and discard all records so far, which include warm-up calls."""
     torch.cuda.synchronize()
     profiler.finalize()
     memory.records.clear()
@@ -301,7 +304,7 @@ def test_captured_again_reset_and_dropped_graphs_leave_nothing_behind(
         return first - [round_of_graphs() for _ in range(4)][-1]
 
     attachment.detach()
-    lost_bytes()  # memory that torch and the driver allocate only once
+    lost_bytes()  # Run once without counting, because torch and the driver allocate some memory only once.
     without = lost_bytes()
     attachment = attach(model, profiler)
     with_us = lost_bytes()

@@ -1,4 +1,4 @@
-"""The kernels of CuPy are found in its cache, in files as `DiskKernelCacheBackend` of CuPy 14.2 writes them."""
+"""Tests of finding CuPy's kernels in its cache, in files as `DiskKernelCacheBackend` of CuPy 14.2 writes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEMPLATE = "template<typename T> __global__ void\nshift(T* x) {}\n"
 
 
 class CupyCache:
-    """Keeps kernels on disk, and compiles none."""
+    """A stand-in for CuPy's cache. It stores kernels on disk and compiles nothing."""
 
     def __init__(self, folder: Path, *, saves_source: bool) -> None:
         self._folder, self._saves_source = folder, saves_source

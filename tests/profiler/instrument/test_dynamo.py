@@ -1,4 +1,7 @@
-"""Dynamo compiles the program but no code of cbtop. Calls in other threads meanwhile are steps."""
+"""Tests with Dynamo: it compiles the program and no code of cbtop.
+
+While it compiles in one thread, calls in other threads are steps.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from tests.profiler.instrument.engines import steps_of  # noqa: E402
 from tests.profiler.instrument.tiny import model_of, words  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
 
-# Compiles the call of a model instead of its module, as `generate` of transformers does.
+# A program that compiles the bound call of a model instead of the model, as `generate` of transformers does.
 PROGRAM = """
 import sys
 import torch
@@ -117,7 +120,8 @@ def test_the_callback_is_off_in_our_work_and_back_after_an_exception() -> None:
         seen.append(get_eval_frame_callback())
         raise LookupError
 
-    before = dynamo.set_callback(False)  # "run only": compiled code runs, but nothing else is compiled
+    # The callback False means "run only": compiled code runs, and nothing else is compiled.
+    before = dynamo.set_callback(False)
     try:
         with pytest.raises(LookupError):
             without_dynamo(work)
@@ -136,7 +140,7 @@ def _nothing_is_compiled() -> Iterator[None]:
 
 @contextmanager
 def compiling_elsewhere() -> Iterator[None]:
-    """Run the block while another thread compiles a function."""
+    """Run a block of code while another thread compiles a function."""
     begun, done = threading.Event(), threading.Event()
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -167,7 +171,8 @@ def test_calls_of_a_thread_are_steps_while_another_thread_compiles(
     called = torch.compile(model, backend="eager", dynamic=False) if is_compiled else model
 
     def step() -> None:
-        with torch.no_grad():  # each thread has its own mode, and compiled code for one mode does not fit the other
+        # Each thread has its own gradient mode. Code that was compiled for one mode does not fit the other.
+        with torch.no_grad():
             called(words(1, 4))
 
     step()

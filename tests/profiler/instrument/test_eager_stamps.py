@@ -1,4 +1,4 @@
-"""Models on a fake CUDA device. torch computes on the CPU, and stamps go to a fake driver."""
+"""Tests of models on a fake CUDA device: torch computes on the CPU, and time stamps go to a fake driver."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNTIL_THERE, LAUNCHES = "torch on cuda: until the device got there", "torch on c
 
 
 class Machine:
-    """A fake CUDA device, and the list of models that pretend to be on it."""
+    """A fake CUDA device, and the models that pretend to be on it."""
 
     def __init__(self) -> None:
         self.driver = FakeDriver()
@@ -77,7 +77,7 @@ def _bricks(memory: Memory) -> dict[int, Node]:
 
 
 def _recorded(memory: Memory) -> list[Node]:
-    """Return the brick of each record."""
+    """Return the brick of each record, in the order of the records. Records of other nodes are left out."""
     bricks = _bricks(memory)
     return [bricks[tag & 0xFFFFFF] for tag, *_ in memory.records if tag & 0xFFFFFF in bricks]
 
@@ -127,7 +127,7 @@ def test_where_the_device_is_behind_rates_are_made_of_the_times(machine: Machine
     machine.driver.pass_time(100_000_000)
     profiler.finalize()
     memory.records.clear()
-    machine.driver.work(STREAM, 50_000_000)  # work of an earlier step
+    machine.driver.work(STREAM, 50_000_000)  # The device is still busy with work of an earlier step.
     model(words(1, 5))
     machine.driver.pass_time(100_000_000)
     profiler.finalize()

@@ -1,4 +1,7 @@
-"""Instrumentation starts once, before the first call of a module. No caller waits for it."""
+"""Tests of the start of instrumentation: it happens once, before the first call of a module.
+
+No caller waits for it.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,8 @@ def test_the_first_of_several_threads_begins_and_the_others_do_not_wait(memory: 
 
 
 def test_what_fails_leaves_torch_as_it_was(memory: Memory) -> None:
-    first_call.await_first_call(lambda: None)  # the callback reports an error and continues
+    # The callback raises an error inside. The error is reported and does not reach the program.
+    first_call.await_first_call(lambda: None)
     assert Model()(torch.ones(1, 4)).shape == (1, 4)
     assert nn.Module._compiled_call_impl is None
 
@@ -121,7 +125,8 @@ def test_a_model_runs_and_is_reported_if_signal_handlers_cut_attaching_short(
         raise TimeoutError("of the host")
 
     def looks(*args: object) -> None:
-        signal.raise_signal(signal.SIGUSR1)  # the look takes longer than the host allows for a call
+        # A signal handler of the program raises while cbtop searches the module for a model.
+        signal.raise_signal(signal.SIGUSR1)
 
     monkeypatch.setattr(attachment, "holds_a_stack", looks)
     monkeypatch.setattr(trouble, "_said", {})

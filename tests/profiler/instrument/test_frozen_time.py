@@ -1,4 +1,4 @@
-"""A test that freezes time while a model generates gets no message, and its steps are recorded."""
+"""Test of a program that freezes time while a model generates: it gets no message, and its steps are recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The governor measures the cost of recording, reports it with an interval, and records fewer steps if needed."""
+"""Tests of the governor, which limits overhead: it measures the cost of recording and reports it with an interval.
+
+If needed, it records fewer steps.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,10 @@ class Running:
 
 
 class Host:
-    """A simulated process. Recording a step makes it and other steps longer.
+    """A simulated process. Recording a step costs time in this step and in others.
 
-    Recording a step costs `cost_ns`. The next step of its model costs a third of that, and each plain step that runs
-    at the same time a twentieth.
+    Recording costs `cost_ns` in the step itself. The next step of the same model takes a third of that longer, and
+    each plain step that runs at the same time takes a twentieth longer.
     """
 
     def __init__(self, *, allowed_percent: float = 1, cost_ns: float = 0.2 * MS, noise: float = 0.01) -> None:
@@ -55,7 +58,7 @@ class Host:
         self.cost_ns, self._noise = cost_ns, noise
         self._chance = random.Random(7)
         self._swapped_in: set[str] = set()
-        self._running = 0  # number of running recorded steps
+        self._running = 0  # number of recorded steps that run at the moment
 
     def step(self, name: str, plain_ns: float, model: str = "", own_ns: int = 0) -> Iterator[float]:
         """Run one step. Yields its duration."""
@@ -90,7 +93,7 @@ class Host:
         return self
 
     def live_in_threads(self, threads: list[Iterator[tuple[str, float]]], until_ns: float) -> Host:
-        """Run the steps of all threads, in parallel with each other."""
+        """Run the steps of all threads in parallel, until a time on the simulated clock."""
         running: list[tuple[float, int, Iterator[float]]] = []
 
         def begin(now_ns: float, thread: int) -> None:
@@ -116,7 +119,10 @@ def decoding(count: int = 6000, plain_ns: float = MS) -> list[tuple[str, float]]
 
 
 def serving(count: int = 300) -> Iterator[tuple[str, float]]:
-    """Yield a prompt of random length, then its tokens. Each token takes slightly longer than the one before."""
+    """Yield (name, duration) of the steps of a server: a prompt of random length, then its tokens.
+
+    Each token takes a little longer than the one before.
+    """
     chance = random.Random(8)
     for _ in range(count):
         yield "prefill", chance.uniform(2, 200) * MS
@@ -195,7 +201,8 @@ def test_an_abandoned_recorded_step_does_not_make_all_others_concurrent() -> Non
 
 
 def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> None:
-    host = Host().live(decoding(), own_ns=5000)  # half of the allowed cost
+    # The plain steps cost 5 µs each, which is half of the allowed overhead.
+    host = Host().live(decoding(), own_ns=5000)
     assert host.overhead_percent <= 1
     assert host.governor.every > 1.5 * Host().live(decoding()).governor.every
 
@@ -203,9 +210,10 @@ def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> 
 def test_a_fifth_more_is_recorded_if_plain_steps_use_up_the_allowance() -> None:
     dear = Host().live(decoding(), own_ns=20_000)
     assert 10 < dear.governor.every < 200
-    # includes the cost of the first steps
+    # This is the cost of recording alone. It includes the first steps.
     assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3
-    assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)  # more than allowed, and reported
+    # The cost of plain steps exceeds the limit. It cannot be reduced, so it is reported.
+    assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)
 
 
 def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
@@ -225,7 +233,8 @@ def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
     for _ in range(2000):
         with profiler.step("decode"):
             clock.sleep_us(10_000)
-    # At first, one look in LOOK_STEPS steps of 10 ms is the only cost. A look takes 5 ms, so looks become rarer.
+    # At first, a decision of the governor (look) is the only cost: 5 ms in LOOK_STEPS steps of 10 ms. Then looks
+    # become rarer.
     assert said[2].overhead_percent == pytest.approx(100 * 5 / (LOOK_STEPS * 10), rel=0.02)
     assert said[-1].overhead_percent == pytest.approx(100 / LOOK_TIMES, rel=0.02)
 
@@ -276,7 +285,8 @@ def test_models_that_record_at_the_same_time_share_the_allowance() -> None:
     assert governor.share_of("a", FLOOR - 1, now_ns=2, steady=0.5) == pytest.approx(floor)
     assert governor.share_of("b", 1, now_ns=3) == pytest.approx(floor / 2)
     assert governor.share_of("a", FLOOR, now_ns=4) == pytest.approx(allowed / 2)
-    later_ns = 4 + SHARING_NS  # b has recorded nothing meanwhile
+    # After this time without a record of model b, model a may use the whole allowed overhead.
+    later_ns = 4 + SHARING_NS
     assert governor.share_of("a", FLOOR, now_ns=later_ns) == pytest.approx(allowed)
 
 
@@ -405,8 +415,9 @@ def test_one_interrupted_look_does_not_raise_the_estimated_cost_of_looks() -> No
     usual = host.governor.every
     for said in range(8):
         before, looked_ns = len(host.said), host.lived_ns
-        host.governor.look_ns = 10 * MS if said == 4 else 100_000  # duration of the last look
+        host.governor.look_ns = 10 * MS if said == 4 else 100_000  # duration of the governor's last decision (look)
         while len(host.said) == before:
             host.live(decoding(1), own_ns=1_000)
         assert host.governor.every <= 2 * usual
-        assert host.lived_ns - looked_ns < 2 * LOOK_NS  # the next look is not delayed either
+        # The governor's next decision is not delayed, although the last one took long.
+        assert host.lived_ns - looked_ns < 2 * LOOK_NS

@@ -1,4 +1,4 @@
-"""Gradients and the loss scale of training steps are announced, and the host does not notice."""
+"""Tests of gradients and the loss scale of training steps: they are announced, and the program is not disturbed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Kind = TypeVar("Kind")
 
 
 class Factor(torch.autograd.Function):
-    """The identity function. Its gradient is multiplied by `factor`."""
+    """The identity function. Its backward multiplies the gradient by `factor`."""
 
     factor = 1.0
 
@@ -116,7 +116,7 @@ class Loop:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
-    """Yield the announced messages. Every step is measured and announced."""
+    """Yield a recorder of messages. Gradients are measured and announced in every step."""
     monkeypatch.setattr(gradients, "SHARE", math.inf)
     monkeypatch.setattr(optimizer_gradients, "ANNOUNCE_NS", 0)
     monkeypatch.setattr(loss_scale, "ANNOUNCE_NS", 0)
@@ -343,7 +343,7 @@ def test_a_fault_in_the_second_optimizer_of_a_step_is_named(heard: Memory) -> No
 
 @pytest.fixture
 def arrive_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make figures available only when they are read for the second time, as on a device."""
+    """Make figures of gradients arrive late, as from a device: only the second attempt to read them succeeds."""
     on_their_way: dict[int, list[float]] = {}
     read = late_figures.LateFigures.read
 
@@ -384,7 +384,7 @@ def test_an_infinite_norm_that_arrives_late_is_no_fault_until_an_element_is_infi
         loop.optimizer.step()
         if element < math.inf:
             assert not said(heard, GradientFault)
-    fault = said(heard, GradientFault)[0]  # the weights become NaN in the step after
+    fault = said(heard, GradientFault)[0]  # After this step, the weights are NaN.
     assert (fault.kind, fault.step, fault.finite_step) == ("NaN", 8, 6)
 
 
@@ -430,10 +430,10 @@ def test_norms_take_no_more_than_their_share_of_the_time(heard: Memory, monkeypa
     monkeypatch.setattr(gradients, "SHARE", 0.002)
     monkeypatch.setattr(gradients.clock, "perf_counter_ns", lambda: now_ns)
     for began_ns, cost_ns, due_ns in (
-        (1_000, 900, 1_000),  # the first one is free
+        (1_000, 900, 1_000),  # The first measurement is always allowed, whatever it costs.
         (2_000, 10, 7_000),
         (7_000, 10, 12_000),
-        (12_000, 500, 17_000),  # an interrupted one does not count
+        (12_000, 500, 17_000),  # This measurement was interrupted, so its cost does not count.
     ):
         assert budget.is_due(began_ns)
         now_ns = began_ns + cost_ns
@@ -471,7 +471,7 @@ def test_200_steps_with_clipping_and_a_scaler_are_bit_equal_without_us(heard: Me
 
 
 class Functions(TorchFunctionMode):
-    """Lists the torch functions that it sees."""
+    """A mode of torch that lists the functions that are called under it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -483,7 +483,7 @@ class Functions(TorchFunctionMode):
 
 
 class Operations(TorchDispatchMode):
-    """Lists the operations that it sees."""
+    """A mode of torch that lists the operations that run under it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -543,7 +543,7 @@ def test_without_attached_models_gradients_are_not_looked_at(heard: Memory) -> N
 
 
 class DistributedDataParallel(nn.Module):
-    """A wrapper with its model in the same attribute as torch's class of this name."""
+    """A wrapper of a model with the name of torch's class. It has the model in the same attribute."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""The guard names the first brick whose output is not finite, as plain hooks of a bare run find it."""
+"""Tests of the guard: it names the first brick with an output that is not finite.
+
+A test also looks for this brick with forward hooks, and compares the results.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,10 @@ def fault(memory: Memory) -> GuardFault:
 
 
 def first_by_hooks(model: Any, call: Callable[[], Any]) -> tuple[str, bool] | None:
-    """The first module in the order of returns with an output that is not finite, and whether its input is finite."""
+    """Return the first module with an output that is not finite, in the order of returns, or None.
+
+    The second value tells whether its input is finite.
+    """
     found: list[tuple[str, bool]] = []
     inputs: dict[str, bool] = {}
 
@@ -128,9 +134,9 @@ def spoil(model: Any, kind: str) -> None:
             model.embedding.weight[7] = math.nan
         elif kind == "head":
             model.head.bias[2] = math.inf
-        elif kind == "between":  # code of the layer, in no brick
+        elif kind == "between":  # The fault is in code of the layer, between two bricks.
             model.layers[1].factor = math.nan
-        elif kind == "after":  # code of the layer, after its last brick
+        elif kind == "after":  # The fault is in code of the layer, after its last brick.
             model.layers[2].scale = math.inf
 
 
@@ -192,7 +198,8 @@ def test_negative_infinity_is_a_fault_only_where_it_becomes_one(memory: Memory) 
     with torch.no_grad():
         model.first.weight.zero_()
         model.first.bias.zero_()
-    model(torch.randn(3, 4))  # a row of -Inf alone has no softmax
+    # One row of the output is -Inf in all places, so its softmax does not exist. This is a fault.
+    model(torch.randn(3, 4))
     assert report(memory).faulty == 1
 
 
@@ -223,7 +230,7 @@ def test_a_host_that_is_stopped_gets_an_exception_that_says_why(memory: Memory) 
     assert raised.value.code == 4
     assert isinstance(raised.value, SystemExit)
     assert fault(memory).step == 2
-    model(IDS)  # the fault is known
+    model(IDS)  # This fault was already reported, so the guard does not report it again.
     attached.detach()
 
 
@@ -266,7 +273,7 @@ def test_padding_that_is_nan_is_no_fault_but_a_token_is(memory: Memory) -> None:
     mask = torch.ones(2, 8, dtype=torch.int64)
     mask[0, :3] = 0
     with torch.no_grad():
-        model.embedding.weight[1] = math.nan  # the token 1 is in the padding of the first row
+        model.embedding.weight[1] = math.nan  # The token 1 occurs only in the padding of the first row.
     model(IDS, attention_mask=mask)
     assert report(memory) == GuardedSteps("", 1, steps=1)
     model(IDS + 16, attention_mask=mask)
@@ -448,7 +455,7 @@ def test_a_module_that_the_host_replaces_is_guarded(memory: Memory) -> None:
     model.layers[1].up = nn.Linear(WIDTH, 64)
     with torch.no_grad():
         model.layers[1].up.bias[0] = math.nan
-        for _ in range(20):  # the model is looked through once in eight recorded steps
+        for _ in range(20):  # The guard checks the model only in one of eight recorded steps.
             model(IDS)
     assert fault(memory).module in ("layers.1.up", "layers.1.act")
 

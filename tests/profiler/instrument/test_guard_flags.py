@@ -1,4 +1,4 @@
-"""The flags of a guarded step: what they show of a tensor, and which positions and tensors they leave out."""
+"""Tests of the guard's flags, which show whether a tensor is finite: the faults, and what the flags leave out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def fault_in(tensor: Any, bound: float = math.inf, padding: Any = None) -> str | None:
-    """The fault that the flag of `tensor` shows; None: it is not looked at."""
+    """Return the fault that the guard's flag for `tensor` shows, or None if the tensor is not checked."""
     flags = StepFlags()
     flags.restart(padding, has_bound=bound < math.inf)
     run = flags.begin("call", (tensor,), None)
@@ -116,14 +116,15 @@ KEPT = torch.tensor([[False, True, True], [True, True, True]])
     [
         ((2, 3, 4), (0, 0, 1), True),
         ((2, 3, 4), (0, 1, 1), False),
-        ((2, 2, 4), (0, 0, 1), False),  # fewer tokens: those of a decoder
-        ((2, 3, 3), (0, 0, 1), False),  # either axis may be the one of tokens
+        # The mask has three tokens, but this tensor has two, as tokens of a decoder may.
+        ((2, 2, 4), (0, 0, 1), False),
+        ((2, 3, 3), (0, 0, 1), False),  # Two axes have the same length, so either may be the tokens.
         ((3, 2, 4), (0, 0, 1), True),  # tokens first
         ((3, 2, 4), (0, 1, 1), False),
         ((6, 4), (0, 1), True),
         ((6, 4), (1, 1), False),
         ((2, 3, 2, 4), (0, 0, 1, 1), True),
-        ((2, 5, 3, 4), (0, 0, 0, 0), False),  # neither axis is one of tokens
+        ((2, 5, 3, 4), (0, 0, 0, 0), False),  # No axis has the length of the mask, so no position is padding.
         ((7, 4), (0, 1), False),
         ((6,), (0,), False),
     ],

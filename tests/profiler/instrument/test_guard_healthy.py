@@ -1,4 +1,7 @@
-"""Healthy models raise no alarm in 10,000 guarded steps: padding, masks, experts, autocast and convolutions."""
+"""Tests of healthy models: the guard raises no alarm in 10,000 steps.
+
+The models have padding, masks, experts, autocast and convolutions.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from tests.profiler.memory import Memory  # noqa: E402
 
 from torch import nn  # noqa: E402  # isort: skip
 
-STEPS = 1_700  # of each of the six kinds
-Made = tuple[Any, Callable[[int], None]]  # the model, and what runs the step of a number
+STEPS = 1_700  # number of steps for each of the six kinds of models
+Made = tuple[Any, Callable[[int], None]]  # a model, and a function that runs its step with a given number
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 
@@ -105,7 +108,8 @@ def test_a_healthy_model_raises_no_alarm(make: Callable[[], Made], caplog: pytes
         with torch.set_grad_enabled(make is trained_with_autocast):
             for number in range(STEPS):
                 step(number)
-            next(model.parameters()).data.fill_(torch.nan)  # to see that the guard was on to the end
+            # Plant a fault at the end, to see that the guard was still active.
+            next(model.parameters()).data.fill_(torch.nan)
             step(0)
     finally:
         uninstall()

@@ -1,4 +1,7 @@
-"""The guard on a CUDA device: figures that arrive later, and flags inside captured graphs. Not yet run on a GPU."""
+"""Tests of the guard on a CUDA device: figures that arrive later, and flags inside captured graphs.
+
+They have not run on a GPU yet.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A padding mask hides no position of a tensor that it may not belong to."""
+"""Tests of padding masks: the guard ignores padding only in tensors that the mask surely belongs to."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fault_of_call(model: Any, memory: Memory, *args: Any, **kwargs: Any) -> Guar
 
 
 def spoil(module: Any, *place: Any) -> None:
-    """Let `module` return NaN at `place`."""
+    """Make `module` return NaN at the index `place` from now on."""
 
     def hook(_: Any, args: Any, result: Any) -> Any:
         result = result.clone()
@@ -108,8 +108,9 @@ def test_a_token_of_a_model_with_tokens_first_is_not_hidden(memory: Memory) -> N
             return self.encoder(self.embedding(ids), src_key_padding_mask=src_key_padding_mask)
 
     model, mask = Model(), torch.zeros(6, 6, dtype=torch.bool)
-    mask[0, 1:] = True  # the first sequence has one token
-    spoil(model.encoder.layers[1].linear2, 0, 3)  # the first token of another sequence
+    mask[0, 1:] = True  # The first sequence consists of one token and padding.
+    # The NaN is in the first token of another sequence, which is no padding.
+    spoil(model.encoder.layers[1].linear2, 0, 3)
     found = fault_of_call(model, memory, torch.randint(0, 50, (6, 6)), src_key_padding_mask=mask)
     assert found is not None
     assert found.module == "encoder.layers.1.linear2"
@@ -154,7 +155,8 @@ def test_a_padding_mask_is_found_in_the_ways_of_transformers_and_torch() -> None
         assert found is not None
         assert torch.equal(found, KEPT)
     for none in (
-        {"attention_mask": torch.ones(2, 3)},  # numbers that are added to scores
+        # This mask has floats that are added to attention scores, so it shows no padding.
+        {"attention_mask": torch.ones(2, 3)},
         {"attention_mask": KEPT[0].long()},
         {"attention_mask": torch.ones(2, 3, dtype=torch.int64)},
         {"mask": tokens},

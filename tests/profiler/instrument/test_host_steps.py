@@ -1,4 +1,4 @@
-"""The host's times of calls in a step are exclusive and do not include the cost of measuring."""
+"""Tests of the host's times of calls: the time of a call excludes calls inside it, and the cost of measuring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING = NotingCost(0, 0)
 
 
 def calls_of(*calls: tuple[object, int, int, int]) -> HostCalls:
-    """Return calls of (key, index of the call around it, begin, end)."""
+    """Return the timed calls of a step. Each is (key, index of the call around it, begin, end)."""
     found = HostCalls(lambda brick: brick, lambda ended: None)
     for key, around, begin_ns, end_ns in calls:
         found.keys.append(key)
@@ -41,7 +41,7 @@ def test_a_brick_s_time_is_without_the_bricks_in_it_and_the_notes() -> None:
     assert calls.times(NotingCost(inside_ns=2, outside_ns=3)) == {
         (LAYER, "outer"): [90 - 30 - 2 * 3 - 2],
         (LAYER, "outer", "inner"): [20 - 2, 10 - 2],
-        ("head",): [0],  # the call takes less than the assumed cost of measuring, so its time is zero
+        ("head",): [0],  # The call takes less than the assumed cost of measuring it, so its time is zero.
     }
 
 
@@ -93,7 +93,7 @@ def test_the_latest_steps_are_together_by_their_kind(monkeypatch: pytest.MonkeyP
     steps = HostSteps()
     for number in range(host_steps.KEPT + 5):
         steps.add("decode" if number % 2 else "prefill", calls_of((None, -1, 0, 90), ("norm", 0, 10, 20 + number)))
-    steps.add("decode", calls_of())  # no call was timed in this step
+    steps.add("decode", calls_of())  # A step in which no call was timed.
     assert len(steps) == host_steps.KEPT
     assert steps.times() == {
         ("decode", "norm"): [10.0 + number for number in range(5, 17) if number % 2],

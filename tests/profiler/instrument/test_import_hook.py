@@ -1,4 +1,4 @@
-"""The import hook instruments the program that starts with it, and never disturbs it."""
+"""Tests of the import hook: it instruments a program from its start, and never disturbs it."""
 
 from __future__ import annotations
 
@@ -194,7 +194,8 @@ FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: 
     [
         ("pass", True, "nothing was instrumented: torch was never imported"),
         ("pass", False, ""),
-        ("from cbtop import BrickProfiler", True, ""),  # the program records by itself
+        # This program imports cbtop and records by itself, so cbtop reports nothing.
+        ("from cbtop import BrickProfiler", True, ""),
         ("import torch", True, "nothing was instrumented: no call of a model was seen"),
         pytest.param(
             "import torch", False, "nothing was instrumented: no call of a model was seen", marks=pytest.mark.slow

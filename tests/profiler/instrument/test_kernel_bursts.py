@@ -1,4 +1,4 @@
-"""Bursts in a torch with fake CUDA: the request, the work of the host, the kernels found, and the answer."""
+"""Tests of kernel recording on request, with a fake CUDA in torch: the request, the kernels, and the answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STREAM = played.STREAM
 
 
 class World(CuptiWorld, played.World):
-    """A fake device with its captured graph and CUPTI."""
+    """A fake device that captures a graph and records its kernels with a fake CUPTI."""
 
     def kernel(self, duration_ns: int) -> None:
         if self.captured is None:
@@ -47,7 +47,7 @@ class World(CuptiWorld, played.World):
             super().kernel(duration_ns)
 
     def is_done(self, stream: int) -> bool:
-        self.pass_time(100_000)  # the caller has waited meanwhile
+        self.pass_time(100_000)  # The caller waits meanwhile, so the device progresses.
         return super().is_done(stream)
 
 
@@ -61,7 +61,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def play(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace torch's CUDA and CUPTI by `world`."""
+    """Replace torch's CUDA, and cbtop's CUPTI and driver, by the fake device `world`."""
     played.play(world, monkeypatch)
     monkeypatch.setattr(kernel_bursts, "new_cupti", lambda: FakeCupti(world))
     monkeypatch.setattr(kernel_bursts, "new_driver", lambda: world)
@@ -70,7 +70,7 @@ def play(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Host:
-    """An attached model with its ring, and a requester."""
+    """A program with an attached model and a ring. A requester asks it for kernels."""
 
     def __init__(self, world: World, directory: Path, every: int = 2, layers: int = 4) -> None:
         self.world = world
@@ -96,7 +96,7 @@ class Host:
         return None if answer is None else answer.state
 
     def found(self) -> dict[tuple[str, ...], tuple[float, float]]:
-        """Return (launches per step, mean time in ns) of the last burst, by path from the step."""
+        """Return (launches per step, mean time in ns) of the kernels that were recorded last, by their path."""
         for said in self.reader.read():
             if isinstance(said, Node):
                 self.nodes[said.id] = said
@@ -414,7 +414,7 @@ def test_where_cupti_stays_there_is_no_other_burst(world: World, host: Host) -> 
 
     class Mixed(type(host.model)):  # type: ignore[misc]
         def forward(self, words: Any) -> Any:
-            world.launch_graph(theirs, STREAM)  # the graph is not launched by torch
+            world.launch_graph(theirs, STREAM)  # The program launches this graph itself, not through torch.
             return super().forward(words)
 
     host.model.__class__ = Mixed

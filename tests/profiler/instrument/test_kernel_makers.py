@@ -1,4 +1,4 @@
-"""The makers of kernels: Triton's functions by its hook, with files as Triton writes them, and inductor's code."""
+"""Tests of who made a kernel: Triton's functions, found by its hook and its files, and code of inductor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INDUCTOR = f"inductor of torch {torch.__version__}"
 
 
 class HookChain:
-    """Hooks as in triton/knobs.py of Triton 3.9."""
+    """A copy of the hook class in triton/knobs.py of Triton 3.9."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[..., None]] = []
@@ -40,7 +40,10 @@ class HookChain:
 
 
 class Triton:
-    """Compiles no kernel, but writes the files that Triton 3.9 leaves in its cache, and calls its hook."""
+    """A stand-in for Triton.
+
+    It compiles nothing, writes the files that Triton 3.9 leaves in its cache, and calls its hook.
+    """
 
     def __init__(self, folder: Path, hooks: Any) -> None:
         self._folder, self.runtime = folder, SimpleNamespace(kernel_load_end_hook=hooks)
@@ -189,7 +192,7 @@ def test_code_of_inductor_is_found_with_its_nodes_and_their_modules(
 @pytest.mark.slow
 def test_files_that_the_real_triton_writes_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # otherwise Triton 3.9 warns
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Without this variable, Triton 3.9 warns.
     triton = pytest.importorskip("triton", reason="triton is not installed: pip install triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -208,7 +211,8 @@ def test_files_that_the_real_triton_writes_are_understood(tmp_path: Path, monkey
         target=GPUTarget("cuda", 90, 32),
         options={"num_warps": 8},
     )
-    # Triton's `_init_handles` calls this after it has loaded a kernel, which needs a GPU.
+    # Triton's `_init_handles` calls the hook after it has loaded a kernel. This needs a GPU, so the test calls the
+    # hook.
     triton.knobs.runtime.kernel_load_end_hook(None, None, made.name, made.metadata_group, made.hash)
     found = makers_of([one := kernel("scale_rows", 256)])
     kernel_makers.follow_no_more()

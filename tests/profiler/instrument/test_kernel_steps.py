@@ -1,4 +1,4 @@
-"""Steps of an eager model are recorded by their kernels, in a torch with fake CUDA."""
+"""Tests of eager models with a fake CUDA in torch: their steps are recorded by the kernels that they launch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Host:
             self.world.pass_time(10_000_000)
 
     def call_until(self, is_enough: Callable[[], bool]) -> None:
-        """Call the model until there are enough records. On a busy machine a warm-up takes more steps."""
+        """Call the model until `is_enough()`. On a busy machine, the warm-up takes more steps."""
         for _ in range(200):
             self.call(20)
             if is_enough():
@@ -113,7 +113,7 @@ def test_what_the_windows_cost_is_told_and_kernels_are_in_the_graph(world: burst
     host.call_until(lambda: len(host.said(Sampling)) > kernel_steps.LEAST_WINDOWS)
     said = host.said(Sampling)
     early, late = said[: kernel_steps.LEAST_WINDOWS - 1], said[kernel_steps.LEAST_WINDOWS - 1 :]
-    assert {one.overhead_percent for one in early} == {None}  # too few for an interval
+    assert {one.overhead_percent for one in early} == {None}  # There are too few measurements for an interval.
     for one in late:
         assert one.low_percent is not None
         assert one.overhead_percent is not None
@@ -134,7 +134,7 @@ def test_the_host_is_timed_in_steps_between_those_of_kernels(world: bursts.World
     timed = {nodes[one.node].name for one in found.bricks}
     assert {"RmsNorm", "DownProjection"} <= timed
     assert {nodes[one.node].kind for one in found.bricks} == {NodeKind.BRICK}
-    assert {one.calls for one in found.bricks} == {found.steps}  # each runs once per step, in its layer
+    assert {one.calls for one in found.bricks} == {found.steps}  # Each brick runs once per step in its layer.
     of_device = {node for node, name in ((node.id, node.name) for node in nodes.values()) if name in timed}
     assert {one.node for one in found.bricks} <= of_device
     recorded = host.steps()

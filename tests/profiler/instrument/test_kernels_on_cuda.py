@@ -1,4 +1,7 @@
-"""Kernels on a CUDA device agree with torch.profiler. Outputs are equal, and nothing is left behind."""
+"""Tests of recorded kernels on a CUDA device: they agree with torch.profiler, and outputs are equal.
+
+Nothing is left after recording.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cbtop run` lends its package to a Python of another environment without cbtop, and does no harm there."""
+"""Tests of a program in an environment without cbtop: `cbtop run` lends its package, and does no harm there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.profiler.instrument.under_run import MODULE, fake_torch
 OURS = Path(np.__file__).parents[1]
 PACKAGE = Path(cbtop.__file__).parent
 NOT_IN_THE_OTHER = ("cbtop", "__editable__", "msgpack")
-# A torch that does not import cbtop until a module is called.
+# A fake torch. It does not import cbtop until one of its modules is called.
 TORCH = (
     MODULE
     + """
@@ -43,7 +43,10 @@ def forward():
 
 
 def other_python(directory: Path, *packages: str) -> Path:
-    """Return the Python of a new environment with a fake torch and `packages` of this environment."""
+    """Create a Python environment with a fake torch and with some packages of this environment.
+
+    Returns its Python.
+    """
     venv.create(directory / "other", symlinks=True)
     site = next((directory / "other" / "lib").glob("python*/site-packages"))
     for package in packages:
@@ -61,7 +64,7 @@ def run(
     done = subprocess.run(
         [*([*lender, "run", "--quiet", "--"] if hooked else []), *command],
         capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment | variables,
-        cwd=os.environ["CBTOP_RUNTIME_DIR"],  # an empty folder, because `python -c` imports from it
+        cwd=os.environ["CBTOP_RUNTIME_DIR"],  # `python -c` imports from the current folder, so it must be empty.
     )  # fmt: skip
     return done.stdout, done.stderr, done.returncode
 
@@ -134,7 +137,7 @@ def test_a_module_of_the_program_named_cbtop_is_left_alone(tmp_path: Path, runti
 
 @pytest.mark.slow
 def test_what_was_built_for_another_python_is_not_needed(tmp_path: Path, runtime: Path) -> None:
-    """The lender has no usable compiled parts, as with another minor version of Python."""
+    """The files of cbtop are copied without the parts that were compiled for this version of Python."""
     python = other_python(tmp_path, "numpy")
     for package, path in (("cbtop", PACKAGE), ("msgpack", OURS / "msgpack")):
         shutil.copytree(
@@ -164,7 +167,7 @@ def test_without_numpy_one_line_says_what_to_install_and_the_program_runs(tmp_pa
 
 @pytest.fixture
 def hook() -> ModuleType:
-    """Return the import hook as a module. Under this name it starts nothing."""
+    """Return the import hook as a module. With the name that it has here, it does not start anything."""
     spec = importlib.util.spec_from_file_location("hook_to_test", Path(HOOK) / "sitecustomize.py")
     assert spec is not None
     assert spec.loader is not None
@@ -201,9 +204,10 @@ def test_a_package_that_cannot_be_loaded_leaves_nothing_behind(
 
 
 def older_python() -> str | None:
-    """Return a Python of this machine that is too old for cbtop but not for the import hook."""
+    """Return the path of a Python on this machine that the import hook supports but cbtop does not, or None."""
     for minor in range(6, 11):
-        beside_this = Path(sys.base_prefix).parent.glob(f"3.{minor}*/bin/python3")  # the folders of pyenv
+        # pyenv has its versions of Python in these folders.
+        beside_this = Path(sys.base_prefix).parent.glob(f"3.{minor}*/bin/python3")
         for path in filter(None, (shutil.which(f"python3.{minor}"), *beside_this)):
             if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
                 return str(path)

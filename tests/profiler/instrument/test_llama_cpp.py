@@ -1,6 +1,6 @@
-"""llama.cpp is instrumented by its callback: the real library of PyPI's xllamacpp.
+"""Tests of llama.cpp, which is instrumented by its callback: the library is xllamacpp of PyPI.
 
-Naming of nodes needs no library.
+Tests of the names of nodes need no library.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _generate(llama: Llama, tokens: int) -> list[np.ndarray]:
 
 @pytest.fixture
 def recorded(models: dict[str, Path], memory: Memory) -> Iterator[Any]:
-    """Yield a function that creates a llama. The profiler records some of its steps."""
+    """Yield a function that creates a model in llama.cpp. One in `sample_every` of its steps is recorded."""
     made = []
 
     def make(name: str = "qwen2", sample_every: int = 1) -> Llama:
@@ -81,7 +81,7 @@ def test_each_graph_is_a_step_with_every_layer_and_brick(name: str, recorded: An
             assert {brick: places[f"{phase} / {layer} / {brick}"] for brick in bricks} == {
                 brick: count * steps for brick, count in bricks.items()
             }
-            # keys and values are written together or separately
+            # llama.cpp may write keys and values together, or in two operations.
             assert places[f"{phase} / {layer} / KvWrite"] in (steps, 2 * steps)
         assert [places[f"{phase} / {brick}"] for brick in ("Embedding", "RmsNorm", "LmHead")] == [steps] * 3
     labels = {node.label for node in memory.said if isinstance(node, Node) and node.name == "QkvProjection"}
@@ -97,7 +97,8 @@ def test_one_step_in_three_is_recorded_and_all_logits_are_unchanged(
     bare.close()
     assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
     eventually(lambda: len(steps_of(memory)) == 3)
-    assert steps_of(memory) == [("prefill", 5), ("decode", 1), ("decode", 1)]  # the first, fourth and seventh step
+    # One in three steps is recorded: the first, the fourth and the seventh.
+    assert steps_of(memory) == [("prefill", 5), ("decode", 1), ("decode", 1)]
     assert places_of(memory)["decode / LmHead"] == 2
 
 
@@ -152,9 +153,9 @@ def test_two_contexts_that_share_a_callback_give_whole_graphs_or_none(
     begun = 2 * 21
 
     def all_are_told() -> bool:
-        """Return whether all lost records are reported.
+        """Run a step, and return whether all lost records have been reported by now.
 
-        A loss is reported with the next record, so a further step is run.
+        Losses are reported with the next record, so another step must run.
         """
         nonlocal begun
         before = begun
@@ -216,7 +217,7 @@ def test_without_the_compiled_part_that_is_said(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_where_threads_are_greenlets_nothing_waits_in_them_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    # gevent starts greenlets like this
+    # gevent replaces this function, so that threads become greenlets.
     monkeypatch.setattr(_thread, "start_new_thread", lambda function, args: function(*args))
     with pytest.raises(ValueError, match="threads are greenlets here"):
         callback(BrickProfiler(enabled=False))

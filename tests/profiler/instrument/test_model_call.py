@@ -1,4 +1,4 @@
-"""Calls of models: phases, tokens, sequences and cached positions."""
+"""Tests of what is known about a call of a model: its phase, its tokens, sequences and cached positions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def test_what_a_caller_gives_by_position_or_as_one_mapping_is_known(profiler: Br
 
 
 class Written(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """A hand-written decoder. Its cache is in its attention, and it gets the positions of the new tokens."""
+    """A hand-written decoder with a cache inside its attention.
+
+    Its arguments include the positions of the new tokens.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +61,7 @@ class Written(torch.nn.Module):  # type: ignore[misc, name-defined]
 
 
 class Meta(Written):
-    """Like llama's reference code."""
+    """A model with the arguments of the reference code of Llama."""
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def forward(self, tokens: Any, start_pos: int) -> Any:
@@ -126,7 +129,7 @@ def test_positions_on_a_device_are_not_waited_for(
     lengths = (6, 1, 1)
     given = [torch.arange(length, device=device) for length in lengths]
     if device == "cuda":
-        with warnings.catch_warnings():  # torch warns that this is a prototype
+        with warnings.catch_warnings():  # torch warns that this setting is a prototype.
             warnings.simplefilter("ignore")
             torch.cuda.set_sync_debug_mode("error")
     try:

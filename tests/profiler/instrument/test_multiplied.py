@@ -1,4 +1,4 @@
-"""The data type of a product is taken from each step. It is not reported if unknown."""
+"""Tests of the data type of products: it is taken from each step, and not reported if it is unknown."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_layer_that_is_replaced_follows_autocast_as_the_others_do() -> None:
 
     def replaced() -> None:
         model.model.layers[1].self_attn.q_proj = nn.Linear(32, 32)
-        for _ in range(20):  # the change is only noticed from time to time
+        for _ in range(20):  # Repeat the call, because cbtop notices a replaced module only after some steps.
             under()
 
     for bricks, expected in zip(
@@ -106,7 +106,8 @@ def test_bytes_under_autocast_are_those_of_the_type_that_is_multiplied() -> None
     model, ids = model_of("qwen2"), words(1, 6)
     (bricks,) = each_step(model, _under(model, ids))
     assert bricks["q_proj"].bytes == 3 * 2 * (32 * 32 + 32 + 6 * (32 + 32))
-    assert bricks["input_layernorm"].bytes is None  # the norm may get either data type
+    # The input of the norm may have either data type, so its bytes are unknown.
+    assert bricks["input_layernorm"].bytes is None
 
 
 def test_a_model_in_half_precision_multiplies_that() -> None:

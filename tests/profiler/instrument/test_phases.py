@@ -1,4 +1,4 @@
-"""The phase of a call follows from its arguments if they contain the positions of new tokens."""
+"""Tests of the phase of a call (prefill or decode). It follows from the arguments if they contain positions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_of_sequences_that_begin_at_different_positions_none_is_told_for_all(
 
 def test_several_tokens_are_a_prompt_if_only_a_device_knows_the_cache_length() -> None:
     class Layer:
-        is_initialized = True  # like a static cache that was used and emptied
+        is_initialized = True  # These attributes are those of a static cache that was used and then emptied.
 
         def get_seq_length(self) -> Any:
             return torch.zeros((), dtype=torch.long, device="meta")
@@ -69,10 +69,11 @@ def test_several_tokens_are_a_prompt_if_only_a_device_knows_the_cache_length() -
     [
         ("input_ids", (2, 7), (14, 2)),
         ("inputs_embeds", (2, 7, 32), (14, 2)),
-        ("input_features", (2, 80, 3000), (0, 2)),  # a spectrogram with 80 bins and 3,000 frames
+        ("input_features", (2, 80, 3000), (0, 2)),  # a batch of two spectrograms with 80 bins and 3,000 frames
         ("pixel_values", (2, 3, 224, 224), (0, 2)),
-        ("pixel_values", (64, 1176), (0, 0)),  # patches of an unknown number of images
-        ("src", (7, 2, 32), (0, 0)),  # the order of dimensions is unknown
+        # The first dimension counts patches of all images, so the number of images is unknown.
+        ("pixel_values", (64, 1176), (0, 0)),
+        ("src", (7, 2, 32), (0, 0)),  # The tokens may be in the first or the second dimension.
         ("src", (7, 32), (0, 0)),
         ("src", (2, 3, 32, 32), (0, 2)),
     ],

@@ -1,4 +1,4 @@
-"""The plans for real models have the right stacks, layers and bricks."""
+"""Tests of plans (what cbtop will time in a model): they have the right stacks, layers and bricks of real models."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_another_devices_work_is_unknown_and_its_times_are_named_launches() -> N
 
 @pytest.fixture(autouse=True)
 def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow small blocks, because models of tests are small."""
+    """Allow small blocks, because the models in tests are small."""
     monkeypatch.setattr(planning, "LEAST_BLOCK_WEIGHTS", 0)
 
 
@@ -306,7 +306,7 @@ def test_recorded_kernels_of_a_known_block_have_its_name() -> None:
 
 
 class _Counted(dict[str, object]):
-    """Parameters of a module. They count how often they are listed."""
+    """The parameters of a module as a dict that counts how often it is listed."""
 
     listed = 0
 
@@ -333,7 +333,10 @@ def test_twice_the_layers_are_listed_at_most_twice_as_often(what: str) -> None:
 
 
 def _told(model: nn.Module, **options: Any) -> list[object]:
-    """Return the content of a plan. Definitions are numbered in the order of first use in their layer."""
+    """Return the content of a model's plan, for comparisons.
+
+    Definitions of bricks are numbered in the order of their first use in a layer.
+    """
     plan = plan_of(model, **options)
     assert plan
     told: list[object] = [plan.stacks, plan.trunk]
@@ -349,7 +352,7 @@ def _told(model: nn.Module, **options: Any) -> list[object]:
 
 
 def _planned_alone(layer: nn.Module) -> None:
-    """Return no build, so that each layer is planned by itself."""
+    """Return None, so that no layer reuses the plan of an equal layer."""
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -363,7 +366,7 @@ def test_layers_built_alike_are_planned_as_each_would_be_by_itself(
 
 
 class Scaled(Block):
-    """A product whose sizes are attributes and whose weight is packed."""
+    """A linear layer with packed weights. Its sizes are attributes."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -442,7 +445,8 @@ def test_layers_built_alike_are_planned_once(monkeypatch: pytest.MonkeyPatch) ->
         "state_of": 0,
         "Described": 0,
     }
-    assert calls["children_of"] - of_two["children_of"] <= 2 * 18  # these calls are needed to find the stack
+    # The function is called up to 18 times per model to find the stack of layers.
+    assert calls["children_of"] - of_two["children_of"] <= 2 * 18
 
 
 def test_a_layer_whose_state_is_known_is_not_planned_again() -> None:
@@ -470,7 +474,10 @@ def test_a_layer_that_shares_a_module_with_another_is_planned_each_time() -> Non
 
 
 class Odd(Block):
-    """A block that is unhashable, false, empty, equal to everything, and raises when an attribute is read."""
+    """A block that is false, empty and equal to everything.
+
+    It cannot be hashed, and raises when an attribute is read.
+    """
 
     __hash__ = None  # type: ignore[assignment]
 

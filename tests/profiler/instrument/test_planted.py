@@ -1,4 +1,4 @@
-"""If any function of cbtop fails during a host's call, the host computes the same and sees no exception."""
+"""Tests with planted errors: if a function of cbtop fails, the program computes the same and sees no exception."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.profiler.memory import Memory
 from torch.optim import optimizer  # isort: skip
 
 ROOT = str(Path(cbtop.__file__).parent)
-# The functions with the guard. They call the host's own function or guard another one.
+# Functions that are not tested: they catch the errors of all others, or call the program's own function.
 GUARDS = {
     "generates.<locals>.generate",
     "_unless_it_fails.<locals>.guarded",
@@ -34,7 +34,7 @@ GUARDS = {
     "TimedModel.ask",
     "elements_of",
     "_unless_it_is_odd.<locals>.guarded",
-    # Replaced by C code if it is compiled:
+    # The functions below run as C code if it is compiled, so no error can be planted in them.
     "ModelCall.__call__",
     "BrickCall.__call__",
     "FunctionCall.__call__",
@@ -46,7 +46,7 @@ EACH = 30  # by default one function in EACH is tested
 
 
 class PlantedError(Exception):
-    """Raised at the start of a function of cbtop."""
+    """The planted error, which is raised at the start of a function of cbtop."""
 
 
 def program() -> list[Any]:
@@ -61,10 +61,14 @@ def program() -> list[Any]:
 
 
 def watched(planted: CodeType | None = None) -> tuple[list[Any], list[CodeType]]:
-    """Run the program with a profiler. Returns its outputs and the functions of cbtop that ran, in order."""
+    """Run the program with a profiler.
+
+    Returns its outputs and the functions of cbtop that ran, in order.
+    """
     ran: dict[CodeType, None] = {}
 
-    def trace(*given: Any) -> None:  # a parameter named `frame` would look like a signal handler
+    # With a parameter named `frame`, cbtop would take this function for a signal handler.
+    def trace(*given: Any) -> None:
         code = given[0].f_code
         if code.co_filename.startswith(ROOT) and not code.co_filename.startswith(f"{ROOT}/tests"):
             ran.setdefault(code)

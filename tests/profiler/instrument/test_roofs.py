@@ -1,4 +1,7 @@
-"""An attached model is shown with the roofs measured on its device, or with the reason why not."""
+"""Tests of the roofs (peak rates) of an attached model: those that were measured on its device.
+
+If there are none, the reason is reported.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,8 @@ def test_roofs_of_another_processor_or_thread_count_are_not_used(other: str) -> 
 
 
 def test_a_roof_has_the_type_that_is_multiplied_under_it() -> None:
-    keep(READ, replace(FMA, dtype=""), replace(PRODUCT, dtype=""))  # older files have no types
+    # Files of an older cbtop have no data types, so the type of each roof follows from its name.
+    keep(READ, replace(FMA, dtype=""), replace(PRODUCT, dtype=""))
     assert announced(model(torch.bfloat16)) == ([READ, FMA, PRODUCT], "")
 
 
@@ -98,7 +102,8 @@ def test_integers_have_a_roof_if_eager_quantisation_multiplies_them() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated
         quantised = torch.ao.quantization.quantize_dynamic(model(), {nn.Linear})
-    quantised.scale = nn.Parameter(torch.ones(1))  # a model with only packed weights has no parameters
+    # Add a parameter. A model that only has packed weights has no parameters.
+    quantised.scale = nn.Parameter(torch.ones(1))
     assert roofs.roofs_over(quantised) == ([READ, FMA, DOT], "")
 
 
@@ -107,7 +112,7 @@ def test_a_new_thread_count_of_torch_is_announced_with_its_roofs(runtime: Path) 
     keep(READ, FMA, threads=before)
     keep(READ, threads=before + 1)
     profiler = profiler_in(runtime, Clock())
-    root = model()  # kept until the end
+    root = model()  # Keep a reference to the model until the end of the test.
     attachment = attach(root, profiler)
     try:
         for threads, roofs in ((before + 1, {"dram_read"}), (before, {"dram_read", "fma_float32"})):
@@ -152,7 +157,7 @@ def test_weights_on_several_devices_or_on_one_that_is_not_measured_have_none() -
 
 
 class _OnGpu:
-    """A model whose weights claim to be on a GPU."""
+    """A model with weights that pretend to be on a GPU."""
 
     def __init__(self, dtype: Any) -> None:
         self._weights = torch.empty(4, dtype=dtype)

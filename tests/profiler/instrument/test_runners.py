@@ -1,4 +1,7 @@
-"""An engine that compiles its model and captures whole calls of it, in a torch with fake CUDA."""
+"""Tests with an inference engine that compiles its model and captures whole calls as graphs.
+
+torch has a fake CUDA.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[bursts.World]:
 
 
 class Attention(torch.nn.Module):
-    """As vLLM writes it: an operation that no compiler looks into calls the backend `impl`."""
+    """Attention as vLLM writes it: compilers do not look into its operation, which calls the backend `impl`."""
 
     def __init__(self, world: bursts.World) -> None:
         super().__init__()
@@ -77,7 +80,7 @@ class Model(torch.nn.Module):
 
 
 class Runner:
-    """Captures each decode step as one graph, and each prompt as one graph per piece."""
+    """A runner of an engine. It captures each decode step as one graph, and a prompt as one graph for each piece."""
 
     def __init__(self, world: bursts.World) -> None:
         self.world = world
@@ -142,7 +145,10 @@ def runner_in(world: bursts.World) -> tuple[Runner, Memory]:
 
 
 def recorded_steps(memory: Memory) -> list[list[tuple[str, str]]]:
-    """Return (name, name of the layer) of each record in a recorded step. The step itself comes last."""
+    """Return (name, name of its layer) of each record, in a list for each recorded step.
+
+    The record of the step itself is the last one.
+    """
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
     found: list[list[tuple[str, str]]] = [[]]
     for tag, _, _, _ in memory.records:
@@ -185,5 +191,5 @@ def test_pieces_in_graphs_of_their_own_are_left_alone_and_that_is_said(
     assert caplog.messages == [
         "cbtop: prefill steps replay captured graphs that cbtop does not clone: they have no bricks"
     ]
-    assert world.let_go + world.finalized == 1  # CUPTI was open in one step only
+    assert world.let_go + world.finalized == 1  # CUPTI was active in one step only.
     assert not [module for module in runner.model.modules() if module.__dict__.get("_compiled_call_impl")]

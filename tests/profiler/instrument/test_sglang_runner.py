@@ -1,4 +1,4 @@
-"""SGLang's runner, tested with a stand-in that has SGLang's names and signatures, because SGLang needs a GPU."""
+"""Tests of SGLang's runner with a stand-in that has SGLang's names and signatures, because SGLang needs a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The operations of each brick are counted in the first steps of a kind. All other steps run unchanged."""
+"""Tests of step contents: the operations of each brick are counted in the first steps of a kind.
+
+All other steps run unchanged.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ INPUT = (1, 1, 3, 4)
 @pytest.fixture(autouse=True)
 def _first_steps_are_a_warm_up(profiler: BrickProfiler) -> Iterator[None]:
     if frames := sys.modules.get("torch._dynamo.eval_frame"):
-        frames.cached_backends.clear()  # left by other tests of this process
+        frames.cached_backends.clear()  # Forget the backends that other tests of this process have used.
     profiler.parts.steps.warm_ups = WarmUps()
     with torch.no_grad():
         yield
@@ -40,7 +43,7 @@ def operations(memory: Memory) -> list[StepOperations]:
 
 
 def by_place(memory: Memory) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """Return the operations of the last message by brick or layer, name and type."""
+    """Return the counted operations of the last message, by brick or layer, by name and by type."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
     found = operations(memory)[-1]
     return {
@@ -55,7 +58,8 @@ def test_each_operation_is_counted_in_its_brick_with_its_type(profiler: BrickPro
     for _ in range(COUNTED + 2):
         model(torch.ones(INPUT))
     said = operations(memory)
-    assert [one.steps for one in said] == [1, 1, 2]  # a single step counts until there is a second one
+    # The first step of a kind is reported alone. Later reports are about all counted steps.
+    assert [one.steps for one in said] == [1, 1, 2]
     assert {(one.phase, one.model) for one in said} == {("forward", "")}
     found = by_place(memory)
     assert set(found.values()) == {(1, 1)}
@@ -168,7 +172,7 @@ def test_an_operation_of_higher_order_runs_in_a_counted_step(profiler: BrickProf
     attach(model, profiler)
     for _ in range(COUNTED):
         assert torch.equal(model(torch.ones(INPUT)), expected)
-        # the test compiles by itself, so the steps would not be counted otherwise
+        # Forget the compiler that the test itself uses. cbtop counts no operations in a process that compiles.
         forget_backends()
     assert operations(memory) == []
 

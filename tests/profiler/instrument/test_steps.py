@@ -1,4 +1,4 @@
-"""Steps of running models: phases, tokens, sampling, sums of times, threads and tasks."""
+"""Tests of steps of running models: phases, tokens, sampling, sums of times, threads and tasks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.representatives import first_by_default
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
 NODE = (1 << 24) - 1
-HOSTS = ("_call_impl", "forward", "get_seq_length")  # functions of the host that ours call
+HOSTS = ("_call_impl", "forward", "get_seq_length")  # Functions of torch and transformers that cbtop's code calls.
 WRAPPER = "timed.<locals>.call"
 
 
@@ -72,11 +72,13 @@ def test_generating_is_a_prefill_and_a_decode_for_each_further_token(profiler: B
 
 
 def _functions_of_ours(profiler: BrickProfiler) -> Counter[str]:
-    """Count the functions of cbtop that a step runs in Python, and what they call, except the host's functions.
+    """Count the functions of cbtop that run in Python during a step, with the functions that they call.
 
-    Replaced functions are not counted. How many of them remain depends on Dynamo's compilations.
+    The functions in HOSTS and replaced functions are not counted, because their number depends on Dynamo's
+    compilations.
     """
-    gc.collect()  # while other models are timed, functions check whose step it is
+    # Remove models of other tests. While several models are timed, functions also check whose step it is.
+    gc.collect()
     model, cache = model_of("llama"), transformers.DynamicCache()
     ran: Counter[str] = Counter()
 
@@ -99,12 +101,12 @@ def _functions_of_ours(profiler: BrickProfiler) -> Counter[str]:
     return ran
 
 
-# Each such function costs one microsecond, because its code must be loaded into the cache again after the model.
+# Why the number is limited: each function costs about 1 µs, because its code is no longer in the processor's cache.
 @pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
 def test_a_recorded_step_runs_few_functions_of_ours_in_python(runtime: Path) -> None:
     ran = _functions_of_ours(BrickProfiler())
     assert ran["TimedModel.follow"] == 1
-    assert "timed.<locals>.call_timed" not in ran  # this function is in C on every version of Python
+    assert "timed.<locals>.call_timed" not in ran  # In every version of Python, this function runs in C.
     assert sum(ran.values()) <= 8, ran
 
 
@@ -138,10 +140,10 @@ def test_where_python_is_to_begin_a_plain_step_it_runs_few_functions_of_ours(run
     turns = iter([True])
     profiler.parts.steps.is_sampled = lambda key: next(turns, False)
     profiler.governor.floor = 0
-    profiler.governor.look_at_step = 1000  # no decision before this step number
+    profiler.governor.look_at_step = 1000  # The governor makes no decision before this step number.
     ran = _functions_of_ours(profiler)
     assert ran["Governor.ended"] == 1
-    assert sum(ran.values()) <= 22, ran  # two of them ask whether this thread compiles
+    assert sum(ran.values()) <= 22, ran  # Two of these functions check whether this thread is compiling.
 
 
 @pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
@@ -190,7 +192,8 @@ def test_every_step_has_all_its_bricks_and_its_sampling(kind: str, profiler: Bri
             steps,
         )
         assert calls["AttentionMask"] == (2 if kind == "gemma2" else 1) * steps
-        assert calls["GenerateInputs"] == 2 * steps  # inputs are prepared, and updated for the next token
+        # Inputs are prepared once per token, and updated once for the next token.
+        assert calls["GenerateInputs"] == 2 * steps
         if kind != "gpt2":
             assert calls["RopeEmbedding"] == 3 * steps
 
@@ -231,12 +234,13 @@ def test_what_a_streamer_does_with_a_token_is_in_no_step(profiler: BrickProfiler
         for tag, start, end, _ in memory.records
         if nodes[tag & NODE].kind is NodeKind.STEP and not tag & FLAG_AMOUNTS
     ]
-    assert (len(steps), len(puts)) == (3, 4)  # the streamer also gets the prompt
+    # The streamer is called for the prompt, too, so one more time than there are steps.
+    assert (len(steps), len(puts)) == (3, 4)
     assert not [one for one in puts for start, end in steps if start < one[1] and one[0] < end]
 
 
 def test_the_books_of_every_phase_close(profiler: BrickProfiler, memory: Memory) -> None:
-    """No brick is outside its step, and none overlaps another brick of its own level."""
+    """Each brick is inside its step, and no two bricks of the same level overlap."""
     model = model_of("llama")
     attach(model, profiler)
     model.generate(words(1, 5), max_new_tokens=3, min_new_tokens=3)
@@ -305,7 +309,7 @@ def test_weights_that_the_host_computes_are_not_asked_for_gradients(profiler: Br
     model, ids = model_of("llama"), words(1, 6)
     attach(model, profiler)
     with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns if `grad` of a tensor that is not a leaf is read
+        warnings.simplefilter("error")  # torch warns if the attribute `grad` of a tensor that is not a leaf is read.
         computed = {name: weight * 1 for name, weight in model.named_parameters()}
         for _ in range(2):
             torch.func.functional_call(model, computed, (ids,))
@@ -337,7 +341,8 @@ def test_the_called_part_is_the_step_if_forward_is_called_by_name(
     model.forward(ids[:, :1], past_key_values=cache)
     assert _steps(memory) == [("prefill", 12), ("prefill", 12), ("decode", 2)]
     calls = _calls(memory, "decode")
-    assert (calls["DownProjection"], calls["RmsNorm"], calls["LmHead"]) == (3, 7, 0)  # the head runs outside steps
+    # The LM head runs outside the steps here, because the inner model is the step.
+    assert (calls["DownProjection"], calls["RmsNorm"], calls["LmHead"]) == (3, 7, 0)
     assert [said.model for said in memory.said if isinstance(said, Manifest)] == [
         "LlamaModel" if how == "installed" else "LlamaForCausalLM"
     ]
@@ -350,7 +355,7 @@ def test_models_that_are_called_to_choose_a_token_end_no_step_but_their_own(
 
     class Guided(transformers.LogitsProcessor):  # type: ignore[misc]
         def __call__(self, input_ids: Any, scores: Any) -> Any:
-            model(input_ids[:, :2])  # as classifier-free guidance does
+            model(input_ids[:, :2])  # Classifier-free guidance also calls the model a second time.
             return scores + expert(input_ids[:, :3]).logits[:, -1]
 
     attach(model, profiler)
@@ -745,5 +750,5 @@ def test_what_a_plain_step_pays_is_told_as_its_cost(
         model(words(1, 3))
     attachment.detach()
     assert len(profiler.governor.own_ns) == 6
-    # the announcement counts towards the next step
+    # The time of the announcement is a cost of the next step.
     assert min(list(profiler.governor.own_ns)[what == "told" :]) >= 10_000_000

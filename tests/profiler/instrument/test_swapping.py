@@ -1,6 +1,6 @@
-"""Functions of the host run our code in recorded steps.
+"""Tests of replaced functions of torch and transformers: they run cbtop's code only in recorded steps.
 
-They run their own in plain steps and when Dynamo compiles.
+In plain steps, and while Dynamo compiles, they run their own code.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 @pytest.fixture
 def host() -> Iterator[SimpleNamespace]:
-    """Yield the modules in which a llama looks up its functions. Dynamo has no compiled code."""
-    gc.collect()  # removes models of earlier tests
+    """Yield the modules of transformers that contain the functions of a llama. No code was compiled by Dynamo."""
+    gc.collect()  # Remove models of earlier tests.
     forget_compiled()
     yield SimpleNamespace(
         llama=transformers.models.llama.modeling_llama,
@@ -43,13 +43,13 @@ def host() -> Iterator[SimpleNamespace]:
 
 
 def _functions(host: SimpleNamespace) -> list[Any]:
-    """Return the current code objects of the functions."""
+    """Return the code objects that the replaced functions have now."""
     names = ("apply_rotary_pos_emb", "create_causal_mask", "eager_attention_forward")
     return [one.__code__ for one in [*[getattr(host.llama, name) for name in names], *host.attention.values()]]
 
 
 def _seen_in(model: Any, host: SimpleNamespace) -> list[list[Any]]:
-    """Return a list that gets the code of the functions during each later call of `model`."""
+    """Return a list that records the code objects of the functions in each later call of `model`."""
     seen: list[list[Any]] = []
     model.model.norm.register_forward_hook(lambda *_: seen.append(_functions(host)))
     return seen
@@ -98,7 +98,7 @@ def test_plain_steps_of_one_model_take_no_function_from_a_recorded_one(host: Sim
     bare, model, other = _functions(host), model_of("llama"), model_of("llama")
     attach(model, BrickProfiler(recorder=memory, sample_every=2))
     attach(other, BrickProfiler(recorder=Memory(), sample_every=3))
-    other(words(1, 4))  # this step is recorded, the next two are not
+    other(words(1, 4))  # The first step is recorded, and the next two are not.
     beside = threading.Thread(target=lambda: [other(words(1, 4)) for _ in range(2)])
 
     def run(*_: Any) -> None:

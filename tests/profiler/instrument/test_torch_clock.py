@@ -1,4 +1,4 @@
-"""The current device stays the same while torch's clock marks another."""
+"""Test of torch's clock: a time stamp on one device leaves another device the current one."""
 
 from __future__ import annotations
 

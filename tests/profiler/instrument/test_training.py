@@ -1,4 +1,4 @@
-"""Training steps on a CPU: their begin and end, their parts, and the backward of their bricks."""
+"""Tests of training steps on a CPU: their begin and end, their parts, and the backward of their bricks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Model(nn.Module):
         super().__init__()
         self.embedding, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, WORDS)
         self.layers = nn.ModuleList(Block() for _ in range(3))
-        self.repeats = repeats  # whether checkpoints are reentrant; None: no checkpoints
+        self.repeats = repeats  # Use reentrant checkpoints (True), other checkpoints (False), or none (None).
 
     def forward(self, ids: Any) -> Any:
         x = self.embedding(ids)
@@ -63,7 +63,7 @@ class Model(nn.Module):
 
 
 class Training:
-    """A model, its optimizer and a training loop."""
+    """A small model, its optimizer and the loop that trains it."""
 
     def __init__(self, repeats: bool | None = None) -> None:
         torch.manual_seed(3)
@@ -450,7 +450,9 @@ def test_no_torch_function_of_the_host_sees_a_backward_of_ours(memory: Memory) -
             torch.autograd.backward(loss)
         counts.append(len(seen))
         loop.optimizer.step()
-    assert len(set(counts)) == 1  # the first steps are not recorded, the others are
+    # The number of functions that autograd calls is the same in steps that are not recorded (the first) and recorded
+    # ones.
+    assert len(set(counts)) == 1
 
 
 def test_a_model_that_trains_in_evaluation_mode_has_training_steps(memory: Memory) -> None:
@@ -603,9 +605,10 @@ def test_a_frozen_product_inside_a_brick_does_not_count_in_its_backward(memory: 
     trained.optimizer = torch.optim.AdamW([one for one in trained.model.parameters() if one.requires_grad])
     trained.steps(4)
     flops, tokens = flops_of(memory), 3 * 16  # three recorded steps
-    adapter = 2 * 4 * (16 + 64)  # FLOP per token in a forward of the two rank-4 products
+    adapter = 2 * 4 * (16 + 64)  # FLOP per token in the forward of the adapter, which is two products of rank 4.
     base = 2 * 16 * 64
-    # The input of the first layer needs no gradient. It has only gradients of the weights and of the inner product.
+    # The input of the first layer needs no gradient. Only the adapter's weights and the result of its first product
+    # need one.
     first = adapter + 2 * 4 * 64
     others = 2 * adapter + base
     assert flops["UpProjection backward"] == pytest.approx(tokens * (first + 2 * others), rel=0.01)
@@ -623,7 +626,8 @@ def test_an_evaluation_between_micro_batches_has_all_its_steps(memory: Memory) -
         trained.optimizer.step()
     steps = steps_of(memory)
     assert steps["train"] == 5
-    assert (steps["forward (warm-up)"], steps["forward"]) == (2, 6)  # forwards of the first step, evaluations
+    # Two forwards belong to the first step, which is a warm-up. Six are evaluations.
+    assert (steps["forward (warm-up)"], steps["forward"]) == (2, 6)
 
 
 def test_an_evaluation_between_micro_batches_is_a_part_of_the_step(

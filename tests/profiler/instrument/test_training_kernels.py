@@ -1,4 +1,4 @@
-"""Training steps with recorded kernels, in a torch with fake CUDA and on a real GPU."""
+"""Tests of training steps with recorded kernels, with a fake CUDA in torch and on a real GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FORWARD_NS, BACKWARD_NS, NORM_NS, OPTIMIZER_NS, LOSS_NS, LOOP_NS = 20_000, 45_00
 
 
 class Event:
-    """An event of a device that keeps up with its host or is `behind_ns` behind it."""
+    """A CUDA event. The device either keeps up with the host or is `behind_ns` behind it."""
 
     world: bursts.World
     behind_ns = 0
@@ -334,7 +334,8 @@ def test_a_host_ahead_of_its_device_gets_the_devices_times(world: bursts.World) 
     begun_ns = world.now_ns()
     for number in range(100):
         world.pass_time(10_000_000)
-        step = EndedStep("train", 1, 1, begun_ns, begun_ns + 1_000, NO_TIMES, [])  # the host took 1 µs
+        # The host needed 1 µs to launch this step. The device needed 10 ms.
+        step = EndedStep("train", 1, 1, begun_ns, begun_ns + 1_000, NO_TIMES, [])
         found += events.ended(f"step {number}", step, follows=number > 0)
     assert 80 < len(found) < 100
     assert [step.wall_ns for _, step in found[1:]] == pytest.approx([10_000_000] * (len(found) - 1), rel=1e-4)

@@ -1,4 +1,4 @@
-"""Errors of cbtop never reach a running model. Errors of the host's signal handlers always do."""
+"""Tests of errors: those of cbtop never reach a running model, those of the program's signal handlers always do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TroubleError(Exception):
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, without_gradients: None) -> Iterator[None]:
     monkeypatch.setattr(trouble, "_said", {})
     yield
-    here = open_step.unit()  # the end of this step may have failed in the test
+    here = open_step.unit()  # Clean up this thread's open steps, because a test may have let the end of a step fail.
     here.generations.clear()
     here.open.clear()
 
@@ -80,14 +80,15 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "the choice of a token": (open_step.OpenStep, "begin_sampling"),
     "the end of generate": (open_step.Unit, "end_generate"),
 }
-# Faults occur in the same functions, however a model was attached. By default all faults are tested in one way, and
-# only one in the other.
+# Each fault is planted in a process with `install` and in one with `attach`. By default, all faults are tested with
+# `install` and one with `attach`.
 FAULTS = [
     pytest.param(what, how, marks=() if how == "installed" or what == "a step that ends" else pytest.mark.slow)
     for what in PLANTED
     for how in ("installed", "attached")
 ]
-IN_PYTHON = ("who records here", "what is turned")  # with the compiled hot path, these run in C
+# These functions fail only in Python, because the compiled hot path replaces them by C.
+IN_PYTHON = ("who records here", "what is turned")
 
 
 @pytest.mark.parametrize(("what", "how"), FAULTS)
@@ -122,9 +123,10 @@ def test_what_fails_of_ours_is_said_in_a_line_and_the_model_runs(
             ours = model.generate(inputs, max_new_tokens=3, do_sample=False), model(inputs).logits
             assert all(torch.equal(a, b) for a, b in zip(bare, ours, strict=True))
     model(inputs)
-    if how == "installed" or caplog.records:  # attaching alone has already run these
+    # With `attach`, the failing function may not have run during the fault, so there may be no message.
+    if how == "installed" or caplog.records:
         assert [record.getMessage() for record in caplog.records if "TroubleError" in record.getMessage()]
-    assert len(caplog.records) <= 6  # one line for each function that is a brick
+    assert len(caplog.records) <= 6  # There is at most one line for each wrapped function.
 
 
 def _whole_steps(memory: Memory) -> int:
@@ -136,7 +138,7 @@ def _nodes(memory: Memory) -> dict[int, Node]:
     return {node.id: node for node in memory.said if isinstance(node, Node)}
 
 
-# A signal arrives at every n-th function of cbtop.
+# Each case: the exception, how cbtop is attached, and n. A signal arrives in every n-th function of cbtop.
 SIGNALS = [
     pytest.param(TimeoutError, "attached", 23, marks=pytest.mark.slow),
     (KeyboardInterrupt, "attached", 97),
@@ -157,7 +159,7 @@ def test_a_signal_handlers_error_during_a_model_call_reaches_the_host(
     memory: Memory,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A step that was just ending may stay open. Later steps are then inside it."""
+    """If a signal interrupts the end of a step, the step may stay open. Later steps are then recorded inside it."""
     x = torch.ones(1, 1, 2, 4)
     for at in count(0, every):
         uninstall()
@@ -186,7 +188,10 @@ def test_a_signal_handlers_error_during_a_model_call_reaches_the_host(
 
 
 class Own(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A tensor subclass of the host. Python begins and ends steps with such inputs."""
+    """A subclass of a tensor that belongs to the program.
+
+    With such inputs, Python begins and ends steps instead of C.
+    """
 
 
 def test_a_step_whose_end_is_interrupted_anywhere_ends_and_is_not_kept(profiler: BrickProfiler) -> None:
@@ -240,7 +245,7 @@ def test_a_signal_handlers_error_while_a_token_is_chosen_reaches_the_host(
 
 
 class Odd:
-    """An object that claims to be nothing."""
+    """An object with a class that cannot be read: `__class__` raises an error."""
 
     @property
     def __class__(self) -> type:  # type: ignore[override]

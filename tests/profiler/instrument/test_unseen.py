@@ -1,4 +1,4 @@
-"""If nothing of a process can be shown, the reason is reported with names."""
+"""Tests of processes with nothing to show: the reason is reported with names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Inner(nn.Module):
 
 
 class Net(nn.Module):
-    """Calls two modules of one class that are not in a list."""
+    """A model that calls two modules of one class. They are attributes, not in a list, so they are no layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(unseen, "_called", {})
     monkeypatch.setattr(unseen, "_once", set())
     monkeypatch.setattr(trouble, "_said", {})
-    if "torch._dynamo.utils" in sys.modules:  # other tests have compiled
+    if "torch._dynamo.utils" in sys.modules:  # Forget what other tests have compiled.
         sys.modules["torch._dynamo.utils"].counters.clear()
     instrument.install(BrickProfiler(recorder=Memory()))
     yield

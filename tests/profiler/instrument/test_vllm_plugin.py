@@ -1,4 +1,4 @@
-"""vLLM's plugin, tested with a stand-in that has vLLM's names and signatures, because vLLM needs a GPU."""
+"""Tests of vLLM's plugin with a stand-in that has vLLM's names and signatures, because vLLM needs a GPU."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def _scheduled(
     known: dict[str, tuple[int, int, int]] | None = None,
     drafts: dict[str, list[int]] | None = None,
 ) -> Any:
-    """Return the output of a scheduler.
+    """Return what vLLM's scheduler decides for a step.
 
-    New requests are (tokens, computed), known ones (tokens, computed, output).
+    New requests are (tokens, computed). Known requests are (tokens, computed, output).
     """
     output = import_module("vllm.v1.core.sched.output")
     new, known = new or {}, known or {}
@@ -89,7 +89,8 @@ def test_each_vllm_run_is_one_step_with_all_model_and_sampling_bricks(memory: Me
         ({"new": {"a": (5, 16)}}, ("extend", 5)),
         ({"known": {"a": (4, 16, 0)}}, ("extend", 4)),
         ({"known": {"a": (1, 16, 0)}}, ("extend", 1)),
-        ({"known": {"a": (9, 0, 3)}}, ("prefill", 9)),  # the request is resumed after it was preempted
+        # This request was interrupted for others, and its computation begins again.
+        ({"known": {"a": (9, 0, 3)}}, ("prefill", 9)),
         ({"known": {"a": (1, 9, 1), "b": (1, 20, 7)}}, ("decode", 2)),
         ({"new": {"a": (5, 0)}, "known": {"b": (1, 9, 1)}}, ("mixed", 6)),
         ({"new": {"a": (5, 0), "b": (5, 16)}}, ("mixed", 10)),
@@ -149,7 +150,8 @@ def test_a_captured_graph_is_a_step_without_bricks_and_that_is_said(
 def test_the_work_of_a_part_is_its_ranks_own_and_of_a_fused_norm_unknown(memory: Memory) -> None:
     runner = _runner()
     product = runner.model.model.layers[0].mlp.down_proj
-    product.input_size, product.input_size_per_partition = 32, 16  # sizes of a product that is split over two ranks
+    # sizes of a matrix product that is split over two ranks
+    product.input_size, product.input_size_per_partition = 32, 16
     _step(runner, _scheduled(new={"a": (5, 0)}))
     nodes = [node for node in memory.said if isinstance(node, Node)]
     down = next(node for node in nodes if node.name == "DownProjection")
@@ -224,7 +226,7 @@ def test_what_fails_of_ours_in_a_run_is_said_and_the_runner_goes_on(
 
 
 class Odd(list[Any]):
-    """Tokens whose length cannot be read."""
+    """A list of tokens that raises an error when its length is read."""
 
     def __len__(self) -> int:
         raise LookupError("of the host's")

@@ -1,4 +1,4 @@
-"""The first steps of a kind have their own name until steps stop becoming faster."""
+"""Tests of the warm-up: the first steps of a kind have their own name until steps no longer become faster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def warm_up_of(durations_ms: list[float]) -> int:
         names.append(warm_ups.named("decode", ""))
         if names[-1].endswith(WARM_UP):
             warm_ups.took("decode", "", round(duration_ms * MS))
-    assert names == sorted(names, reverse=True)  # no warm-up step comes after a step without warm-up
+    assert names == sorted(names, reverse=True)  # Steps of a warm-up come first. None follows after its end.
     return sum(name == f"decode{WARM_UP}" for name in names)
 
 
@@ -30,7 +30,7 @@ def warm_up_of(durations_ms: list[float]) -> int:
         ([67_000.0, *[10.0] * 50], LEAST),
         ([67_000.0, 30_000.0, *[10.0] * 50], 5),
         ([900, 800, 600, 400, 200, 100, 50, *[20.0] * 50], 10),
-        ([20.0, 10.0] * 20, LEAST),  # two kinds of steps that alternate
+        ([20.0, 10.0] * 20, LEAST),  # Two kinds of steps take turns, so no warm-up is found.
     ],
 )
 def test_a_warm_up_ends_when_steps_become_no_faster(durations_ms: list[float], steps: int) -> None:
@@ -64,7 +64,7 @@ def test_each_phase_and_model_has_a_warm_up_of_its_own() -> None:
 def test_of_a_warm_model_only_the_first_step_of_another_kind_is_warm_up() -> None:
     warm_ups = WarmUps()
     names = []
-    for _ in range(3):  # each generation has a prompt and six tokens
+    for _ in range(3):  # Each generation consists of a prompt and six tokens.
         for phase in ("prefill", *["decode"] * 6):
             names.append(warm_ups.named(phase, ""))
             if names[-1].endswith(WARM_UP):

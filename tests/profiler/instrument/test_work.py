@@ -1,4 +1,4 @@
-"""FLOP and bytes of real programs equal torch's own count and a calculation by hand."""
+"""Tests of the FLOP and bytes of real programs: they equal torch's own count and a calculation by hand."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_experts_count_those_that_each_token_runs_through(kind: str, way: str) -
     model, ids = model_of(kind, **EXPERTS[kind]), words(2, 7)
     model.set_experts_implementation(way)
     ours = recorded(model, lambda: model(ids))["experts"]
-    model.set_experts_implementation("eager")  # torch counts nothing in the other implementations
+    model.set_experts_implementation("eager")  # With other implementations of experts, torch counts no FLOP.
     assert ours.flops == counted_in(counted(model, lambda: model(ids)), "experts") > 0
-    assert ours.bytes is None  # the tokens decide which experts are read
+    assert ours.bytes is None  # The tokens decide which experts are read, so the bytes are unknown.
     assert ours.dtypes == {"float32"}
 
 
@@ -72,7 +72,8 @@ def test_experts_of_jetmoe_count_rows_and_no_bytes() -> None:
 def test_experts_are_unknown_if_the_router_chooses_among_more() -> None:
     block = model_of("mixtral").model.layers[0].mlp
     assert chosen_experts(block.experts, block, [block.gate]) == 2
-    block.gate.weight = nn.Parameter(torch.zeros(5, 32))  # the fifth expert has no effect
+    # With five experts in the gate, their number contradicts the module, so nothing is known.
+    block.gate.weight = nn.Parameter(torch.zeros(5, 32))
     assert chosen_experts(block.experts, block, [block.gate]) is None
     assert chosen_experts(block.experts, block, []) is None
 
@@ -171,7 +172,7 @@ def test_an_adapter_that_is_not_active_counts_nothing() -> None:
     model, ids = _adapted(), words(1, 7)
     _add(model, "other", 8)
     query = _products(model, lambda: model(ids))["q_proj"]
-    weights = 32 * 32 + 32 + 4 * (32 + 32)  # the product, its bias, the adapter
+    weights = 32 * 32 + 32 + 4 * (32 + 32)  # FLOP of the product, of its bias and of the adapter
     assert query.bytes == 3 * 4 * (weights + 7 * (32 + 32))
     model.set_adapter("other")
     query = _products(model, lambda: model(ids))["q_proj"]
@@ -275,11 +276,12 @@ def test_attention_whose_values_are_narrower_counts_both_widths() -> None:
     inside = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
     attention = counted_in(theirs, "self_attn") - counted_in(theirs, *[f"self_attn.{name}" for name in inside])
     assert ours["sdpa"].flops == attention > 0
-    assert ours["sdpa"].bytes == 3 * 2 * 4 * (16 + 8) * 4  # layers, sequences, heads; each with one key and one value
+    # In 3 layers, 2 sequences and 4 heads, attention reads a key of 16 numbers and a value of 8, of 4 bytes each.
+    assert ours["sdpa"].bytes == 3 * 2 * 4 * (16 + 8) * 4
 
 
 def _attention(given: Any, **more: Any) -> tuple[Brick, int]:
-    """Return the recorded brick of a single attention call, and torch's count."""
+    """Run a single attention call. Return the brick that was recorded, and the FLOP that torch counts."""
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -306,7 +308,7 @@ def _attention(given: Any, **more: Any) -> tuple[Brick, int]:
     "shapes",
     [
         ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 4)),
-        ((2, 5, 8), (2, 7, 8), (2, 7, 16)),  # tensors without a dimension of heads
+        ((2, 5, 8), (2, 7, 8), (2, 7, 16)),  # These tensors have no dimension for heads.
         ((2, 2, 3, 5, 8), (2, 2, 3, 7, 8), (2, 2, 3, 7, 8)),
         ((2, 3, 1, 8), (2, 3, 7, 8), (2, 3, 7, 4)),
     ],
@@ -327,7 +329,7 @@ def test_a_query_that_several_sequences_share_is_unknown() -> None:
 @first_by_default(("new", "kept"), [(5, 5), (5, 7), (7, 5)])
 def test_causal_attention_of_torch_begins_at_the_first_key(new: int, kept: int) -> None:
     ours, _ = _attention([torch.randn(1, 2, length, 8) for length in (new, kept, kept)], is_causal=True)
-    pairs = torch.ones(new, kept).tril().sum()  # the mask as documented by torch
+    pairs = torch.ones(new, kept).tril().sum()  # This is the mask that torch's documentation describes.
     assert ours.flops == 2 * 2 * pairs * 4 * 8  # layers, heads
 
 
@@ -369,7 +371,8 @@ CONVOLUTIONS: list[tuple[Any, tuple[int, ...]]] = [
     (nn.Conv1d(4, 6, 3), (2, 4, 11)),
     (nn.Conv1d(4, 6, 5, stride=3, padding=2, dilation=2), (2, 4, 11)),
     (nn.Conv2d(4, 8, (3, 1), stride=(1, 2), groups=4, padding_mode="circular", padding=(1, 0)), (2, 4, 9, 11)),
-    (nn.Conv2d(4, 8, 4, stride=4), (4, 9, 11)),  # no batch, and a size that is no multiple of the stride
+    # An image without a batch dimension. Its sizes cannot be divided by the stride.
+    (nn.Conv2d(4, 8, 4, stride=4), (4, 9, 11)),
     (nn.Conv3d(2, 4, 3, padding="same"), (1, 2, 5, 6, 7)),
     (nn.ConvTranspose1d(4, 6, 4, stride=2, padding=1), (2, 4, 11)),
     (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), (2, 4, 5, 7)),
@@ -388,7 +391,8 @@ def test_a_convolution_counts_as_torch_does(module: Any, shape: tuple[int, ...])
     weights = sum(weights.nbytes for weights in module.parameters())
     assert work.bytes(1, image.numel()) == pytest.approx(weights + image.nbytes + result.nbytes)
     without = work_of(module, type(module).__name__)
-    assert without in (Work(), work)  # equal for every size, or unknown without the size
+    # Without the size of the image, the work is either unknown or the same as for any size.
+    assert without in (Work(), work)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Replacing a module's call does not change numbers, copies, pickles, lifetimes or compiled code."""
+"""Tests of a module with a replaced call: numbers, copies, pickles, lifetimes and compiled code are the same."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _saved(model: Any) -> Any:
 def test_a_copy_runs_its_own_weights_and_is_not_attached(again: Any, kind: str, profiler: BrickProfiler) -> None:
     model, inputs = model_of(kind), words(1, 5)
     attach(model, profiler)
-    before = model(inputs).logits  # from now on the calls of all modules are replaced
+    before = model(inputs).logits  # This call replaces the calls of all modules.
     other = again(model)
     assert not _attributes(other)
     for weight in other.parameters():
@@ -134,7 +134,7 @@ class Stack(nn.Module):
 
 
 class Shared(nn.Module):
-    """A model whose layers may also belong to another model."""
+    """A model with layers that another model may use, too."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def test_a_pickle_of_a_module_with_its_own_getstate_does_not_need_cbtop(profiler
 
 
 def _timed(memory: Memory) -> Counter[str]:
-    """Count the timed calls by path."""
+    """Return how often each path was recorded."""
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
 
     def path(node: Node) -> str:
@@ -171,7 +171,8 @@ def test_layers_that_two_models_share_are_timed_once_in_steps_of_either(sample_e
     layers = [OwnState() for _ in range(2)]
     one, other = Shared(layers), Shared(layers)
     attachments = [attach(one, profiler), attach(other, profiler)]
-    turns = [one, other, one, one, other, other, one, other, other, one, one, one]  # the models run in any order
+    # The two models take turns in an irregular order.
+    turns = [one, other, one, one, other, other, one, other, other, one, one, one]
     for model in turns:
         model(torch.ones(1, 4))
     found = _timed(memory)
@@ -195,10 +196,10 @@ def test_models_that_share_layers_across_threads_lose_no_calls(
     waiting, standing = list(others), wrapping.standing
 
     def meanwhile(module: object) -> Any:
-        if waiting:  # another thread interrupts between reading the attribute and replacing it
+        if waiting:  # Another thread interrupts here, after the attribute was read and before it is replaced.
             other = waiting.pop()
             other.start()
-            other.join(0.1)  # the other thread may wait for this one
+            other.join(0.1)  # Do not wait for ever, because the other thread may itself wait for this one.
         return standing(module)
 
     with monkeypatch.context() as interleaved:
@@ -260,7 +261,8 @@ def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory:
         layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
         layer.mlp.up_proj = nn.Linear(32, 48, bias=False)
     assert seen(sample_every * LOOK_EVERY) == before
-    assert len(memory.nodes) == nodes + 3  # only the adapted ones are new, because their work is unknown
+    # Only the three modules with an adapter are new nodes: their work is unknown, so they cannot reuse the old ones.
+    assert len(memory.nodes) == nodes + 3
     del model.model.layers[0]
     for index, layer in enumerate(model.model.layers):
         layer.self_attn.layer_idx = index
@@ -315,7 +317,10 @@ def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler
 
 
 class Scripted(nn.Module):
-    """A module that torch.jit can script. It finds the annotations of its base class, because it has none itself."""
+    """A module that torch.jit can script.
+
+    It has no annotations of its own, so torch.jit finds those of its base class.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -363,7 +368,8 @@ def test_layers_that_are_called_outside_of_a_step_are_not_recorded(sample_every:
     attachment = attach(model, profiler)
     with torch.enable_grad():
         for _ in range(4):
-            model(torch.ones(1, 4, requires_grad=True)).sum().backward()  # each layer computes a second time here
+            # In this backward pass, each layer computes its forward a second time.
+            model(torch.ones(1, 4, requires_grad=True)).sum().backward()
             model.layers[0](torch.ones(1, 4))
     found = _timed(memory)
     steps = 4 // sample_every
@@ -448,7 +454,7 @@ def test_many_new_objects_trigger_no_collection_and_frozen_ones_stay_frozen(
     try:
         attach(model, profiler)
         assert gc.isenabled()
-        assert frozen - 1000 < gc.get_freeze_count() <= frozen  # a few frozen objects are freed anyway
+        assert frozen - 1000 < gc.get_freeze_count() <= frozen  # A few frozen objects are freed in any case.
         assert is_frozen or not any([one is model for one in gc.get_objects(generation=0)])
     finally:
         gc.unfreeze()
@@ -490,7 +496,7 @@ def test_a_call_detached_while_its_module_runs_is_recorded_and_then_replaced(
     recorded = len(memory.records) - before
     assert recorded > 0
     assert [call for call in calls if call() is not None] == []
-    attach(model, profiler)  # the scopes are the same, but the calls that started the next steps are gone
+    attach(model, profiler)  # The scopes of the nodes still exist, but the wrapped calls that started steps are gone.
     for _ in range(3):
         assert torch.equal(model(inputs).logits, expected)
     assert len(memory.records) > before + 3 * recorded
@@ -571,7 +577,7 @@ def test_a_model_of_no_layers_cannot_be_attached(profiler: BrickProfiler) -> Non
 
 
 class Counting:
-    """A backend that runs torch's graphs without generating code, and counts them."""
+    """A backend of torch.compile that runs graphs without generating code, and counts them."""
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -625,7 +631,8 @@ def _function(model: Any, **way: Any) -> Any:
 
 
 def _call(model: Any, **way: Any) -> Any:
-    return torch.compile(model.__call__, **way)  # `generate` of transformers does this with a static cache
+    # `generate` of transformers compiles this call if the cache is static.
+    return torch.compile(model.__call__, **way)
 
 
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "fullgraph": {"fullgraph": True}, "dynamic": {"dynamic": True}}
@@ -669,7 +676,7 @@ def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
     assert ours[1:] == bare[1:]
 
 
-# This test uses the ways to compile that the list above lacks by default.
+# By default, this test uses the ways to compile that are missing in BY_DEFAULT.
 WHEN_LOOKED_AT = {("before", _whole), ("installed", _call)}
 
 
@@ -723,13 +730,13 @@ def test_layers_dynamo_inspects_are_timed_like_others_and_then_restored(
     model.layers = nn.ModuleList(CallingBlock() for _ in range(2))
     attachments = [attach(model, profiler)]
     model(torch.ones(1, 3, 8))
-    model.layers[0].compile(backend="eager")  # the host does this meanwhile
+    model.layers[0].compile(backend="eager")  # The program compiles one layer meanwhile.
     model(torch.ones(1, 3, 8))
     nodes = {node[0]: node for node in memory.nodes}
     ran = [nodes[tag & ((1 << 24) - 1)][3] for tag, *_ in memory.records if not tag & FLAG_AMOUNTS]
     assert ran.count("forward") == 2
     assert len([node for node in memory.nodes if node[2] is NodeKind.LAYER]) == 2
-    assert ran.count("DownProjection") == 4 - 1  # of the compiled layer only the layer itself is recorded
+    assert ran.count("DownProjection") == 4 - 1  # A compiled layer is recorded as a whole, without its bricks.
     attachments[0].detach()
     assert not isinstance(model.layers[0].__dict__["_compiled_call_impl"], CallWrapper)
     assert "_compiled_call_impl" not in model.layers[1].__dict__
@@ -745,13 +752,13 @@ def test_layers_dynamo_inspects_can_be_shared_by_models_that_come_and_go(profile
     attach(other, profiler)
     first.detach()
     assert torch.equal(other(x), bare)
-    attach(one, profiler)  # the calls of the other model are replaced at this time
+    attach(one, profiler)  # At this moment, the calls of the other model are replaced.
     assert torch.equal(one(x), bare)
     assert torch.equal(other(x), bare)
 
 
 def _counted() -> tuple[int, int]:
-    """Return the numbers of graphs and graph breaks since the last call."""
+    """Return the numbers of graphs and of graph breaks that Dynamo has counted since the last call."""
     found = graphs_and_breaks()
     forget_compiled()
     return found
@@ -765,7 +772,7 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
     def run(instrumented: bool) -> tuple[Any, tuple[int, int]]:
         model = model_of("llama", num_hidden_layers=2)
         config = transformers.CompileConfig(backend="eager", mode=None, fullgraph=True)
-        config._compile_all_devices = True  # otherwise transformers compiles only on GPUs
+        config._compile_all_devices = True  # Without this setting, transformers compiles only on GPUs.
         if instrumented and when == "before":
             attach(model, profiler)
         if instrumented and when == "installed":
@@ -787,7 +794,10 @@ def test_generating_with_a_static_cache_compiles_as_it_does_without_us(
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [_whole, pytest.param(_function, marks=pytest.mark.slow)])
 def test_objects_made_in_compiled_code_are_compiled_as_without_cbtop(compiled: Any, profiler: BrickProfiler) -> None:
-    """The model creates a cache during its call. Dynamo cannot look up objects that are created in compiled code."""
+    """The model creates a cache object during its call.
+
+    Dynamo cannot look up objects that were created in compiled code.
+    """
     forget_compiled()
     model = model_of("llama", num_hidden_layers=2)
     attach(model, profiler)
@@ -841,7 +851,7 @@ def test_a_compiled_model_has_its_steps_all_the_same(
 def test_a_forked_child_waits_for_no_lock_of_its_parents(profiler: BrickProfiler) -> None:
     model, x = Stack(), torch.ones(1, 4)
     attach(model, profiler)
-    swaps.lock.acquire()  # another thread can hold the lock while it forks
+    swaps.lock.acquire()  # Another thread may hold this lock at the time of a fork. The child must not wait for it.
     child = os.fork()
     if child == 0:
         model(x)
@@ -873,9 +883,9 @@ BRICK = BrickDefinition("Brick", BrickCategory.OTHER)
 
 @pytest.fixture(params=["python", "compiled"])
 def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, memory: Memory) -> Iterator[BrickProfiler]:
-    """Yield a profiler with either hot path. It is the only one with a model."""
+    """Yield a profiler with the hot path in Python or in C. It belongs to the only model in the process."""
     gc.collect()
-    gc.freeze()  # so that Dynamo's objects of other tests are not searched again, which takes 30 ms each time
+    gc.freeze()  # Freeze the objects of other tests. The collector needs 30 ms to search those of Dynamo each time.
     if request.param == "python":
         monkeypatch.setenv("CBTOP_PURE_PYTHON", "1")
     elif chosen() is HotPath:
@@ -915,7 +925,7 @@ def test_a_timed_call_gives_what_is_called_gives_and_counts_the_first_tensor(
 ) -> None:
     x, parameter, odd = torch.ones(2, 3), nn.Parameter(torch.ones(5)), object()
     assert timed(x) is x
-    assert not memory.records  # the call was outside a step
+    assert not memory.records  # The call was outside a step, so it is not recorded.
     with timer.step("decode"):
         assert timed(x) is x
         assert timed(also=x) is x
@@ -940,12 +950,12 @@ def test_what_a_timed_call_raises_reaches_the_host_and_is_recorded_as_failed(
         timed(torch.ones(1))
     failed = (
         [True] if isinstance(timed, types.MethodType) else [True, True]
-    )  # a wrong argument fails before a method is entered, so that call is not recorded
+    )  # A bound method that gets a wrong argument fails before its code begins, so this call is not recorded.
     assert [bool(tag & FLAG_FAILED) for tag, *_ in memory.records] == [*failed, False, False]
 
 
 class Logged(nn.Module):
-    """A module that notices reads of its call, and accepts any number of arguments."""
+    """A module that logs each read of its call, and accepts any arguments."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "_call_impl":
@@ -1017,7 +1027,7 @@ def test_a_tensor_that_cannot_be_counted_is_timed_and_given_back(
 
 
 class Counts(torch.overrides.TorchFunctionMode):
-    """Counts torch's functions by name, as profilers of memory and FLOP do."""
+    """A mode that counts torch's functions by name, as profilers of memory and FLOP do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1113,7 +1123,8 @@ def test_what_is_no_tensor_is_not_asked_what_class_it_has(
             asked.append(name)
             return super().__getattribute__(name)
 
-    timed(Config(), also=torch.ones(2, 3))  # outside a step, to find the attributes that the function itself reads
+    # Call the function outside a step first, to find the attributes that the function itself reads.
+    timed(Config(), also=torch.ones(2, 3))
     without_us = list(asked)
     with timer.step("decode"):
         timed(Config(), also=torch.ones(2, 3))
@@ -1169,11 +1180,12 @@ def test_where_nothing_is_recorded_a_wrapped_function_runs_no_frame_of_ours() ->
 
 
 def test_shared_functions_are_timed_by_the_profiler_of_the_calling_model() -> None:
-    forget_compiled()  # otherwise functions stay unchanged if something was compiled before
+    # Forget compiled code, because functions stay unchanged in a process that has compiled something.
+    forget_compiled()
     memories, models, x = [Memory(), Memory()], [Decoder(), Decoder()], torch.ones(1, 3, 8)
     attached = [attach(model, BrickProfiler(recorder=memory)) for model, memory in zip(models, memories, strict=True)]
     for model in (*models, *models, models[0]):
-        model(x)  # from the second call on, the calls of both models are replaced
+        model(x)  # From the second call on, both models are timed through replaced calls.
     for memory, steps in zip(memories, (3, 2), strict=True):
         found = _timed(memory)
         assert [found[f"forward/{layer}/Attention (fused) sdpa"] for layer in "01"] == [steps, steps]

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, created from the configurations of their architectures. Needs transformers."""
+"""Makes tiny models with random weights from the configurations of their architectures. This needs transformers."""
 
 from __future__ import annotations
 

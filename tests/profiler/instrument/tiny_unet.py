@@ -89,6 +89,6 @@ def unet() -> Any:
 
 
 def pictures(count: int, height: int, width: int) -> tuple[Any, Any]:
-    """Return images and five words that describe each."""
+    """Return some images, and five words that describe each of them."""
     generator = torch.Generator().manual_seed(3)
     return torch.randn(count, 3, height, width, generator=generator), torch.randn(count, 5, 6, generator=generator)

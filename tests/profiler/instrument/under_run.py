@@ -55,7 +55,7 @@ def forward(do=lambda: None):
 
 
 def fake_torch(directory: Path, source: str = TORCH) -> Path:
-    """Write a package `torch` to the directory. Returns the directory."""
+    """Write a fake package `torch` with this source into the directory. Returns the directory."""
     (directory / "torch").mkdir(parents=True, exist_ok=True)
     (directory / "torch" / "__init__.py").write_text(source)
     return directory
@@ -64,9 +64,10 @@ def fake_torch(directory: Path, source: str = TORCH) -> Path:
 def run_python(
     source: str, *paths: Path | str, hooked: bool = True, launched: bool = False, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -c source` with `paths` on PYTHONPATH, after the import hook if `hooked`.
+    """Run `python -c source` with `paths` on PYTHONPATH.
 
-    With `launched`, it runs as the process that `cbtop run` itself became.
+    If `hooked`, the import hook of cbtop runs first. If `launched`, the process was `cbtop run` before it became this
+    program.
     """
     nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"
     nothing_yet.touch()

@@ -1,4 +1,4 @@
-"""Statistics from one pass over a tensor equal NumPy's from the whole tensor in float64 or wider."""
+"""Tests of statistics from one pass over a tensor: they equal NumPy's from the whole tensor in float64 or wider."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.profiler.traces.moments import CHUNK_ELEMENTS, TensorStats, tensor_st
 ANY_FLOAT = {
     np.float16: st.floats(width=16),
     np.float32: st.floats(width=32),
-    # The norm of larger numbers exceeds float64.
+    # For larger numbers, the norm would exceed the range of float64.
     np.float64: st.floats(-1e306, 1e306) | st.sampled_from([np.nan, np.inf, -np.inf]),
 }
 

@@ -1,4 +1,4 @@
-"""The tracer: the values that it accepts, those that it forgets, and its messages."""
+"""Tests of the tracer, which collects what a model computes: values that it accepts or forgets, and messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def trace_everything(
 
 def test_a_summary_counts_all_that_was_traced() -> None:
     tracer = ModelTracer(TracerConfig.full())
-    assert len(trace_everything(tracer, 0)) == 2  # the two warnings of the quantisation
+    assert len(trace_everything(tracer, 0)) == 2  # Both anomalies are warnings about the error of quantisation.
     trace_everything(tracer, 1)
     assert tracer.summary() == TracerTotals(
         total_forwards=2, anomalies_detected=4, attention_traces=12, logit_traces=2, kv_steps=2, total_evictions=2,

@@ -1,4 +1,4 @@
-"""Large products: float32 in the faulty program, bfloat16 autocast in the healthy one."""
+"""A test program with large products: in float32 with the argument `faulty`, in bfloat16 autocast with `healthy`."""
 
 import sys
 

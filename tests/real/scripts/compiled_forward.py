@@ -1,4 +1,4 @@
-"""A model whose forward is compiled only in the faulty program."""
+"""A test program with a model. Its forward is compiled only with the argument `faulty`."""
 
 import sys
 

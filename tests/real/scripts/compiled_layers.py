@@ -1,4 +1,4 @@
-"""A model whose layers are compiled one by one in the faulty program, and not in the healthy one."""
+"""A test program with a model. Its layers are compiled one by one with the argument `faulty`, not with `healthy`."""
 
 import sys
 

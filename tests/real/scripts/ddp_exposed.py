@@ -1,4 +1,4 @@
-"""Two ranks train with DistributedDataParallel. In the faulty program, gradients take longer than the computation.
+"""Two ranks train with DistributedDataParallel. With the argument `faulty`, gradients take longer than computation.
 
 Prints the share of the latest steps in which DistributedDataParallel waited for gradients, by its own times.
 """
@@ -29,7 +29,8 @@ def main(rank):
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         seconds.append(time.perf_counter() - begun)
-        times = parallel._get_ddp_logging_data()  # belongs to the previous step, if there is one
+        # DistributedDataParallel reports the times of the step before, if there is one.
+        times = parallel._get_ddp_logging_data()
         waits.append(times.get("backward_comm_time_end", 0) - times.get("backward_compute_time_end", 0))
     sys.stdout.write(f"rank {rank}: {100 * sum(waits) / 1e9 / sum(seconds):.1f} % of a step\n")
 

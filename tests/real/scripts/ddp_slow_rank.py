@@ -1,6 +1,6 @@
-"""Two ranks train with DistributedDataParallel. Rank 0 ends last.
+"""Two ranks train with DistributedDataParallel, and rank 0 ends last.
 
-In the faulty program, rank 1 prepares its batches more slowly.
+With the argument `faulty`, rank 1 prepares its batches more slowly.
 """
 
 import sys
@@ -27,7 +27,7 @@ def main(rank):
         optimizer.step()
         optimizer.zero_grad()
     if rank == 0:
-        time.sleep(2)  # as when it writes the model to a file, after the other rank has ended
+        time.sleep(2)  # Rank 0 runs longer than the other rank, as if it wrote the model to a file.
 
 
 run(main)

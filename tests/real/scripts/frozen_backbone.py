@@ -1,4 +1,4 @@
-"""A model trains with evaluations between epochs. In the healthy program, all layers but the last are frozen."""
+"""A model trains with evaluations between epochs. With the argument `healthy`, all layers but the last are frozen."""
 
 import sys
 

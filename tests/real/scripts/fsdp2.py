@@ -1,4 +1,4 @@
-"""Two ranks train with FSDP2. In the faulty program, they gather more than they compute."""
+"""Two ranks train with FSDP2. With the argument `faulty`, they gather more than they compute."""
 
 import sys
 

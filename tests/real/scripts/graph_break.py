@@ -1,4 +1,7 @@
-"""Compiled layers. In the faulty program each has a graph break, and texts have two lengths."""
+"""A test program with compiled layers.
+
+With the argument `faulty`, each has a graph break, and texts have two lengths.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A llama decodes: one long text in the faulty program, several short texts in the healthy one."""
+"""A llama decodes: one long text with the argument `faulty`, several short texts with `healthy`."""
 
 import sys
 import time

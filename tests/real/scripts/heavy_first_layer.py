@@ -1,4 +1,7 @@
-"""Six blocks, the first a little wider by design. In the faulty program the fifth is slower still."""
+"""A model of six blocks. The first is a little wider by design.
+
+With the argument `faulty`, the fifth is slower still.
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""A model trains. In the faulty program its vocabulary is so large that the optimizer takes most of the time."""
+"""A model trains.
+
+With the argument `faulty`, its vocabulary is so large that the optimizer takes most of the time.
+"""
 
 import sys
 

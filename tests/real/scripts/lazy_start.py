@@ -1,4 +1,4 @@
-"""In the faulty program, a model builds a table in each of its first five steps."""
+"""A test program. With the argument `faulty`, its model builds a table in each of its first five steps."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Short prompts, then a long step. It hangs in the faulty program and has many tokens in the healthy one."""
+"""Short prompts, then a long step. It hangs with the argument `faulty`, and has many tokens with `healthy`."""
 
 import sys
 import time

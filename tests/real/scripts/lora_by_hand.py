@@ -1,7 +1,4 @@
-"""Linear layers with unmerged LoRA adapters.
-
-The adapters are active in the faulty program, off in the healthy one.
-"""
+"""Linear layers with unmerged LoRA adapters, which are active with the argument `faulty` and off with `healthy`."""
 
 import sys
 

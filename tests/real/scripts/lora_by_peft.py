@@ -1,4 +1,4 @@
-"""A llama with LoRA adapters of peft. They are active in the faulty program and disabled in the healthy one."""
+"""A llama with LoRA adapters of peft, which are active with the argument `faulty` and disabled with `healthy`."""
 
 import contextlib
 import sys

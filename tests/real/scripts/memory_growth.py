@@ -1,4 +1,7 @@
-"""A loop keeps all logits in the faulty program, so its memory grows. The healthy one keeps only the last logits."""
+"""A loop of steps. With the argument `faulty`, it keeps all logits, so its memory grows.
+
+With `healthy`, it keeps one.
+"""
 
 import sys
 

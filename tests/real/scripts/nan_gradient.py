@@ -1,4 +1,4 @@
-"""A model trains. In the faulty program the backward of its fourth layer gives NaN from step 100 on."""
+"""A model trains. With the argument `faulty`, the backward of its fourth layer gives NaN from step 100 on."""
 
 import sys
 
@@ -10,7 +10,10 @@ NAN_FROM = 100  # step number
 
 
 class Root(nn.Module):
-    """A layer with a square root that is 0 for zero input. Its gradient is then infinite times 0, which is NaN."""
+    """A layer that adds a square root to its output. The root contains a factor.
+
+    If the factor is 0, the gradient is infinite times 0, which is NaN.
+    """
 
     def __init__(self, layer):
         super().__init__()
@@ -22,7 +25,8 @@ class Root(nn.Module):
 
 model = GPT()
 model.layers[3] = Root(model.layers[3])
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # AdamW would take a quarter of a step as small as this
+# SGD, because AdamW would take a quarter of the time of a step in such a small model.
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for number, ids in enumerate(batches(), 1):
     if sys.argv[1] == "faulty" and number >= NAN_FROM:
         model.layers[3].factor = 0.0

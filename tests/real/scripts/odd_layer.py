@@ -1,4 +1,4 @@
-"""Eight equal blocks. In the faulty program one of them has a wider hidden layer."""
+"""A model of eight equal blocks. With the argument `faulty`, one of them has a wider hidden layer."""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Three steps of a decoder. In the faulty one, layer 1 copies, 2 multiplies bfloat16, 3 has no fused attention."""
+"""Runs three steps of a decoder.
+
+With the argument `faulty`, layer 1 copies, layer 2 multiplies in bfloat16, and layer 3 has no fused attention.
+"""
 
 import sys
 

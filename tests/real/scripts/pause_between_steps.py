@@ -1,4 +1,4 @@
-"""A loop that sleeps between its steps in the faulty program."""
+"""A loop of steps. With the argument `faulty`, it sleeps between them."""
 
 import sys
 import time

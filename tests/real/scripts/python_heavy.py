@@ -1,4 +1,4 @@
-"""A model runs pure Python code between its modules in the faulty program, and none in the healthy one."""
+"""A model. With the argument `faulty`, it runs pure Python code between its modules."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Linear layers: quantised dynamically to int8 in the faulty program, float32 in the healthy one."""
+"""Linear layers: quantised dynamically to int8 with the argument `faulty`, float32 with `healthy`."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""A compiled model reads texts of varying lengths in the faulty program. In the healthy one they are padded."""
+"""A compiled model reads texts of varying lengths with the argument `faulty`. With `healthy` they are padded."""
 
 import sys
 

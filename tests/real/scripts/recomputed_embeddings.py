@@ -1,4 +1,4 @@
-"""A model reads a fixed text. It embeds the text in every step in the faulty program, and once in the healthy one."""
+"""A model reads a fixed text. It embeds the text in every step with the argument `faulty`, once with `healthy`."""
 
 import sys
 

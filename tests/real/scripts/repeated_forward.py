@@ -1,4 +1,4 @@
-"""A model trains. In the faulty program each layer runs again in the backward (gradient checkpointing)."""
+"""A model trains. With the argument `faulty`, each layer runs again in the backward (gradient checkpointing)."""
 
 import sys
 

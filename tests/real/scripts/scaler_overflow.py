@@ -1,4 +1,4 @@
-"""A model trains in float16 with a gradient scaler. In the faulty program its loss overflows repeatedly."""
+"""A model trains in float16 with a gradient scaler. With the argument `faulty`, its loss overflows repeatedly."""
 
 import sys
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from training_gpt import GPT, batches
 
-GROWS_FROM = 60  # step number; until then both programs are equal
+GROWS_FROM = 60  # Until this step, the program does the same with both arguments.
 
 model = GPT(width=64)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

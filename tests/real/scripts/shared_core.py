@@ -1,4 +1,7 @@
-"""An ALBERT-like encoder: all layers share one core and have own adapters. One is wider in the faulty program."""
+"""An encoder like ALBERT: all layers share one core and have own adapters.
+
+With the argument `faulty`, one is wider.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A model trains on batches of a data loader. In the faulty program each sample takes 3 ms to read."""
+"""A model trains on batches of a data loader. With the argument `faulty`, each sample takes 3 ms to read."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A GPT-2 generates token by token. In the faulty program it sorts and joins its whole text after each token."""
+"""A GPT-2 generates text. With the argument `faulty`, the program sorts and joins its whole text after each token."""
 
 import sys
 import time

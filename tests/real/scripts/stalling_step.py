@@ -1,4 +1,4 @@
-"""In the faulty program, one step in 40 waits for 0.3 s, as for a page or a lock."""
+"""A loop of steps. With the argument `faulty`, one step in 40 waits for 0.3 s, as for a page or a lock."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A model on one CPU, together with two busy processes in the faulty program, alone in the healthy one."""
+"""A model on one CPU. With the argument `faulty`, two busy processes run on the same CPU."""
 
 import os
 import subprocess

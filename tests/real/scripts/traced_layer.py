@@ -1,4 +1,4 @@
-"""A model. In the faulty program, torch.jit traces one of its layers."""
+"""A model. With the argument `faulty`, torch.jit traces one of its layers."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Blocks that end in Dropout. It is off in the healthy program, and on in one block of the faulty one."""
+"""A model of blocks that end in Dropout. It is off, except in one block with the argument `faulty`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""An encoder on batches of equal token counts: two shapes alternate in the faulty program, one in the healthy one."""
+"""An encoder with batches of equal token counts. With the argument `faulty`, two shapes alternate."""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Every third step takes a slow path in the faulty program, and has a longer batch in the healthy one."""
+"""A loop of steps.
+
+Every third step takes a slow path with the argument `faulty`, and has a longer batch with `healthy`.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Starts a training program on two ranks. Prints what a rank measured without cbtop."""
+"""Starts a training program on two ranks. Prints what each rank measured itself, without cbtop."""
 
 import os
 import socket

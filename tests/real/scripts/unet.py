@@ -1,4 +1,4 @@
-"""A UNet-like network with eight equal blocks in its middle. One of them is slow in the faulty program."""
+"""A network like a UNet with eight equal blocks in its middle. With the argument `faulty`, one of them is slow."""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""A ViT with batches of images, without tokens. In the faulty program one of its eight layers has a wider MLP."""
+"""A ViT reads batches of images, so it has no tokens.
+
+With the argument `faulty`, one of eight layers has a wider MLP.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A llama generates. In the faulty program it has no cache, so each token reads the whole text again."""
+"""A llama generates. With the argument `faulty`, it has no cache, so each token reads the whole text again."""
 
 import sys
 import time

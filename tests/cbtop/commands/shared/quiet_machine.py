@@ -28,7 +28,7 @@ BUSY_EVERY_S = 0.05
 
 
 class QuietMachine:
-    """A machine whose processors are idle except inside `busy`."""
+    """A simulated machine. Its processors are idle, except while the context `busy` is open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.stat, self._ticks = folder, folder / "stat", 0

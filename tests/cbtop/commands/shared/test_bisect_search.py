@@ -23,13 +23,17 @@ from tests.cbtop.comparison.made_runs import Noise, made_run
 from tests.representatives import first_by_default
 
 COMMITS = 8
-QUIET = Noise(memory=0, machine=0.003, brick=0.003, call=0.01, pauses=0)  # three rounds are enough for a verdict
+# so little noise that three rounds of runs give a verdict
+QUIET = Noise(memory=0, machine=0.003, brick=0.003, call=0.01, pauses=0)
 GUILTY = "DownProjection in Layer 4"
 
 
 @dataclass
 class MadeRuns:
-    """Simulated runs of commits without a process. `slower` has the factor of DownProjection by commit."""
+    """Simulated runs of commits, without processes.
+
+    `slower` maps a commit to the factor by which its DownProjection takes longer.
+    """
 
     slower: Mapping[str, float]
     broken: Sequence[str] = ()
@@ -142,7 +146,7 @@ def test_a_good_commit_that_differs_from_itself_is_not_trusted(line: tuple[MadeR
 
     class Drifting(MadeRuns):
         def _run(self, commit: str) -> Run:
-            self.slower = {commit: 1.5 if next(number) % 3 == 2 else 1.0}  # the third run of each round
+            self.slower = {commit: 1.5 if next(number) % 3 == 2 else 1.0}  # Every third run of the program is slower.
             return super()._run(commit)
 
     result = search(repository, Drifting({}), commits[0], commits[-1])
@@ -152,7 +156,7 @@ def test_a_good_commit_that_differs_from_itself_is_not_trusted(line: tuple[MadeR
 
 @pytest.mark.slow
 def test_a_commit_that_is_as_fast_as_its_parent_is_not_confirmed(line: tuple[MadeRepository, list[str]]) -> None:
-    """Noise has caused a wrong verdict on this commit or on an earlier one."""
+    """Commits are slower than GOOD until one is suspected. Compared with its parent, the suspect is not slower."""
     repository, commits = line
 
     class Misled(MadeRuns):
@@ -164,11 +168,11 @@ def test_a_commit_that_is_as_fast_as_its_parent_is_not_confirmed(line: tuple[Mad
     result = search(repository, Misled(since(commits, 4)), commits[0], commits[-1])
     assert (result.end, named(result)) == (End.UNCONFIRMED, [commits[4]])
     assert f"slower than GOOD, but not than its parent {commits[3][:10]}" in result.why
-    assert GUILTY in {one.guilty for one in result.broken}  # the suspect is slower than GOOD
+    assert GUILTY in {one.guilty for one in result.broken}  # The suspect was slower than GOOD.
 
 
 def test_commits_whose_interval_does_not_decide_are_left_as_a_range(line: tuple[MadeRepository, list[str]]) -> None:
-    """A commit in the middle has about half of the slowdown, and its runs vary."""
+    """Commit 3 has about half of the final slowdown, and its runs vary, so no verdict on it is possible."""
     repository, commits = line
     number = count()
 
@@ -197,7 +201,10 @@ def test_a_slowdown_that_a_later_commit_fixed_is_not_the_answer(line: tuple[Made
 def test_a_machine_that_becomes_slower_meanwhile_blames_no_commit(
     line: tuple[MadeRepository, list[str]], slow_from: int
 ) -> None:
-    """The slowdown begins in a run of GOOD or of the commit. All later runs of both are equally slow."""
+    """The machine becomes slower in a run of GOOD or of the tested commit.
+
+    All later runs of both are equally slow.
+    """
     repository, commits = line
     number = count()
 
@@ -228,7 +235,7 @@ def test_a_search_that_was_stopped_names_the_commits_that_are_left(
     line: tuple[MadeRepository, list[str]], error: BaseException, end: End
 ) -> None:
     repository, commits = line
-    halves = [commits[4:], commits[5:]]  # two possible commits split seven commits evenly
+    halves = [commits[4:], commits[5:]]  # Either commit splits the seven suspects evenly.
     for runs_before, left in ((5, [[]]), (3 * 3 + 1, [commits[1:]]), (3 * 3 + 6, halves)):
         runs = MadeRuns(since(commits, 6))
 
@@ -277,7 +284,10 @@ def test_a_slow_commit_of_a_merged_branch_is_found_or_its_merge(tmp_path: Path, 
 def test_no_wrong_commit_is_named_on_a_noisy_machine(
     line: tuple[MadeRepository, list[str]], slower: float, longer_each: float, least: int
 ) -> None:
-    """Runs differ by 0.5 %. Each run takes `longer_each` times longer than the one before."""
+    """The times of the runs vary by 0.5 %.
+
+    The machine also slows down: each run takes `longer_each` times as long as the last.
+    """
     repository, commits = line
     noisy, seeds, found = Noise(run=0.005), count(10_000), []
 

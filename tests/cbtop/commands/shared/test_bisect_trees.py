@@ -44,7 +44,8 @@ def log(tmp_path: Path) -> Iterator[int]:
 def test_a_worktree_comes_first_on_the_path_of_its_commands(
     repository: MadeRepository, log: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(repository.at))  # an editable install of the checkout does the same
+    # PYTHONPATH is set as an editable install would: it puts the checkout on the path of every Python process.
+    monkeypatch.setenv("PYTHONPATH", str(repository.at))
     trees = Trees(Repository.here(), None, inf)
     for revision, which in (("HEAD~1", "1"), ("HEAD", "2")):
         tree = trees.at(repository.git("rev-parse", revision), log)
@@ -78,7 +79,7 @@ def test_a_killed_bisection_leaves_its_worktrees_to_the_next(repository: MadeRep
     left = Trees(Repository.here(), None, inf)
     commit = repository.git("rev-parse", "HEAD")
     root = left.at(commit, log).directory
-    (root / ".git").unlink()  # an interrupted removal does the same
+    (root / ".git").unlink()  # Remove the .git file of the worktree, as an interrupted removal of the worktree does.
     repository.git("worktree", "lock", str(root))
     assert repository.worktrees() == 3
     Trees(Repository.here(), None, inf).close()
@@ -121,7 +122,7 @@ def test_a_listed_folder_that_is_now_a_link_remains(repository: MadeRepository, 
 def test_worktrees_whose_folder_is_gone_are_unknown_to_git_afterwards(repository: MadeRepository, log: int) -> None:
     Trees(Repository.here(), None, inf).at(repository.git("rev-parse", "HEAD"), log)
     (folder,) = Path(tempfile.gettempdir()).iterdir()
-    shutil.rmtree(folder)  # a restart of the machine does the same
+    shutil.rmtree(folder)  # Remove the folder, as a restart of the machine does with temporary folders.
     Trees(Repository.here(), None, inf).close()
     assert repository.worktrees() == 1
 
@@ -169,7 +170,7 @@ def test_a_worktree_that_was_removed_is_made_again(repository: MadeRepository, l
 
 @pytest.fixture
 def _without_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create a plain folder as the build environment, because pip takes seconds."""
+    """Replace `venv.create` by a function that creates only the folder, because pip takes seconds."""
     monkeypatch.setattr("venv.create", lambda at, **_: (at / "lib" / "python3" / "site-packages").mkdir(parents=True))
 
 

@@ -1,4 +1,7 @@
-"""The backend is selected by crossovers measured on this machine only. One line reports the choice."""
+"""Tests of how commands choose a backend: by crossovers (sizes from which a GPU is faster) measured on this machine.
+
+One line reports the choice.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ IN_EFFECT = Crossovers(product_bytes=65_536, measured=frozenset({"product_bytes"
 
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    # only roofs are read from here; compiled kernels stay in their cache
+    # Move the files of measured values to a temporary folder. The cache of compiled kernels stays where it is.
     monkeypatch.setattr("cbtop.protocol.roofs.cache_dir", lambda: tmp_path)
     with with_crossovers(STATIC_CROSSOVERS):
         yield tmp_path / "crossovers.json"

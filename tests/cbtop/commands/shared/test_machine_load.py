@@ -12,7 +12,7 @@ from cbtop.commands.shared.machine_load import MachineLoad
 
 
 class Machine:
-    """A clock, and the ticks that the processors have worked."""
+    """A fake machine: a clock, and a file like /proc/stat with the busy time of the processors (in ticks)."""
 
     def __init__(self, stat: Path) -> None:
         self.now_s, self._stat = 100.0, stat

@@ -1,4 +1,4 @@
-"""The pace of the machine is measured and recorded with each run of a command."""
+"""Tests of the machine's pace (how long fixed work takes). It is measured and recorded with each run of a command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ profiler.close("done")
 
 
 def test_work_that_takes_longer_is_another_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    # the real function; the fixture has replaced it by a steady pace
+    # A fixture has replaced `machine_pace` by a constant. A reload restores the real function.
     measured = importlib.reload(machine_pace).machine_pace
     ns = 0
 

@@ -1,4 +1,4 @@
-"""A run without known roofs measures them once in the first quiet second. Its command does not notice."""
+"""`cbtop run` measures missing roofs (peak rates) once, in the first quiet second, without disturbing its command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.representatives import first_by_default
 MANIFEST = Manifest("toy", "qwen2", "torch", "f32", 1, 2, 64, 512, 1000, 4000, roofs=way_out_on_cpu(1))
 READ = Ceiling("dram_read", "bandwidth", 20.0, "GB/s", Provenance.MEASURED, 19.0, 12.5, "2026-11-22", is_short=True)
 ROOFS = DeviceRoofs(cpu_name(), (READ,), 1)
-# A program whose model has no known roofs. Each measurement writes a line into a file.
+# A program with a model on a machine without measured roofs. Each measurement of roofs adds a line to a file.
 PROGRAM = f"""
 import os, time, torch
 from cbtop.protocol.messages import Manifest
@@ -56,7 +56,7 @@ def machine(tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Q
 
 @pytest.fixture
 def start(tmp_path: Path, machine: QuietMachine) -> Callable[..., subprocess.Popen[str]]:
-    """Start a program with a model under `cbtop run` on the machine."""
+    """Start a program with a model under `cbtop run`, on the simulated machine."""
 
     def start(then: str = "", *options: str, more: str = "", **variables: str) -> subprocess.Popen[str]:
         environment = machine.environment(NOTED.format(folder=str(tmp_path)) + more) | variables
@@ -87,7 +87,8 @@ def test_roofs_are_measured_after_a_command_whose_reader_does_not_wait_for_them(
     assert (roofs.device, roofs.threads) == (cpu_name(), 1)
     assert all(one.is_short for one in roofs.ceilings)
     assert [path.name for path in cache_dir().iterdir()] == ["roofs.json"]
-    _, said = start().communicate(timeout=DEADLINE_S)  # this run still reports the missing roofs
+    # The roofs were stored after this run had begun, so it still reports them as missing.
+    _, said = start().communicate(timeout=DEADLINE_S)
     assert measurements(tmp_path) == 1
 
 
@@ -98,7 +99,7 @@ def test_a_command_that_goes_on_has_them_measured_in_a_quiet_second(
     end = tmp_path / "end"
     process = start(f"\nwhile not os.path.exists({str(end)!r}): time.sleep(0.05)")
     eventually(known_roofs)
-    time.sleep(1.5)  # time for the check that finds the finished measurement
+    time.sleep(1.5)  # time in which `cbtop run` notices that the measurement has finished
     end.touch()
     _, said = process.communicate(timeout=DEADLINE_S)
     assert "cbtop: roofs were measured in a quiet second: memory " in said
@@ -165,7 +166,7 @@ def test_two_runs_at_once_measure_once(start: Callable[..., subprocess.Popen[str
 
 
 def helpers_of(folder: Path) -> list[str]:
-    """Return the process ids that use the fake machine of this test."""
+    """Return the ids of the processes with `folder` in their environment, except this process."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -195,7 +196,7 @@ def test_roofs_are_missing_if_the_newest_manifest_says_so_and_none_is_announced(
 
 
 class MadeMeasurement:
-    """A measurement that is disturbed each time."""
+    """A measurement of roofs that always reports a disturbance."""
 
     begun = 0
 

@@ -1,4 +1,4 @@
-"""Tests of ranks as processes: all get the same values, and no process remains if one of them dies."""
+"""Tests of ranks as processes: all get the same settings, and no process remains if one of them dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbtop.commands.shared.ranks import FirstRank, job_of, run_ranks
 from cbtop.errors import CbtopError
 from tests.representatives import first_by_default
 
-# Each rank writes its number and its settings into a file. The end of the program decides how the rank ends.
+# A program whose ranks write their numbers and settings into files. The inserted code `end` decides how they exit.
 RANK = """
 import os, signal, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A short measurement is stored only if nothing disturbed it and it was not interrupted."""
+"""A short measurement of the machine is stored only if nothing disturbed it and it was not interrupted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.representatives import first_by_default
 
 pytestmark = pytest.mark.usefixtures("runtime")
 CALIBRATE = [*CBTOP, "calibrate", "--short", "--threads", "1"]
-# The measuring process reports its start and never ends.
+# A replacement for the measurement. It creates a file when it starts, and never ends.
 FOR_EVER = """
 import sys, time
 def main():
@@ -94,7 +94,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(
     environment = machine.environment(FOR_EVER.format(mark=str(mark)))
     with subprocess.Popen(CALIBRATE, env=environment, stderr=subprocess.PIPE, start_new_session=True) as process:
         eventually(mark.exists)
-        os.killpg(process.pid, number)  # a terminal does the same on Ctrl-C
+        os.killpg(process.pid, number)  # Signal the whole process group, as a terminal does on Ctrl-C.
         process.communicate(timeout=DEADLINE_S)
     eventually(lambda: not _is_group(process.pid))
     assert list(cache_dir().iterdir()) == []

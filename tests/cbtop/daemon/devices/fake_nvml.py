@@ -35,14 +35,14 @@ class Gpu:
     reasons: int = 4
     nvlink_kib: dict[int, int] = field(default_factory=lambda: {138: 1_000, 139: 2_000})
     processes: list[tuple[int, int | None]] = field(default_factory=list)  # pid, memory in bytes
-    # pid, time in µs (None: now), SM utilisation in %
+    # processes: pid, time of the sample in µs (None: now), utilisation of the multiprocessors in %
     use: list[tuple[int, int | None, int]] = field(default_factory=list)
     mig: dict[int, Gpu] | None = None
     fails: dict[str, Exception] = field(default_factory=dict)
 
 
 class FakeNvml:
-    """The fake module that is passed to the sampler."""
+    """The fake module that a sampler gets instead of pynvml."""
 
     NVMLError = FakeNVMLError
     NVML_SUCCESS = 0
@@ -70,7 +70,8 @@ class FakeNvml:
         self.fails: dict[str, Exception] = {}
         self.inits = self.shutdowns = 0
         self.is_open = False
-        self.hangs: threading.Event | None = None  # calls wait until this event is set
+        # If this is set to an event, calls of NVML hang until the event occurs.
+        self.hangs: threading.Event | None = None
 
     def _about(self, function: str, handle: Gpu | None = None) -> None:
         if self.hangs is not None:

@@ -1,4 +1,4 @@
-"""Figures of the host come from the real psutil. Missing ones are reported as unknown."""
+"""Tests of the host's figures, which come from the real psutil. Missing figures are reported as unknown."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ def test_utilisation_is_what_all_processors_did_of_the_time_they_had() -> None:
     api = Made()
     sampler = Cpu(api)
     assert unknown(device(sampler))["utilization_percent"] == "a mean needs two samples"
-    api.times = Times(11.0, 5.5, 82.0, 5.5, 4.0)  # one guest second is also counted as a user second
+    # Linux counts guest time (of virtual machines) as user time, too.
+    api.times = Times(11.0, 5.5, 82.0, 5.5, 4.0)
     found = device(sampler)
     assert found.utilization_percent == pytest.approx(100 * 1.5 / 4.0)
     assert (found.memory_used_bytes, found.memory_total_bytes) == (60, 100)

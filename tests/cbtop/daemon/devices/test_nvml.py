@@ -1,4 +1,7 @@
-"""Each GPU figure is known, or n/a with a reason. A failed figure or a lost GPU does not affect the others."""
+"""Tests of GPU figures: each is known, or n/a with a reason.
+
+A failed figure or a lost GPU does not affect the others.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.cbtop.daemon.devices.fake_nvml import FakeNvml, FakeNVMLError, Gpu
 
 ME = os.getpid()
 NOT_SUPPORTED, NO_PERMISSION, LOST, UNKNOWN = (FakeNVMLError(code) for code in (3, 4, 15, 999))
-# The figures that each NVML function provides.
+# Which figures of a GPU become unknown if an NVML function fails.
 FIGURES = {
     "nvmlDeviceGetUtilizationRates": {"utilization_percent", "memory_utilization_percent"},
     "nvmlDeviceGetMemoryInfo": {"memory_used_bytes", "memory_total_bytes"},
@@ -70,7 +73,7 @@ def unknown(device: Device) -> dict[str, str]:
 
 
 def second(sampler: Nvml, api: FakeNvml, clock: Clock, seconds: float = 2.0) -> DeviceSample:
-    """Return a sample taken `seconds` later. Each GPU used 600 W and transferred data meanwhile."""
+    """Move the clock by `seconds` and take a sample. Meanwhile each GPU used 600 W and transferred data."""
     clock.now_ns += round(seconds * 1e9)
     for each in api.gpus:
         each.millijoules += round(600_000 * seconds)
@@ -129,7 +132,7 @@ def test_means_are_unknown_in_the_first_sample_and_if_a_counter_went_back(clock:
     (first,) = sampler.sample(()).devices
     assert unknown(first) == dict.fromkeys(MEANS, "a mean needs two samples")
     second(sampler, api, clock)
-    api.gpus[0].millijoules = 5  # the driver was reloaded
+    api.gpus[0].millijoules = 5  # Reloading the driver resets the energy counter.
     api.gpus[0].nvlink_kib[138] = -1 << 40  # the counter overflowed
     (back,) = second(sampler, api, clock).devices
     assert unknown(back) == dict.fromkeys({"power_watts", "nvlink_sent_bytes_per_sec"}, "its counter went back")
@@ -257,7 +260,7 @@ def test_no_module_and_no_gpu_are_a_line_too(clock: Clock, monkeypatch: pytest.M
 
 
 def mig_gpu() -> Gpu:
-    """Return a GPU with MIG devices 1 and 4 of seven."""
+    """Return a GPU with two of its seven MIG devices: numbers 1 and 4."""
     refused = {name: NOT_SUPPORTED for name in FIGURES if name not in (
         "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses")}  # fmt: skip
     parts = {

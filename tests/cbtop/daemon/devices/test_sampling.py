@@ -1,6 +1,6 @@
-"""Samplers run only while there are listeners, each in its own thread.
+"""Tests of samplers (of devices): they run only while there are listeners, each in its own thread.
 
-A hanging or failing one does not block others.
+A sampler that hangs or fails does not block the others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Quick:
 
 
 class Hanging(Quick):
-    """A sampler that names a process and hangs from its second sample on, until the test sets `goes_on`."""
+    """A sampler that names a process. From its second sample on it hangs until the test sets `goes_on`."""
 
     name = "hanging"
     asked: ClassVar[list[frozenset[int]]] = []
@@ -98,7 +98,7 @@ def test_a_sample_is_given_as_fresh_once() -> None:
         made.listen(())
         found: list[DeviceSample] = []
         eventually(lambda: found.extend(made.fresh()) or (found and found[-1].devices))
-        assert len(found) <= 2  # the start of the sampler and its answer
+        assert len(found) <= 2  # At most two samples arrive: that the sampler has started, and its first answer.
         assert made.fresh() == []
         assert made.latest() == found[-1:]
 
@@ -115,9 +115,10 @@ def test_a_hanging_sampler_keeps_its_values_and_delays_no_other_and_no_close(
         eventually(lambda: len(Quick.asked) > before + 3 and len(Failing.asked) > 3)
         assert newest(made, "hanging").monotonic_ns == 1
         made.close()
-        eventually(lambda: Quick.closed == [True])  # the quick sampler, too, may need longer than `close` waits
+        # The quick sampler is closed by its own thread, which may happen a moment after `close` returns.
+        eventually(lambda: Quick.closed == [True])
         assert Hanging.closed == []
-    eventually(lambda: Hanging.closed)  # the thread of the sampler closes it after the driver answers
+    eventually(lambda: Hanging.closed)  # After the driver answers, the sampler's own thread closes it.
 
 
 def test_before_its_first_answer_it_is_said_that_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Below the table, the calls of all bricks have a common time axis."""
+"""Tests of the chart below the table of bricks. It shows the calls of all bricks on a common time axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every brick has a row, details use the free space, and screen, text and JSON have the same numbers."""
+"""Tests of the view of bricks: every brick has a row, and details use the free space.
+
+The screen, text and JSON have the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ DOWN = next(row for row in samples.CHECKED.bricks if row.name == "DownProjection
 
 
 async def screens(source: SourceView, size: tuple[int, int], *turns: str) -> list[str]:
-    """Return the text of the brick screen at first and after each key."""
+    """Open the view of bricks and press each key of `turns`.
+
+    Return the text of the screen before and after each key.
+    """
     app = CbtopApp(ScriptedFeed(source), interval_s=60)
     async with app.run_test(size=size) as pilot:
         await pilot.press("2")
@@ -48,7 +54,7 @@ async def screens(source: SourceView, size: tuple[int, int], *turns: str) -> lis
 
 
 def rows_on(text: str, source: SourceView) -> int:
-    """Return how many bricks have a row."""
+    """Return how many bricks of `source` have a row in the table."""
     return sum(any(row.name in line[:24] and "─" not in line for line in text.splitlines()) for row in source.bricks)
 
 
@@ -168,7 +174,8 @@ def test_of_seconds_that_share_a_place_in_the_trend_the_longest_is_drawn() -> No
     for width in (10, 15, 30):
         text = plain(trend.cell(row, width))
         assert len(text) == width
-        assert len(set(text)) == 2  # the steady line and the one different second
+        # The cell contains only two signs: one for the steady seconds, one for the second that differs.
+        assert len(set(text)) == 2
     assert plain(trend.cell(replace(row, trend_us=(None,) * 60), 10)) == NOT_MEASURED
 
 

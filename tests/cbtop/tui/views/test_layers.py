@@ -1,4 +1,4 @@
-"""The map of layers and bricks shows the slow layer of eighty at 80 × 24, without colour and without a key."""
+"""Tests of the map of layers and bricks: it shows the one slow layer of eighty without colours and without a key."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ async def test_a_layer_that_is_slow_in_a_few_steps_is_not_said_to_stand_out() ->
 
 @pytest.mark.slow
 async def test_median_is_one_figure_and_the_median_call_is_called_p50() -> None:
-    """The median of the layers uses mean steps. The median call of each layer is a different figure."""
+    """The view has two medians with different names.
+
+    "Median" is the median of the layers' mean times. "p50" is the median call of a layer.
+    """
     for source in (samples.LIVE, samples.DEEP):
         app = CbtopApp(ScriptedFeed(source), interval_s=60)
         async with app.run_test(size=(159, 60)) as pilot:
@@ -75,7 +78,8 @@ async def test_median_is_one_figure_and_the_median_call_is_called_p50() -> None:
 async def test_arrows_move_the_cursor_and_the_foot_says_what_is_under_it() -> None:
     app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
-        assert "Layer 4 · whole layer" in await opened(pilot)  # the slowest layer, until the cursor is moved
+        # The slowest layer is selected until the user moves the cursor.
+        assert "Layer 4 · whole layer" in await opened(pilot)
         assert "Layer 5 · whole layer" in await opened(pilot, "right")
         assert "Layer 5 · RmsNorm" not in await opened(pilot, "down")
         assert "Layer 0 · " in await opened(pilot, "home")

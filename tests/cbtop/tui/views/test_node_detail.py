@@ -1,4 +1,4 @@
-"""The detail of a node in the graph: a kernel has its maker with the evidence, and the waves of its launch."""
+"""Tests of the details of a kernel in the graph: who made it, how that is known, and the waves of its launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts change once a second. Numbers and held screens always show the current moment."""
+"""Tests of how often the screen changes. Charts change once a second. Numbers always show the current moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 100, 40
 
 
 def at(second: int | None, calls: int) -> SourceView:
-    """Return a process whose first brick has `calls` calls of `calls` ns each."""
+    """Return a process. Its first brick has `calls` calls, and each of them took `calls` ns."""
     brick, *others = samples.LIVE.bricks
     bars = (DurationBar(0.001 * calls, 0.001 * calls + 0.001, calls),)
     return with_parts(samples.LIVE, bricks=(with_parts(brick, count=calls, durations=bars), *others), second=second)
@@ -51,7 +51,7 @@ def test_a_histogram_is_drawn_once_a_second_and_has_the_current_call_count() -> 
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda source: replace(source, second=None),  # the view is held, or no more data follows
+        lambda source: replace(source, second=None),  # the screen is paused, or the process sends no more data
         lambda source: replace(source, window=samples.RECENT.window),
         lambda source: replace(source, phase="prefill"),
         lambda source: replace(source, key="another:1:1:0"),

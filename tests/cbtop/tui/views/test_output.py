@@ -1,4 +1,4 @@
-"""The view shows the output of the program."""
+"""Tests of the view that shows the output of the profiled program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The first screen shows what is slow and why, at every size. Its numbers equal those of text and JSON."""
+"""Tests of the first screen: it shows what is slow and why, at every size.
+
+Its numbers equal those of text and JSON.
+"""
 
 from __future__ import annotations
 

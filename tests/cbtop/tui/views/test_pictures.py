@@ -1,4 +1,4 @@
-"""A dozen screens as SVG with colours. The other screens are tested as text only."""
+"""Compares a dozen screens, as SVG with colours, with stored pictures. Other screens are tested as text only."""
 
 from __future__ import annotations
 

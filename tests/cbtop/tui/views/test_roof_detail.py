@@ -1,4 +1,7 @@
-"""Next to the roofline: how much of every roof a brick reaches, and the time saved if it reached its own roof."""
+"""Tests of the details next to the roofline: the share of each roof (peak rate) that a brick reaches.
+
+Also the time that would be saved if the brick reached its own roof.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def test_a_brick_is_next_to_every_roof_and_is_latency_if_below_them_all() -> Non
     assert "44.1 %" in text
     assert "28.5 %" in text
     assert "→ At 44.1 % of the nearest roof. The rest may be launches, waiting" in text
-    assert "+6.57" in text  # the brick takes 1,497 of 8,450 µs a token and reaches 44.1 % of its roof
+    # The brick takes 1,497 of 8,450 µs a token and reaches 44.1 % of its roof. At its roof, 6.57 tokens/s would be
+    # gained.
+    assert "+6.57" in text
 
 
 def test_a_brick_is_far_below_every_roof_only_if_all_shares_are_small() -> None:
@@ -121,7 +126,8 @@ def test_the_trail_of_a_brick_that_becomes_slower_leads_down_to_its_place(tmp_pa
     assert {intensity for intensity, _ in points} == {2.0}
     gflops = [at for _, at in points]
     assert sorted(gflops, reverse=True) == gflops
-    assert gflops[0] > (brick.gflops or 0) > gflops[-1]  # the mark is the mean over all time
+    # The brick's mark in the plot is its mean over all time, so it is between the first and the last second.
+    assert gflops[0] > (brick.gflops or 0) > gflops[-1]
     (said,) = json.loads(json_report([view]))["sources"]
     trails = {one["name"]: one["trail"] for one in said["bricks"]}
     assert trails["DownProjection"] == [{"intensity": 2.0, "gflops": at} for at in gflops]
@@ -142,7 +148,8 @@ def test_what_grows_with_the_cache_stands_by_how_much_is_cached(tmp_path: Path) 
     assert ranges == [(128, 256), (256, 512)]
     assert sum(point.seconds for point in brick.by_cached) >= 9
     us = [point.us_per_token for point in brick.by_cached]
-    assert us[1] / us[0] == pytest.approx((1 + 0.28) / (1 + 0.09), rel=0.07)  # 380 and 190 positions on average
+    # The two groups of steps have 190 and 380 cached positions on average.
+    assert us[1] / us[0] == pytest.approx((1 + 0.28) / (1 + 0.09), rel=0.07)
     text = drawn(view, brick)
     assert "as the cache grows, last 60 s (derived)" in text
     assert "256 to 511 positions" in text
@@ -179,12 +186,13 @@ def test_growth_with_the_batch_is_shown_by_the_sequences_in_a_step(tmp_path: Pat
     assert sum(point.seconds for point in brick.by_batch) >= 9
     us = [point.us_per_token for point in brick.by_batch]
     assert us[0] == pytest.approx(8 * 1_200, rel=0.01)
-    assert us[1] / us[0] == pytest.approx((1 + 2.5) / 2 / 2.5, rel=0.07)  # 2.5 sequences on average
+    # The second group of steps (2 to 3 sequences) has 2.5 sequences on average.
+    assert us[1] / us[0] == pytest.approx((1 + 2.5) / 2 / 2.5, rel=0.07)
     assert us[2] / us[0] == pytest.approx((1 + 6) / 2 / 6, rel=0.07)
     text = drawn(view, brick)
     assert "as the batch grows, last 60 s (derived)" in text
     assert [label in text for label in ("  1 sequence ", "  2 to 3 sequences ", "  4 to 7 sequences ")] == [True] * 3
-    assert "as the cache grows" not in text  # the number of cached positions is unknown
+    assert "as the cache grows" not in text  # The process does not report how many positions are cached.
     assert brick.by_cached == ()
 
 
@@ -210,7 +218,7 @@ def test_each_growth_has_a_part_and_a_mean_between_sizes_is_of_the_nearer(tmp_pa
     view = run(tmp_path, growing).one()
     brick = brick_of(view, "DownProjection")
     assert [(point.from_size, point.to_size) for point in brick.by_cached] == [(128, 256), (256, 512), (512, 1_024)]
-    # 1.8 sequences are rounded to 2
+    # A step with 1.8 sequences on average counts as one with 2.
     assert [(point.from_size, point.to_size) for point in brick.by_batch] == [(1, 2), (2, 4)]
     text = drawn(view, brick, 40)
     assert text.index("as the cache grows") < text.index("as the batch grows") < text.index("its roof would save")

@@ -1,6 +1,6 @@
-"""Marks of the roofline are in the cell of their values or counted there, and every letter is named.
+"""Tests of the marks in the roofline plot: each is in the cell of its values, or is counted in that cell.
 
-The trail of a mark hides no other mark.
+Every letter is explained, and the trail of a mark hides no other mark.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cbtop.tui.widgets.loglog import usual
 from cbtop.viewmodels.roofline import CeilingRow, RooflineView
 from tests.cbtop import samples
 
-BEFORE_THE_PLOT = 7  # width of ticks and axis in cells
+BEFORE_THE_PLOT = 7  # number of columns for the ticks and the axis, left of the plot
 MEMORY = CeilingRow("read", "bandwidth", 100.0, "GB/s", Provenance.MEASURED, 98.0, 90.0)
 PEAK = CeilingRow("fma", "compute", 1000.0, "GFLOP/s", Provenance.MEASURED, 990.0, 980.0)
 BARE = RooflineView((), (), ())
@@ -59,7 +59,7 @@ def cell_of(
 ) -> tuple[int, int]:
     """Return the expected cell (column, row) of a point, computed only from the ends of the axes.
 
-    A cell has two by four dots. The point belongs to the nearest dot.
+    A cell has two columns and four rows of dots. The point is drawn at the nearest dot.
     """
     x, y = axes(roofline, points)
     right = math.log(point.flop_per_byte / x.low) / math.log(x.high / x.low)
@@ -86,7 +86,7 @@ def test_a_mark_stands_in_the_cell_of_its_values_or_in_one_that_counts_them(
     for (column, row), letters in cells.items():
         wanted = letters[0] if len(letters) == 1 else str(len(letters)) if len(letters) < 10 else "+"
         assert rows[row][column] == wanted
-    if size[0] >= 40 and size[1] >= 20:  # there is room for all names
+    if size[0] >= 40 and size[1] >= 20:  # Plots of this size have room for all names.
         named = re.findall(r"[2-9+]=([^=]*?)(?=\s+[2-9+]=|\s+outside|$)", below, re.DOTALL)
         together = [letters for _, letters in sorted(cells.items()) if len(letters) > 1]
         assert [re.sub(r"\s", "", one) for one in named] == ["".join(letters) for letters in together]
@@ -149,7 +149,7 @@ def test_a_roof_that_is_unsure_is_grey_and_says_so_without_colour() -> None:
     unsure = RooflineView((replace(MEMORY, median=80.0), PEAK), (), ())
     roles = {text: role for line in roofline_lines(unsure, (), "", 60, 20) for text, role in line}
     assert next(role for text, role in roles.items() if "? read" in text) == "dim"
-    assert "accent" not in roles.values()  # the role of the line of this roof
+    assert "accent" not in roles.values()  # No line is drawn as the roof of the selected brick.
     assert next(role for text, role in roles.items() if "fma" in text) == "warn"
 
 
@@ -179,7 +179,7 @@ def test_what_limits_a_brick_is_whole_in_its_details(width: int) -> None:
 
 
 def cells_in(lines: Sequence[Line]) -> list[tuple[str, str]]:
-    """Return each cell and its role, row by row."""
+    """Return all cells of the plot row by row: the sign in the cell, and its role (which decides its colour)."""
     return [(one, role) for line in lines for text, role in line for one in text]
 
 
@@ -212,7 +212,7 @@ def test_a_trail_adds_faint_dots_and_hides_and_moves_nothing(
 def drawn_trail(
     values: Sequence[tuple[float, float]], trail: Sequence[tuple[float, float] | None]
 ) -> set[tuple[int, int]]:
-    """Return the cells of a 60 x 24 plot that have dots only because of the trail."""
+    """Return the cells of a plot (60 x 24) that have dots with this trail and none without it."""
     rows, bare = (
         [plain(line) for line in roofline_lines(BARE, lettered(values), "", 60, 24, known)] for known in (trail, ())
     )
@@ -224,7 +224,7 @@ def drawn_trail(
     }
 
 
-CORNERS = [(0.1, 1.0), (10.0, 100.0)]  # with these points the axes go from 0.05 to 20 and from 0.4 to 250
+CORNERS = [(0.1, 1.0), (10.0, 100.0)]  # For these two points, the axes go from 0.05 to 20 and from 0.4 to 250.
 
 
 def test_a_trail_leads_from_each_second_to_the_next_that_is_known() -> None:
@@ -240,7 +240,7 @@ def test_a_trail_leads_from_each_second_to_the_next_that_is_known() -> None:
 def test_what_of_a_trail_lies_outside_of_the_axes_is_cut_off_and_not_moved() -> None:
     inside = drawn_trail(CORNERS, [(1e-9, 10.0), (1.0, 10.0), (1e9, 10.0)])
     assert len({row for _, row in inside}) == 1
-    assert {column for column, _ in inside} >= {0, 52}  # from edge to edge
+    assert {column for column, _ in inside} >= {0, 52}  # The trail crosses the plot from its left to its right edge.
     assert not drawn_trail(CORNERS, [(1e-9, 1e5), (1e9, 1e5), (1e9, 1e7), (1.0, 1e7)])
     assert not drawn_trail(CORNERS, [(1e-9, 1e-9), (1e-9, 1e9), (1e9, 1e9)])
 

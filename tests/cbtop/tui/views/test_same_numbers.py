@@ -1,4 +1,4 @@
-"""Numbers on the screen, in text and in JSON are equal. They are read from the output and compared one by one.
+"""Tests that numbers on the screen, in text and in JSON are equal. They are read from the output and compared.
 
 A shown number must equal the JSON's to its last digit. It is identified by its row and column, or by the words before
 it.
@@ -37,8 +37,9 @@ from tests.cbtop.conftest import screen_text
 from tests.cbtop.seen_states import states
 from tests.cbtop.tui.views.test_states import Seen
 
-SIZE = (360, 110)  # room for every column and row of every table
-KEYS = {"timeline": "0", "graph": "zz"}  # 0: all kept steps; zz: fold all nodes, then unfold them
+SIZE = (360, 110)  # This screen has room for every row and column of all tables.
+# In the timeline, 0 shows all stored steps. In the graph, z folds all nodes, and the second z unfolds them.
+KEYS = {"timeline": "0", "graph": "zz"}
 SCALES = {
     "ns": 1e-3, "µs": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6, "%": 1.0, "k": 1e3, "M": 1e6, "B": 1.0, "KB": 1e3,
     "MB": 1e6, "GB": 1e9, "TB": 1e12, "GB/s": 1.0, "GFLOP/s": 1.0, "": 1.0,
@@ -54,7 +55,7 @@ class Number:
     where: str
     shown: str
     value: float | None
-    unit: float = 1.0  # one shown unit in units of the JSON
+    unit: float = 1.0  # the unit of the shown number, as a multiple of the unit in the JSON
 
     @property
     def is_the_same(self) -> bool:
@@ -77,7 +78,7 @@ class Number:
 def on_screen(lines: Sequence[str], titles: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the rows below the heading with these titles.
 
-    Each is the text before the figures, and the figures by title.
+    Each row is the text before its figures, and its figures by title.
     """
     at = next(index for index, line in enumerate(lines) if all(f" {title}" in line for title in titles))
     ends: dict[str, int] = {}
@@ -93,7 +94,10 @@ def on_screen(lines: Sequence[str], titles: Sequence[str]) -> Iterator[tuple[str
 
 
 def in_text(text: str, first: str, *titles: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the rows of the report table with these headings: the first cell, and the other cells by title."""
+    """Yield the rows of the report table with these headings.
+
+    Each row is its first cell, and the other cells by title.
+    """
     lines = text.splitlines()
     for at, line in enumerate(lines):
         head = re.split(r"\s{2,}", line.strip())
@@ -111,7 +115,10 @@ def of_rows(
     where: str, rows: Iterator[tuple[str, dict[str, str]]], json_rows: Sequence[Mapping[str, Any]],
     keys: Mapping[str, str], name: str = "name",
 ) -> Iterator[Number]:  # fmt: skip
-    """Yield the figures of all rows. Each row must match exactly one row of the JSON by name."""
+    """Yield the figures of all rows as numbers to compare.
+
+    The name in a row must match exactly one row of the JSON.
+    """
     seen = set()
     for line, cells in rows:
         ours = [row for row in json_rows if re.search(rf"(?<!\w){re.escape(str(row[name]))}(?!\w)", line)]
@@ -136,7 +143,7 @@ def heads_of(statistics: Sequence[Any]) -> dict[str, str]:
 
 
 def found_in(where: str, pattern: str, text: str, *values: tuple[float | None, float]) -> Iterator[Number]:
-    """Yield the numbers that `pattern` captures, each with its value and unit."""
+    """Yield the numbers that the regular expression `pattern` captures, each with its value and unit."""
     found = re.search(pattern, text)
     assert found, f"{where}: nothing like {pattern}"
     for index, (shown, (value, unit)) in enumerate(zip(found.groups(), values, strict=True)):
@@ -257,13 +264,13 @@ def bricks(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) ->
 
 def layers(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) -> Iterator[Number]:
     rows = source["layer_times"]["layers"]
-    us: dict[str, dict[str, float]] = {}  # µs by brick and layer
+    us: dict[str, dict[str, float]] = {}  # microseconds by brick and layer
     for row in rows:
         of_bricks = {brick["name"]: brick["us"] for brick in row["bricks"]}
         for name, value in {"whole layer": row["us"], "between bricks": row["between_us"], **of_bricks}.items():
             us.setdefault(name, {})[row["name"]] = value
     line = re.compile(rf"^.? ([A-Za-z][\w ]*?)\s+┤?[▁-█ ]+ +({NUMBER}) +({NUMBER})  L(\d+)$", re.MULTILINE)
-    # one layer is shown to the right of it
+    # Read only the map, which has the left three fifths of the screen. One layer is shown on the right.
     the_map = "\n".join(row[: SIZE[0] * 3 // 5].rstrip() for row in screen.splitlines())
     seen = {name: figures for name, *figures in line.findall(the_map)}
     assert seen.keys() == us.keys()
@@ -294,7 +301,7 @@ def timeline(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
 
     def exact(where: str, name: str, start: str, lasts: str) -> Iterator[Number]:
         start_ns = round(float(start.replace(",", "")) * 1e3)
-        # the JSON lists only the newest spans and counts the others
+        # The JSON lists only the newest spans, so older ones are not compared.
         if (ns := spans.get((name, start_ns))) is not None:
             yield Number(f"{where}, {name} at {start}", lasts, ns / 1e3)
 
@@ -309,7 +316,8 @@ def roofline(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
     keys = titles_of(POINT_COLUMNS)
     shares = {row["name"]: row["percent"] for row in source["bricks"]}
     points = [{**point, "percent": shares[point["brick"]]} for point in source["roofline"]["points"]]
-    table = screen[: screen.index("under each roof")].splitlines()[:-1]  # one brick is shown below it
+    # Read only the table. One brick is shown below it.
+    table = screen[: screen.index("under each roof")].splitlines()[:-1]
     yield from of_rows("points on the screen", on_screen(table, [*keys]), points, keys, "brick")
     yield from of_rows(
         "points in the text",
@@ -333,7 +341,7 @@ def graph(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) -> 
     rows = [row for row in source["graph"] if row["kind"] != "step"]
     shown = list(on_screen(screen.splitlines(), [*keys]))
     assert len(shown) == len(rows)
-    for node, (line, cells) in zip(rows, shown, strict=True):  # both are in tree order
+    for node, (line, cells) in zip(rows, shown, strict=True):  # Both lists of rows are in the order of the tree.
         assert f" {node['name']}" in line
         for title, cell in cells.items():
             yield Number(f"graph on the screen, {node['id']} {node['name']}, {title}", cell, node[keys[title]])
@@ -390,7 +398,7 @@ def devices(screen: str, text: str, source: dict[str, Any], whole: dict[str, Any
 
 
 Read = Callable[[str, str, dict[str, Any], dict[str, Any]], Iterator[Number]]
-# For each view: how to read it, its sections of a report, and the minimum count of numbers.
+# For each view: the function that reads its numbers, its sections of a report, and how many numbers it has at least.
 READ: dict[str, tuple[Read, list[str], int]] = {
     "overview": (overview, ["bricks"], 60),
     "bricks": (bricks, ["bricks", "categories"], 250),
@@ -403,7 +411,7 @@ READ: dict[str, tuple[Read, list[str], int]] = {
 }
 
 
-# Other states that have all of these views.
+# Other states of a process. Each has the numbers of these views, too.
 OTHERS = [
     pytest.param(view, state, marks=pytest.mark.slow)
     for state, views in {
@@ -420,7 +428,7 @@ DRAWN: dict[tuple[str, str], str] = {}
 
 
 async def drawn(view: str, state: str) -> str:
-    """Return the text of a view on a large terminal. Each is drawn only once."""
+    """Return the text of a view on a large terminal. Each view is drawn only once, and then cached."""
     if (view, state) not in DRAWN:
         DRAWN[view, state] = await _drawn(view, state)
     return DRAWN[view, state]
@@ -438,7 +446,7 @@ async def _drawn(view: str, state: str) -> str:
 
 
 def numbers(view: str, state: str, screen: str, whole: dict[str, Any]) -> list[Number]:
-    """Return every number of screen and text with its value in `whole`."""
+    """Return every number on the screen and in the text, with its value in the JSON `whole`."""
     read, sections, _ = READ[view]
     source = states()[state]
     assert source is not None
@@ -464,7 +472,7 @@ def test_there_is_a_reader_of_every_view() -> None:
     assert [*READ] == [view.title.lower() for view in VIEWS]
 
 
-# For each view, the path of a JSON value that both screen and text show.
+# Paths in the JSON of a value that both the screen and the text show, one for each view.
 SEEN_TWICE: dict[str, list[Any]] = {
     "overview": ["sources", 0, "phases", 1, "tokens_per_sec"],
     "bricks": ["sources", 0, "bricks", 0, "us_per_token"],

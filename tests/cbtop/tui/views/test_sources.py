@@ -1,4 +1,4 @@
-"""The list of sources shows the watched processes, the quality of their data, and the selected one."""
+"""Tests of the list of processes: which are watched, the quality of their data, and which one is selected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Golden = Callable[[str, str], None]
 
 
 async def shown(source: SourceView, size: tuple[int, int], *turns: str) -> list[str]:
-    """Return the text of the view at first and after each key."""
+    """Return the text of the screen when the view opens, and after each key of `turns`."""
     app = CbtopApp(ScriptedFeed(source), section="sources", interval_s=60)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -58,7 +58,7 @@ def line_of(text: str, word: str) -> str:
 async def test_at_two_hundred_columns_every_figure_of_every_source_is_there(golden: Golden) -> None:
     folded, *_, unfolded = await shown(samples.LIVE, WIDE, *["j"] * 4, "enter")
     for title, _ in Sources.columns_doc:
-        assert (title in folded) == (title != "Δ")  # this column exists only with a baseline
+        assert (title in folded) == (title != "Δ")  # The list has this column only if there is a baseline.
     assert "bench.py" not in folded
     golden("sources-200x60", unfolded)
 
@@ -68,7 +68,8 @@ async def test_those_that_have_ended_are_one_row_that_enter_unfolds_and_folds() 
     assert "▸ 2 ended" in first
     assert "▾ 2 ended" in unfolded
     assert "train.py" in unfolded
-    assert folded.count("ended") == first.count("ended") + 1  # the hint on how to unfold also contains "ended"
+    # Folded, the list has a line that says how to unfold, and this line also contains "ended".
+    assert folded.count("ended") == first.count("ended") + 1
     assert "train.py" not in folded
 
 

@@ -1,4 +1,4 @@
-"""Goldens of each view in each state of a process, at each size."""
+"""Compares each view in each state of a process, at each size, with stored text of the screen (goldens)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("utc")
 
 
 class Seen(ScriptedFeed):
-    """A feed that returns its one view unchanged."""
+    """A feed with a single view, which never changes."""
 
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
         return self.seen[0] if self.seen else None

@@ -1,4 +1,4 @@
-"""The timeline follows the newest step until a key moves it, then it stays. No record is left out."""
+"""Tests of the timeline: it follows the newest step until a key moves it. No record is left out."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ async def test_following_makes_only_the_newest_steps_lanes_and_a_key_makes_all()
 @pytest.mark.parametrize(
     "keys",
     [
-        ["z"],  # one key of each kind: zoom, step, pan, end
+        # z zooms, l selects the next step, L moves in time, and g goes to the end. The other keys are slow tests.
+        ["z"],
         ["l"],
         ["L"],
         ["g"],
@@ -290,7 +291,8 @@ def hostile() -> SourceView:
 
 
 EVERY_SIZE = list(product((20, 40, 61, 99, 151, 300), (1, 4, 9, 20, 60)))
-A_FEW_SIZES = [(20, 1), (40, 60), (61, 4), (99, 20), (151, 9), (300, 60)]  # each width and each height appears
+# This selection contains each width and each height at least once.
+A_FEW_SIZES = [(20, 1), (40, 60), (61, 4), (99, 20), (151, 9), (300, 60)]
 
 
 @pytest.mark.parametrize("sizes", [A_FEW_SIZES, pytest.param(EVERY_SIZE, marks=pytest.mark.slow)], ids=len)
@@ -417,7 +419,7 @@ def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved() -> 
     assert shows(3) == 3
     now_s += 0.9
     assert shows(4) == 3
-    now_s += 0.1  # time passes, as in a slow replay
+    now_s += 0.1  # The replay is slow: time passes for the user, but the shown second stays the same.
     assert shows(3) == 3
     assert shows(4) == 3
     now_s += 1

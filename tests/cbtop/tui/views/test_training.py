@@ -1,4 +1,4 @@
-"""Training steps on the screen: the parts of the bar add up, and the passes of a brick share one row."""
+"""Tests of the view of training steps: the parts of the bar add up, and both passes of a brick share one row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree lists the children of unfolded nodes, in execution order or sorted among siblings."""
+"""Tests of the tree of nodes: it lists children of unfolded nodes, in execution order or sorted among siblings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tree(*unfolded: int) -> FoldedTree:
 
 def test_only_nodes_inside_unfolded_ones_are_rows() -> None:
     assert [row.id for row in tree().rows()] == [1]
-    assert [row.id for row in tree(2).rows()] == [1]  # the step that contains node 2 is folded
+    assert [row.id for row in tree(2).rows()] == [1]  # Node 2 is unfolded, but its parent, the step, is folded.
     rows = tree(1, 2).rows()
     assert [(row.id, row.connectors) for row in rows] == [
         (1, ""),

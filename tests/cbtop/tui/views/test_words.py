@@ -1,4 +1,4 @@
-"""Our own terms are avoided on the screen or explained by `?`."""
+"""Words that only this project uses do not appear on the screen, or the help (`?`) explains them."""
 
 from __future__ import annotations
 

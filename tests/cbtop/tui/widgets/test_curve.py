@@ -1,4 +1,4 @@
-"""Values of a curve have the height of its scale, at any size."""
+"""Tests of curves: each value is drawn at the height that the scale shows, at any size."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_full_height_is_the_number_at_the_top_and_none_is_zero() -> None:
 
 def test_the_newest_second_is_at_the_right_edge_and_the_oldest_has_its_time() -> None:
     lines = text_of([5.0] * 60, 44, 4)
-    assert lines[-1].endswith("0 s")  # "now" would be wrong in a recording
+    assert lines[-1].endswith("0 s")  # The axis ends with "0 s". "now" would be wrong in a recording.
     assert "-60 s" in lines[-1]
     assert len(lines[-1]) == 44
     few = text_of([5.0] * 60, 24, 4)

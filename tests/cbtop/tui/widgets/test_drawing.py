@@ -1,4 +1,4 @@
-"""Changed cells are repainted, and unchanged parts of a line are not."""
+"""Tests of widgets that draw cells: changed cells are repainted, and unchanged parts of a line are not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ lines = st.lists(
 
 
 def cells(line: Line, width: int) -> list[tuple[str, str]]:
-    """Return the character and role of each cell. The second cell of a wide character is empty."""
+    """Return the character and the role (style) of each cell. The second cell of a wide character is empty."""
     found: list[tuple[str, str]] = []
     for text, role in line:
         for character in text:
@@ -139,7 +139,7 @@ async def test_a_drawing_asks_for_the_changed_cells_alone() -> None:
 
 
 class Numbers(Drawing):
-    """A widget with rows of which some change."""
+    """A widget with several rows. The test changes only some of them."""
 
     def __init__(self) -> None:
         super().__init__(id="numbers")

@@ -1,4 +1,7 @@
-"""Rows keep their order while numbers change. They move only below rows that are clearly larger."""
+"""Tests of the order of rows: small changes of their numbers do not move them.
+
+A row moves only below rows with clearly larger numbers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, said_at, source_of
 
-# Mean µs per call. Three bricks are within 5 %, then come two pairs and many small ones, as in a decoder.
+# Mean µs per call, similar to a decoder: three bricks within 5 % of each other, then two pairs, then small ones.
 COSTS_US = {
     "GateProjection": 200, "UpProjection": 200, "DownProjection": 210, "QkvProjection": 150, "AttentionScore": 145,
     "OutputProjection": 100, "LmHead": 95, "Activation": 33, "RmsNorm": 30, "Residual": 30, "RotaryEmbedding": 20,
@@ -35,9 +38,9 @@ WATCHED_S, REDRAW_S, STEPS_A_SECOND = 60, 0.5, 10
 
 
 def noisy_minute(directory: Path, seed: int) -> list[tuple[BrickRow, ...]]:
-    """Return the rows of each redraw in one minute after the window is full.
+    """Return the rows of each redraw in one minute. The minute begins when the window is full.
 
-    Noise is steady, with rare long calls.
+    The noise of the times is the same all the time, and a few calls are long.
     """
     chance, clock = random.Random(seed), Clock()
     profiler = profiler_in(directory, clock, 1 << 22)
@@ -66,7 +69,10 @@ def noisy_minute(directory: Path, seed: int) -> list[tuple[BrickRow, ...]]:
 
 
 def swaps(before: Sequence[object], after: Sequence[object]) -> int:
-    """Return how many pairs of the top eight changed their order, plus how many rows left the top eight."""
+    """Return how much the order of the first eight rows has changed.
+
+    That is the number of pairs with changed order, plus the number of rows that are no longer among them.
+    """
     stayed = [key for key in before[:8] if key in after[:8]]
     at = {key: place for place, key in enumerate(after)}
     turned = sum(at[one] > at[other] for index, one in enumerate(stayed) for other in stayed[index + 1 :])

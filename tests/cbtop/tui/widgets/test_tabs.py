@@ -1,4 +1,4 @@
-"""One line has room for all tabs, and for a note next to them if its space is reserved."""
+"""Tests of the line of tabs: it has room for all tabs, and for a note if space for it is reserved."""
 
 from __future__ import annotations
 

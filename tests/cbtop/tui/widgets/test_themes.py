@@ -1,4 +1,4 @@
-"""Every theme is readable and distinguishes categories, also in 16 colours and without colours."""
+"""Tests of all themes: each is readable and distinguishes categories, also in 16 colours and without colours."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cbtop.tui.widgets.lines import ROLES, plain, width_of
 from cbtop.tui.widgets.themes import DARK, DARK_16, LIGHT, LIGHT_16, THEMES, theme_for
 
 STYLES = Path(app.__file__).with_name("cbtop.tcss").read_text(encoding="utf-8")
-READABLE = 3.0  # contrast ratio; WCAG 2 requires it for large text and graphics
+READABLE = 3.0  # the contrast that WCAG 2 requires for large text and graphics
 SIXTEEN = (DARK_16, LIGHT_16)
 
 
 def colours(theme: Theme) -> dict[str, str]:
-    """Return the colours of a theme by their names in cbtop.tcss."""
+    """Return the colours of a theme by the names that cbtop.tcss uses."""
     named = {name: getattr(theme, name) for name in ("background", "panel", "foreground", "accent")}
     named |= {name: getattr(theme, name) for name in ("success", "warning", "error")}
     return {**named, **theme.variables}
@@ -40,7 +40,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def looks() -> list[tuple[str, str | None, str | None]]:
-    """Return each role with the names of its colour and of its background."""
+    """Return all styles: the name of the style, of its colour, and of its background colour."""
     found = []
     for role in sorted(ROLES):
         (style,) = re.findall(rf"^\.{role} {{ (.*) }}$", STYLES, re.MULTILINE)

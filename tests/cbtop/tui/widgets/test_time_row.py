@@ -1,4 +1,4 @@
-"""Blocks of time on a line: each block is drawn or counted exactly once, only at its own time."""
+"""Tests of a line with blocks of time: each block is drawn or counted once, and only at its own time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def block(start_ns: int, end_ns: int, *, is_gap: bool = False, names: tuple[str,
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Block]:
-    """Draw adjacent blocks and gaps. Some have zero length."""
+    """Generate blocks of time with and without gaps between them. Some blocks have zero length."""
     blocks, at = [], draw(st.integers(0, 50))
     for _ in range(draw(st.integers(0, 40))):
         length = draw(st.sampled_from([0, 1, 2, 7, 30, 400, 5_000]))
@@ -85,7 +85,7 @@ def test_ends_are_drawn_to_an_eighth_of_a_cell_and_what_touches_is_beside_it() -
     assert plain(time_row([block(0, 450)], scale)) == "■   ▌   "
     assert plain(time_row([block(0, 590)], scale)) == "■Down▉  "
     line = time_row([block(0, 450), block(450, 800)], scale)
-    assert line[1] == ("▌", "fill-ffn ffn")  # two adjacent blocks in one cell
+    assert line[1] == ("▌", "fill-ffn ffn")  # One block ends and the next begins in the same cell.
     assert plain(time_row([block(0, 400), block(460, 800)], scale)) == "■   ▐■  "
 
 

@@ -1,4 +1,4 @@
-"""Every vertical bar is drawn. If several share a column, the highest one is visible."""
+"""Tests of charts with vertical bars: if several bars share a column, the highest one is drawn."""
 
 from __future__ import annotations
 

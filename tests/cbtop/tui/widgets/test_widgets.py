@@ -1,4 +1,4 @@
-"""Drawing functions: widths are exact, orders are stable, and no control characters pass."""
+"""Tests of drawing functions: their widths are exact, their order is stable, and no control character is output."""
 
 from __future__ import annotations
 

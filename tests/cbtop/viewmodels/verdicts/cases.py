@@ -1,4 +1,4 @@
-"""Streams for the confusion matrix: one for each cause, and healthy ones."""
+"""Simulated processes for the tests of verdicts: one for each cause of a verdict, and healthy ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def training(plan: Training, *, window: bool = False) -> Callable[[Path], Source
 
 
 def ranks(*plans: Training) -> Callable[[Path], SourceView]:
-    """Return a function that creates the view of the first of these ranks."""
+    """Return a function that runs these ranks and returns the view of the first one."""
     return lambda directory: of_ranks(directory, *plans)[0]
 
 
@@ -44,7 +44,10 @@ def _in_window(plan: Decoding) -> Callable[[Path], SourceView]:
 
 
 def _beside(base: Decoding, now: Decoding) -> Callable[[Path], SourceView]:
-    """Return a function that creates the view of `now`, compared with a baseline from `base`."""
+    """Return a function that returns the view of the process `now`.
+
+    It is compared with a baseline from the process `base`.
+    """
 
     def view(directory: Path) -> SourceView:
         for name in ("base", "now"):
@@ -68,7 +71,7 @@ def _with_gpu(held_down: bool, clock_mhz: float = 1_200.0) -> Callable[[Path], S
 
 
 def beside_a_gpu(plan: Decoding, busy_percent: float) -> Callable[[Path], SourceView]:
-    """Return a function that creates the view of a process on a GPU with this utilisation."""
+    """Return a function that returns the view of a process. Its GPU has the given utilisation."""
 
     def view(directory: Path) -> SourceView:
         made = run(directory, plan)
@@ -86,10 +89,10 @@ def beside_a_gpu(plan: Decoding, busy_percent: float) -> Callable[[Path], Source
 def _beside_others(
     plan: Decoding, had_percent: float, busy_percent: float = 100.0, waiting_percent: float | None = None
 ) -> Callable[[Path], SourceView]:
-    """Return a function that creates the view of a process with these shares of processor time.
+    """Return a function that returns the view of a process with these shares of processor time.
 
-    The process ran for `had_percent` of the time, all processors were busy for `busy_percent`, and by the kernel's
-    count it waited for `waiting_percent`.
+    The process ran for `had_percent` of the time and, as the kernel counts it, waited for a processor for
+    `waiting_percent`. The processors of the machine were busy for `busy_percent`.
     """
 
     def view(directory: Path) -> SourceView:
@@ -107,7 +110,7 @@ def _beside_others(
 
 
 def _read_every(resolution_ns: int) -> Callable[[Path], SourceView]:
-    """Return a function that creates the view of a process whose clock has this resolution."""
+    """Return a function that returns the view of a process. Its clock has the resolution `resolution_ns`."""
 
     def view(directory: Path) -> SourceView:
         made = run(directory, Decoding())
@@ -120,9 +123,9 @@ def _read_every(resolution_ns: int) -> Callable[[Path], SourceView]:
 
 
 def _quiet_for(seconds: float, *place: str) -> Callable[[Path], SourceView]:
-    """Return a function that creates the view of a process without progress for `seconds`.
+    """Return a function that returns the view of a process that has made no progress for `seconds`.
 
-    `place` is the path of the running node; without it no node runs.
+    `place` is the path of the node that runs: phase, layer and brick. If there is none, nothing runs.
     """
 
     def view(directory: Path) -> SourceView:
@@ -161,7 +164,7 @@ def _recorded(directory: Path) -> SourceView:
 
 SCORES = [(layer, "AttentionScore") for layer in range(LAYERS)]
 
-# Streams by the id of the only verdict that each must cause.
+# Simulated processes by the id of a verdict. Each must get exactly this verdict.
 CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
     "data-incomplete": _of(Decoding(ring_bytes=1 << 14)),
@@ -205,7 +208,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     ),
 }
 
-# The same causes, but too small for a verdict.
+# Simulated processes with the problems of CAUSES, too small for a verdict.
 ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
     "not-finite": _of(Decoding(guarded=(GuardedSteps("", 90),))),
@@ -331,8 +334,8 @@ def _imperfect(directory: Path) -> SourceView:
     return found
 
 
-# Recordings with their known problems. By the kernel's count, the process waits although the machine is not fully
-# used. No verdict about its latency is given then.
+# Recordings, and the verdicts that their known problems must get. In WAITS, the kernel counts waits for a processor
+# although the machine is not fully used, so its latency gets no verdict.
 WAITS = _beside_others(OUTLIERS, had_percent=55, busy_percent=50, waiting_percent=40)
 
 RECORDED: dict[str, tuple[Callable[[Path], SourceView], list[str]]] = {

@@ -1,4 +1,4 @@
-"""Simulated streams of a decoding process with known problems. They use the real profiler, source, store and feed."""
+"""Simulated decoding processes with known problems. They use the real profiler, source, store and feed."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from tests.cbtop.recorded import Clock, apply, source_of
 
 LAYERS = 8
 UPDATE_NS = 500_000_000  # interval of the daemon's messages on the fake clock
-# µs per call, for bricks of each layer and once per step. Their sum is 24.2 ms.
+# µs per call: bricks that run in each layer, and the LM head, which runs once per step. A step takes 24.2 ms.
 IN_LAYERS = {"RmsNorm": 100.0, "QkvProjection": 800.0, "AttentionScore": 500.0, "DownProjection": 1_200.0}
 LM_HEAD_US = 3_000.0
-GAP_US = 25.0  # in each layer, outside its bricks
+GAP_US = 25.0  # time in each layer that is outside its bricks
 # Bytes and FLOP per call of DownProjection. At its usual time this is 30 GB/s and 60 GFLOP/s.
 DOWN_WORK = Work(flops_per_call=72e6, bytes_per_call=36e6)
 
@@ -50,35 +50,38 @@ def usual(_step: int) -> float:
 
 @dataclass
 class Decoding:
-    """Settings of a simulated process. The defaults describe a healthy one."""
+    """Settings of a simulated decoding process. With the defaults, it has no problem."""
 
     seconds: float = 12.0
     noise: float = 0.03  # relative noise of the time of each brick
-    step_factor: Callable[[int], float] = usual  # factor on all times of step n
+    # a function from the number of a step to the factor on all times in this step
+    step_factor: Callable[[int], float] = usual
     layer_factor: dict[int, float] = field(default_factory=dict)
     down_factor: float = 1.0  # factor on the time of DownProjection
-    # factor on the time of a brick in step n
+    # by brick: a function from the number of a step to the factor on the brick's time
     brick_factor: dict[str, Callable[[int], float]] = field(default_factory=dict)
-    # factor on the time of a brick in one layer
+    # by layer and brick: the factor on the brick's time in this layer
     cell_factor: dict[tuple[int, str], float] = field(default_factory=dict)
-    cell_pauses: dict[tuple[int, str], int] = field(default_factory=dict)  # 4 ms more in one of so many steps
-    reduce_us: float = 0.0  # in each layer: the wait for the other ranks
+    # In one of this number of steps, a brick of a layer takes 4 ms more.
+    cell_pauses: dict[tuple[int, str], int] = field(default_factory=dict)
+    reduce_us: float = 0.0  # time in each layer that the process waits for other ranks
     gap_us: float = GAP_US
-    rest_us: float = 0.0  # in each step, outside its layers and bricks
+    rest_us: float = 0.0  # time in each step outside its layers and bricks
     between_us: float = 200.0  # pause between steps
-    measured: str = ""  # how times are measured, as in its manifest
+    measured: str = ""  # what the process says about how it measures times
     cached: Callable[[int], int] | None = None  # reported cached positions before step n
     sequences: Callable[[int], int] | None = None  # reported sequences in step n
     tokens: Callable[[int], int] = lambda _step: 1
-    prefills: int = 0  # decode steps per prefill; 0: no prefills
+    prefills: int = 0  # number of decode steps after each prefill; 0: there are no prefills
     sample_every: int = 1
-    waits_every: int = 0  # in one of so many steps the bricks wait for the host and are named launch-bound
-    attach_s: float = 0.0  # time from the start of the process until a viewer joins
+    # Bricks wait for the host in one of this number of steps. Such steps are labelled launch-bound.
+    waits_every: int = 0
+    attach_s: float = 0.0  # time from the start of the process until a viewer connects
     work: Work | None = None
     ceilings: Sequence[Ceiling] = ()
     checks: Sequence[CheckResult] = ()
     guarded: Sequence[GuardedSteps] = ()
-    compiles_at: Sequence[int] = ()  # steps that wait 0.5 s for the compiler
+    compiles_at: Sequence[int] = ()  # numbers of the steps that wait 0.5 s for a compiler
     compiles_again: bool = True
     budget_us: float | None = None  # budget of DownProjection per token
     ring_bytes: int = 1 << 20
@@ -86,7 +89,7 @@ class Decoding:
 
 
 class Made(StoreViews):
-    """The view of a viewer that received all messages of these processes."""
+    """The views of a viewer that has received all messages about these processes."""
 
     def __init__(self, window_s: float = 10.0) -> None:
         super().__init__(())
@@ -101,7 +104,7 @@ class Made(StoreViews):
         apply(self._store, messages)
 
     def one(self, *, window: bool = False) -> SourceView:
-        """Return the view of the first source."""
+        """Return the view of one process, the first in the order of keys."""
         found = self.view(next(iter(self.seen())), "decode", window=window)
         assert found is not None
         return found
@@ -207,7 +210,7 @@ def _brick(name: str, plan: Decoding) -> BrickDefinition:
 
 
 def _of_rank(message: Message, rank: int, ranks: int) -> Message:
-    """Return the message as if sent by rank `rank`. It is unchanged for a single rank."""
+    """Return the message as if rank `rank` of `ranks` had sent it. With one rank, it stays as it is."""
     if ranks == 1 or not hasattr(message, "source"):
         return message
     if isinstance(message, SourceCatalog):

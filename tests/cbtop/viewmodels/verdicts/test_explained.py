@@ -1,4 +1,4 @@
-"""Verdicts about latency are withheld if waits for a processor or a growing cache explain it."""
+"""Tests of latency verdicts that are withheld: a wait for a processor or a growing cache explains the latency."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
 from tests.representatives import first_by_default
 
-# the long part takes 13 % of the time
+# 30 % of the steps take 1.5 times as long. The additional time is 13 % of all time.
 TWO_KINDS = Decoding(step_factor=lambda step: 1.5 if step * 7_919 % 100 < 30 else 1.0)
-OUTLIERS = Decoding(step_factor=lambda step: 20.0 if step % 100 == 50 else 1.0)  # the outliers take 16 % of the time
-SLOW_START = Decoding(step_factor=lambda step: 30.0 if step < 6 else 1.0)  # the slow start takes 29 % of the time
+# Each hundredth step takes 20 times as long. The additional time is 16 % of all time.
+OUTLIERS = Decoding(step_factor=lambda step: 20.0 if step % 100 == 50 else 1.0)
+# The first six steps take 30 times as long. The additional time is 29 % of all time.
+SLOW_START = Decoding(step_factor=lambda step: 30.0 if step < 6 else 1.0)
 
 
 @first_by_default(

@@ -1,4 +1,4 @@
-"""The gain that a verdict states is the real difference to a run without the cause, and never more."""
+"""Tests of the gain that a verdict states: it is the difference to a run without the problem, and never more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.representatives import first_by_default
 
 DECODE, STEP_NS, SAID_NS = 2, 20 * MS, SECOND // 2
 
-# Causes inside steps, which are known only from recorded steps.
+# Problems inside steps. Only recorded steps show them.
 INSIDE = {
     "host-bound": Decoding(gap_us=2_000),
     "odd-layer": Decoding(layer_factor={5: 1.5}),
@@ -34,7 +34,10 @@ INSIDE = {
 
 
 def _decoding(host: Host, until_ns: int, long: tuple[int, int]) -> SourceView:
-    """Return the view of the last ten seconds of a process with steps of 20 ms and one `long` step."""
+    """Return the view of the last ten seconds of a process.
+
+    Its steps take 20 ms. One more step, `long`, has the given begin and end.
+    """
     viewer = Viewer(host, Store(10.0))
     viewer.hears(host.said(0, whole=True))
     ran, at_ns = [], 0
@@ -83,7 +86,7 @@ def test_the_gain_of_a_long_step_in_the_window_is_what_the_median_allows(seconds
 
 @first_by_default("id", INSIDE)
 def test_recorded_steps_unlike_the_rest_give_no_gain_and_the_verdict_says_so(tmp_path: Path, id: str) -> None:
-    """Every tenth step is longer, and exactly these steps are recorded."""
+    """Only every tenth step is recorded, and these steps take `factor` times as long as the others."""
     (rule,) = [rule for rule in VERDICTS if rule.id == id]
     for name, plan, factor in (("like", INSIDE[id], 1.05), ("unlike", INSIDE[id], 3.0), ("unlike", INSIDE[id], 0.5)):
         directory = tmp_path / f"{name}-{factor}"
@@ -121,7 +124,8 @@ def test_all_kinds_of_steps_are_named_and_what_the_slow_ones_cost_is_gained(
 ) -> None:
     (tmp_path / "fast").mkdir()
     (tmp_path / "slow").mkdir()
-    kinds = dict(zip((0, 40, 60, 80), factors, strict=False))  # the first step in each hundred that has this factor
+    # begin of the range (of hundred step numbers) that has this factor
+    kinds = dict(zip((0, 40, 60, 80), factors, strict=False))
     plan = Decoding(seconds=40, step_factor=lambda step: kinds[max(at for at in kinds if at <= step * 7_919 % 100)])
     fast, view = run(tmp_path / "fast", Decoding(seconds=40)).one(), run(tmp_path / "slow", plan).one()
     verdict = BIMODAL_LATENCY.judge(view)

@@ -1,4 +1,4 @@
-"""Verdicts on training steps: their text, their gain, and when they are withheld."""
+"""Tests of verdicts on training steps: their text, their gain, and when they are withheld."""
 
 from __future__ import annotations
 
@@ -238,7 +238,8 @@ def test_a_gradient_that_is_not_finite_is_named_with_its_step(
     ("fault", "is_first"),
     [
         (replace(NAN, step=117, finite_step=116), True),
-        (replace(ALL, step=118, finite_step=100), True),  # perhaps earlier than in step 118
+        # The gradients were last finite in step 100, so the problem may be older than step 118.
+        (replace(ALL, step=118, finite_step=100), True),
         (replace(NAN, step=118, finite_step=117), False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Each verdict is caused by the simulated stream with its cause, and by no other. Healthy streams cause none."""
+"""Tests of all verdicts: each simulated problem causes exactly its own verdict, and healthy processes cause none."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ IDS = [rule.id for rule in VERDICTS]
 
 
 class Views(dict[str, SourceView]):
-    """Views by stream, created on first use, so that each pytest worker creates only those that it needs."""
+    """Views of simulated processes, by name.
+
+    A view is created when it is first used, so each pytest worker creates few.
+    """
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ def test_a_cause_provokes_its_verdict_and_no_other(views: dict[str, SourceView],
     assert [verdict.id for verdict in views[cause].verdicts] == [cause]
 
 
-# Streams whose kind is already tested by another stream.
+# Simulated processes that are tested only by `make soak`, because a similar one is tested by default.
 ALIKE = {
     "noisy", "two phases", "layers of two kinds", "steps of two lengths, little apart", "steps of two sizes in turn",
     "a cache that fills, and much else that moves", "a short life", "as the baseline, noisy",
@@ -183,7 +186,10 @@ def test_a_check_that_met_a_nan_says_so_everywhere(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_of_failed_checks_the_one_that_bears_the_others_is_named_first(tmp_path: Path) -> None:
-    """DownProjection returns a NaN. --check-contracts finds it after each brick has run, then the guard finds it."""
+    """DownProjection returns a NaN.
+
+    `--check-contracts` finds it right after the brick, and the guard finds it later.
+    """
     of_norm, of_down = ("precondition finite(x)", "postcondition finite(out)"), ("postcondition finite(out)",)
     named = [*(("RmsNorm", name) for name in of_norm), *(("DownProjection", name) for name in of_down)]
     held = [CheckResult(*check, True, None, None) for check in named]
@@ -251,7 +257,7 @@ def test_time_in_no_brick_is_not_instrumented_and_nothing_is_gained(tmp_path: Pa
 
 @pytest.mark.parametrize("count", [200, 1_000])
 def test_chance_makes_no_two_kinds_of_steps(count: int) -> None:
-    """The histogram has one broad mode with noise. At most one in a hundred may look bimodal."""
+    """The durations have one broad mode with noise. At most one in a hundred histograms may look bimodal."""
     found = 0
     for seed in range(100):
         random = Random(seed)
@@ -282,7 +288,10 @@ def test_a_gain_is_what_the_same_process_reaches_without_the_cause(views: dict[s
 
 
 def test_records_lost_since_somebody_looked_are_a_share_of_those_since_then(tmp_path: Path) -> None:
-    """The share does not depend on the time before the viewer joined, because nothing is known about that time."""
+    """Only records since the viewer joined count for the share of lost records.
+
+    Nothing is known about the time before.
+    """
     view = run(tmp_path, Decoding(ring_bytes=1 << 14)).one()
     before = 10**7
     loss = replace(
@@ -304,13 +313,14 @@ def test_a_gpu_that_still_runs_a_step_is_not_idle_between_steps(views: dict[str,
     assert idle.time_range.between_us is not None
     assert idle.books is not None
     between_us = idle.time_range.between_us / idle.steps.count
-    for part, is_idle in ((0.9, False), (0.2, True)):  # share of the time between steps that kernels take
+    for part, is_idle in ((0.9, False), (0.2, True)):  # Kernels take this share of the time between steps.
         kernels_us = (idle.steps.p50_us + part * between_us) * idle.steps.recorded
         books = replace(idle.books, bricks_us=kernels_us)
         verdict = IDLE_BETWEEN_STEPS.judge(replace(idle, books=books, backend=f"torch on cuda; {BY_KERNELS}"))
         assert (verdict is not None) == is_idle
         assert verdict is None or "in which the GPU ended them (derived)" in verdict.sentence
-        # on a CPU, bricks are not measured by kernels
+        # This process runs on a CPU, where bricks are not measured by kernels. So all time between steps counts as
+        # idle.
         assert IDLE_BETWEEN_STEPS.judge(replace(idle, books=books)) is not None
 
 
@@ -355,7 +365,7 @@ def _sections(views: dict[str, SourceView], rules: list[Rule]) -> list[str]:
 
 
 def _matrix() -> str:
-    """Return the verdicts of each recording and the number of streams without verdicts, as a table."""
+    """Return a Markdown table: the verdicts of each recording, and the number of processes without a verdict."""
     rows = ["| recording | verdicts |", "|---|---|"]
     rows += [f"| {name} | {', '.join(said)} |" for name, (_, said) in RECORDED.items() if said]
     quiet = len(HEALTHY) + len([name for name, (_, said) in RECORDED.items() if not said])

@@ -1,4 +1,4 @@
-"""Verdicts that are not shown are listed with the reason, in each output."""
+"""Tests of verdicts that are withheld: each output lists them with the reason."""
 
 from __future__ import annotations
 

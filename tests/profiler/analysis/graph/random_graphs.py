@@ -34,7 +34,7 @@ any_node: st.SearchStrategy[GraphNode] = st.one_of(
 
 @st.composite
 def any_graph(draw: st.DrawFn) -> ExecutionGraph:
-    """Draw nodes in any nesting with any edges, possibly with cycles."""
+    """Generate a graph with any nesting of nodes and any edges. It may have cycles."""
     graph = ExecutionGraph()
     for node in draw(st.lists(any_node, max_size=12)):
         above = draw(st.one_of(st.none(), st.integers(0, len(graph.nodes) - 1))) if graph.nodes else None
@@ -48,7 +48,10 @@ def any_graph(draw: st.DrawFn) -> ExecutionGraph:
 
 @st.composite
 def dependency_dag(draw: st.DrawFn) -> ExecutionGraph:
-    """Draw leaves that run in parallel or in sequence, with dependencies that only point forward."""
+    """Generate a graph of nodes that run in parallel or one after another.
+
+    Dependencies only go forward, so there is no cycle.
+    """
     graph = ExecutionGraph()
     for number in range(draw(st.integers(1, 14))):
         time_ns = draw(st.integers(0, 1000))

@@ -1,4 +1,4 @@
-"""The critical path counts no time twice. The slack of other nodes is right, and cycles are reported."""
+"""Tests of the critical path of a graph: no time counts twice, slack is right, and cycles are reported."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ def test_children_that_take_longer_than_their_parent_leave_it_nothing() -> None:
 @pytest.mark.parametrize(
     ("edges", "named"),
     [
-        ([(2, 0)], {0, 1, 2}),  # a dependency opposite to the order in which the nodes ran
+        ([(2, 0)], {0, 1, 2}),  # This dependency contradicts the order in which the nodes ran.
         ([(1, 1)], {1}),
         ([(3, 4), (4, 3)], {3, 4}),
-        ([(5, 3)], {3, 5}),  # a parent waits for a child
-        ([(3, 5)], {3, 5}),  # a child waits for its parent
+        ([(5, 3)], {3, 5}),  # The parent would have to wait for its own child.
+        ([(3, 5)], {3, 5}),  # The child would have to wait for its own parent.
     ],
 )
 def test_a_cycle_is_an_error_that_names_it(edges: list[tuple[int, int]], named: set[int]) -> None:
@@ -145,7 +145,8 @@ def test_networkx_finds_the_same_path_length_and_slack(graph: ExecutionGraph) ->
     oracle.add_edges_from((e.source, e.destination) for e in graph.edges() if e.kind in ORDERING_KINDS)
     for source, _, data in oracle.edges(data=True):
         data["weight"] = times[source]
-    # An additional begin and end node turn node times into edge lengths.
+    # Convert times of nodes into lengths of edges. An additional node at the begin and one at the end connect the
+    # nodes.
     for node, time in enumerate(times):
         oracle.add_edge("begin", node, weight=0)
         oracle.add_edge(node, "end", weight=time)
@@ -166,7 +167,10 @@ def test_networkx_finds_the_same_path_length_and_slack(graph: ExecutionGraph) ->
 
 
 def event_order(graph: ExecutionGraph) -> networkx.DiGraph[tuple[int, str]]:
-    """Return the order of begins and ends of nodes as a graph, written independently for the oracle."""
+    """Return the order in which nodes begin and end, as a directed graph.
+
+    It is written independently of the tested code, for comparison.
+    """
     order: networkx.DiGraph[tuple[int, str]] = networkx.DiGraph()
     for node, parent in enumerate(graph.parents):
         order.add_edge((node, "begin"), (node, "end"))

@@ -1,4 +1,4 @@
-"""Every renderer shows the same graph with any names, and reports what it leaves out."""
+"""Tests of all renderers of a graph: they show the same graph, with any names, and report what they leave out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def two_layers() -> ExecutionGraph:
 
 
 def as_text(graph: ExecutionGraph) -> str:
-    """Return the Rich tree as a terminal of 60 columns shows it."""
+    """Return the graph as a Rich tree, as a terminal of 60 columns shows it."""
     console = Console(file=io.StringIO(), width=60, color_system=None)
     console.print(to_rich_tree(graph))
     assert isinstance(console.file, io.StringIO)

@@ -1,4 +1,4 @@
-"""The tree of the execution graph, by the predecessor's requirements F121 to F127."""
+"""Tests of the tree of the execution graph, by the requirements F121 to F127 of cbtop's predecessor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The kernels of a cubin are read as ptxas reported them, and a damaged file is an error."""
+"""Tests of reading a cubin (machine code of NVIDIA): its kernels are as ptxas reported them.
+
+A damaged file is an error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PTX module is examined with the tools of the machine, and without them nothing is made up."""
+"""Tests of the examination of a PTX module with NVIDIA's tools. Without the tools, no result is invented."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PTX = (DATA / "kernels.ptx").read_text()
 
 
 def kept_tool(folder: Path, name: str, script: str) -> Tool:
-    """Return a tool that gives the kept output of the real one."""
+    """Return a stand-in for one of NVIDIA's tools. The shell script `script` prints stored output."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -1,4 +1,4 @@
-"""Sectors and passes of a warp are those of a simulation, thread by thread."""
+"""Tests of memory accesses of a warp: the sectors and passes equal those of a simulation of each thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def transactions(lanes: LaneAddresses) -> list[tuple[int, int]]:
         (32, "ld.global.f32 %f1", (32, 4)),
         (4096, "ld.global.f32 %f1", (32, 4)),
         (16, "ld.global.v4.f32 {%f1, %f2, %f3, %f4}", (16, 16)),
-        (0, "ld.global.f32 %f1", (1, 1)),  # all threads read one address
+        (0, "ld.global.f32 %f1", (1, 1)),  # All threads read the same address, so there is one sector.
     ],
 )
 def test_sectors_follow_from_the_stride_of_threads(stride: int, opcode: str, expected: tuple[int, int]) -> None:
@@ -85,7 +85,8 @@ def test_bits_above_those_of_the_thread_are_added(shift: int) -> None:
         "add.s64 %rd4, %rd2, %rd3",
         "ld.global.f32 %f1, [%rd4]",
     )
-    assert transactions(lanes) == ([(4, 4)] if shift == 7 else [])  # 6 bits are too few for 128 threads
+    # Blocks have 128 threads, whose numbers need 7 bits. With a shift by 6, the bits overlap.
+    assert transactions(lanes) == ([(4, 4)] if shift == 7 else [])
 
 
 def test_an_address_from_memory_is_not_known() -> None:
@@ -105,7 +106,7 @@ def test_an_address_from_memory_is_not_known() -> None:
         (4, "ld.shared.f32 %f1", (1, 1)),
         (8, "ld.shared.f32 %f1", (2, 1)),
         (128, "ld.shared.f32 %f1", (32, 1)),
-        (132, "ld.shared.f32 %f1", (1, 1)),  # a row that is padded by one word
+        (132, "ld.shared.f32 %f1", (1, 1)),  # Rows are padded by one word, so that no two threads use the same bank.
         (0, "ld.shared.f32 %f1", (1, 1)),
         (2, "ld.shared.u16 %r9", (1, 1)),
         (8, "ld.shared.v2.f32 {%f1, %f2}", (2, 2)),

@@ -1,4 +1,4 @@
-"""Occupancy equals NVIDIA's own computation, and each change of it is the smallest one."""
+"""Tests of occupancy: it equals NVIDIA's own computation. Each suggested change is the smallest that helps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_blocks_are_those_that_the_installed_header_computes(tmp_path: Path) -> 
     cases = [
         (capability, _block(random, LIMITS[capability].shared_bytes - LIMITS[capability].reserved_shared_bytes))
         for capability in random.choices([one for one in LIMITS if one != (10, 3)], k=NUMBER_OF_CASES)
-    ]  # CUDA 13.0 and 13.5 have different barriers of 10.3
+    ]  # Compute capability 10.3 is left out, because CUDA 13.0 and 13.5 disagree on its barriers.
     lines = "\n".join(_line(*one) for one in cases)
     printed = subprocess.run([program], input=lines, capture_output=True, text=True, check=True).stdout.split()
     ours = [blocks_on_sm(f"sm_{major}{minor}", block) for (major, minor), block in cases]
@@ -132,10 +132,12 @@ def test_a_loss_is_the_smallest_addition_that_costs_a_block(architecture: str, b
         ("sm_90", BlockShape(256, 24, 0), 8, (WARPS,)),
         ("sm_90", BlockShape(32, 16, 0), 32, (BLOCKS,)),
         ("sm_90", BlockShape(256, 64, 0), 4, (REGISTERS,)),
-        ("sm_90", BlockShape(256, 72, 0), 3, (REGISTERS,)),  # 8 registers more: a quarter of the warps is lost
+        # Each thread has 8 more registers, so one of four blocks no longer fits.
+        ("sm_90", BlockShape(256, 72, 0), 3, (REGISTERS,)),
         ("sm_90", BlockShape(128, 32, 100_000), 2, (SHARED,)),
         ("sm_90", BlockShape(128, 32, 0, barriers=16), 4, (BARRIERS,)),
-        ("sm_80", BlockShape(128, 32, 0, barriers=16), 16, (WARPS, REGISTERS)),  # barriers limit from 9.0 on
+        # Barriers limit the number of blocks only from compute capability 9.0 on.
+        ("sm_80", BlockShape(128, 32, 0, barriers=16), 16, (WARPS, REGISTERS)),
         ("sm_90", BlockShape(1024, 65, 0), 0, (REGISTERS,)),
         ("sm_90", BlockShape(1025, 32, 0), 0, (WARPS,)),
         ("sm_90", BlockShape(128, 32, 232_449), 0, (SHARED,)),

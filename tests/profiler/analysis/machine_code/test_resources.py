@@ -1,4 +1,4 @@
-"""Spills and advisories are read from the assembler's report."""
+"""Tests of reading the assembler's report: its spills and advisories."""
 
 from __future__ import annotations
 

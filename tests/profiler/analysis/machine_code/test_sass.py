@@ -1,4 +1,4 @@
-"""Accesses, tensor-core instructions and intensity are counted in machine code."""
+"""Tests of what is counted in machine code: memory accesses, tensor-core instructions and arithmetic intensity."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KERNELS = {one.name: one for one in kernels_of((DATA / "kernels.cubin").read_byt
 
 
 def code(*lines: str) -> list[Instruction]:
-    """Return instructions from "@P0 LDG.E R0, [R2.64]"."""
+    """Return instructions that are parsed from lines such as "@P0 LDG.E R0, [R2.64]"."""
     made = []
     for number, line in enumerate(lines):
         predicate, rest = line.split(" ", 1) if line.startswith("@") else ("", line)
@@ -66,14 +66,15 @@ def test_adjacent_narrow_accesses_are_found_and_a_wide_one_is_not() -> None:
     "lines",
     [
         ("LDG.E R0, [R2.64]", "LDG.E R1, [R2.64+0x8]"),  # not adjacent
-        ("LDG.E R0, [R2.64+0x4]", "LDG.E R1, [R2.64+0x8]"),  # no multiple of 8 bytes
+        ("LDG.E R0, [R2.64+0x4]", "LDG.E R1, [R2.64+0x8]"),  # The first address is not a multiple of 8 bytes.
         ("LDG.E R0, [R2.64]", "LDG.E R1, [R4.64+0x4]"),  # of different addresses
-        ("LDG.E R2, [R2.64]", "LDG.E R1, [R2.64+0x4]"),  # the address changes between them
+        ("LDG.E R2, [R2.64]", "LDG.E R1, [R2.64+0x4]"),  # The first load overwrites its own address register.
         ("LDG.E R0, [R2.64]", "IMAD.WIDE R2, R4, R5, R6", "LDG.E R1, [R2.64+0x4]"),
         ("LDG.E R0, [R2.64]", "IADD3 R3, R3, 0x4, RZ", "LDG.E R1, [R2.64+0x4]"),  # its second register
         ("LDG.E R0, [R2.64]", "@P0 BRA 0x20", "LDG.E R1, [R2.64+0x4]"),
-        ("LDG.E R0, [R2.64]", "@P0 LDG.E R1, [R2.64+0x4]"),  # one of them is conditional
-        ("LDG.E.128 R0, [R4.64]", "LDG.E.128 R8, [R4.64+0x10]"),  # no access is wider
+        ("LDG.E R0, [R2.64]", "@P0 LDG.E R1, [R2.64+0x4]"),  # One of the two loads is conditional.
+        # These two accesses cannot be merged, because 128 bits are the widest access.
+        ("LDG.E.128 R0, [R4.64]", "LDG.E.128 R8, [R4.64+0x10]"),
         ("LDG.E R0, [R2.64]", "LDG.E.CONSTANT R1, [R2.64+0x4]"),  # of different caches
         ("LDS R0, [R2]", "LDS R1, [R2+0x4]"),
     ],
@@ -119,14 +120,17 @@ def test_instructions_have_the_addresses_of_their_places() -> None:
     assert json.loads(PRINTED)[1][0]["length"] == len(instructions_of(PRINTED)["shared_rows"]) * INSTRUCTION_BYTES
 
 
-# --- intensity: the expected numbers are those of the source -------------------------------------------------------
+# --- arithmetic intensity: equal to that of the CUDA source --------------------------------------------------------
 
 
 def test_intensity_is_that_of_the_source() -> None:
-    assert intensity_in("narrow").flop_per_byte == 3 / 20  # three additions; four loads and a store of 4 bytes
+    # The source has three additions, four loads of 4 bytes and a store of 4 bytes.
+    assert intensity_in("narrow").flop_per_byte == 3 / 20
     assert intensity_in("wide").flop_per_byte == 3 / 20
-    assert intensity_in("spilled").flop_per_byte == 80 / 164  # spills are no access to global memory
-    assert intensity_in("shared_rows").flop_per_byte == 1 / 4  # one addition for each load, in an unrolled loop
+    # Spilled registers do not count as access to global memory.
+    assert intensity_in("spilled").flop_per_byte == 80 / 164
+    # The unrolled loop has one addition for each load of 4 bytes.
+    assert intensity_in("shared_rows").flop_per_byte == 1 / 4
     assert intensity_in("narrow").bound == MEMORY
 
 
@@ -145,7 +149,8 @@ def test_a_tile_of_a_product_counts_its_tensor_core_flop() -> None:
     assert (found.flop, found.requested_bytes) == (2 * 16 * 8 * 16, 2 * 16 * 32)
     group = intensity_of(code("LDGSTS.E.128 [R1], [R2.64]", "HGMMA.64x128x16.F32 R88, gdesc[UR20], R88"))
     assert isinstance(group, Intensity)
-    assert group.flop == 2 * 64 * 128 * 16 / 4  # four warps run it together
+    # Four warps run this instruction together, so each of them has a quarter of its floating-point operations.
+    assert group.flop == 2 * 64 * 128 * 16 / 4
 
 
 def test_much_arithmetic_for_few_bytes_is_bound_by_compute() -> None:

@@ -1,4 +1,4 @@
-"""Tools are found in the usual folders, and run with limits."""
+"""Tests of NVIDIA's tools: they are found in the usual folders, and run with limits of time and output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waste has its impact in numbers, and what is not known is no waste."""
+"""Tests of reported waste in kernels: its size is stated in numbers, and unknown values are not reported as waste."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks, edges and dominators of functions."""
+"""Tests of the control flow of PTX functions: basic blocks, edges and dominators."""
 
 from __future__ import annotations
 

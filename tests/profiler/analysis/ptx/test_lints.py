@@ -1,4 +1,7 @@
-"""Each lint finds its error in a bad kernel of the corpus, on its line, and nothing in the repaired twin."""
+"""Tests of lints for PTX: each finds its error on the right line of a bad kernel.
+
+It finds nothing in the repaired version of the kernel.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def found(path: Path) -> list[tuple[str, int]]:
 
 
 def lint_of(name: str) -> str:
-    """Return the id of the lint whose name begins the name of a corpus file."""
+    """Return the id of the lint that a corpus file belongs to. The file name begins with this id."""
     return max((one.id for one in LINTS if name.replace("_", "-").startswith(one.id)), key=len)
 
 
@@ -62,7 +65,10 @@ def test_kernels_that_compilers_made_have_no_error(path: Path) -> None:
 
 
 def test_a_removed_barrier_is_found_in_a_compiled_kernel() -> None:
-    """Without each of its barriers, the reduction of this kernel reads what other warps have not written yet."""
+    """This kernel has several barriers.
+
+    If any is removed, its reduction reads what other warps have not written yet.
+    """
     text = (Path(__file__).parent / "clean" / "triton_layer_norm.ptx").read_text()
     barriers = [*re.finditer(r"bar\.sync\s+0;", text)]
     assert len(barriers) == 3

@@ -1,4 +1,4 @@
-"""The parser of PTX: what it reads, and what it rejects."""
+"""Tests of the parser of PTX: what it reads, and what it rejects."""
 
 from __future__ import annotations
 
@@ -200,7 +200,10 @@ def test_no_text_takes_long(what: str) -> None:
 
 
 def test_a_megabyte_is_parsed_in_time() -> None:
-    """A megabyte of compiled PTX took 0.09 s with control flow (an AMD EPYC core). The bound is for slow machines."""
+    """A megabyte of compiled PTX took 0.09 s, including control flow (one core of an AMD EPYC).
+
+    The limit here is for slow machines.
+    """
     line = "\tfma.rn.f32 \t%f1, %f2, %f3, %f4;\n\tld.global.f32 \t%f2, [%rd1+16];\n"
     body = "\t.reg .f32 %f<9>; .reg .b64 %rd<9>;\n" + line * (1_000_000 // len(line)) + "\tret;\n"
     begun = time.process_time()

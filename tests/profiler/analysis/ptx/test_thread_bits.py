@@ -1,4 +1,4 @@
-"""Results that all threads of a block share, though they come from memory and from other threads."""
+"""Tests of PTX results that are equal in all threads of a block, although they come from memory or other threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ READ = "mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; and.b32 %r3, %r2, 28; ld.share
 
 
 def branches_of(body: str, limits: str = ".reqntid 256") -> int:
-    """Return the number of branches on %p1 that threads can take differently."""
+    """Return how many branches on %p1 some threads may take while others do not."""
     declared = ".reg .pred %p<9>; .reg .b32 %r<20>; .shared .align 4 .b8 tile[512];"
     text = f".version 8.7\n.target sm_90\n.entry k(.param .u32 n)\n{limits}\n{{\n{declared}\n{body}\nret;\n}}"
     module = parse(text)
@@ -41,8 +41,10 @@ def test_a_combined_result_is_shared_by_all_threads(combined: str) -> None:
 @pytest.mark.parametrize(
     "combined",
     [
-        "redux.sync.max.s32 %r9, %r4, 255;",  # of the first eight lanes only
-        "shfl.sync.idx.b32 %r9, %r4, 3, 7175, -1;",  # in groups of eight lanes
+        # With the mask 255, only the first eight lanes of a warp are combined.
+        "redux.sync.max.s32 %r9, %r4, 255;",
+        # The operation works in groups of eight lanes, so groups have different results.
+        "shfl.sync.idx.b32 %r9, %r4, 3, 7175, -1;",
         "shfl.sync.idx.b32 %r9, %r4, %r1, 31, -1;",
         "shfl.sync.up.b32 %r5, %r4, 1, 0, -1; add.f32 %r9, %r5, %r4;",
         "shfl.sync.bfly.b32 %r5, %r4, 4, 31, -1; sub.f32 %r9, %r5, %r4;",
