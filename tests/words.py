@@ -18,7 +18,7 @@ from pathlib import Path
 
 # Phrases per 1,000 words. Lower a limit when its count falls.
 LIMITS = {
-    ("cbtop", "compute", "profiler", "protocol"): 1.5,
+    ("cbtop", "compute", "profiler", "protocol"): 1.2,
     ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs"): 2.2,
 }
 PHRASES = tuple(
