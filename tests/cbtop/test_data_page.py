@@ -35,7 +35,7 @@ def test_the_page_describes_every_table_and_column() -> None:
     cells = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
     described = {name for cell in cells for name in re.findall(r"`(.*?)`", cell)}
     with cbtop.read(RECORDING) as run:
-        tables = ("steps", "layers", "bricks", "kernels", "calls", "verdicts")
+        tables = ("steps", "layers", "bricks", "kernels", "calls", "requests", "verdicts")
         columns = {column for table in tables for column in getattr(run, table)().columns}
     assert described == {f"{table}()" for table in tables} | columns
 

@@ -37,7 +37,7 @@ Series = dict[tuple[str, ...], float]  # values of a metric by phase and brick
 
 # A program with declared work, a budget, a check, and a brick inside another brick. After its steps it stays idle.
 RESTING_HOST = """
-import sys
+import sys, time
 from cbtop import BrickDefinition, BrickId, BrickProfiler, TokenBudget, Work
 from cbtop.protocol.messages import CheckResult
 profiler = BrickProfiler()

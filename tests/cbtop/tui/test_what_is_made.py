@@ -26,6 +26,7 @@ READ = {
         "layer_times",
         "listed",
         "outside",
+        "serving",
         "step_us_history",
         "training",
         "verdicts",

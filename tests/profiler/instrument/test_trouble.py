@@ -24,6 +24,7 @@ from cbtop.profiler.instrument import (
     model_call,
     open_step,
     steps,
+    timed_sections,
     trouble,
     uninstall,
 )
@@ -58,7 +59,7 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, without_gradients: None) -
 
 
 PLANTED: dict[str, tuple[Any, str]] = {
-    "planning": (attachment, "plan_of"),
+    "planning": (timed_sections, "plan_of"),
     "looking for layers": (attachment, "holds_a_stack"),
     "keeping Dynamo out": (attachment, "keep_dynamo_out"),
     "the manifest": (attachment, "manifest_of"),

@@ -17,7 +17,10 @@ PRINTED = ["replay", RECORDING, "--headless"]
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--view", "brick"], "unknown view 'brick'; did you mean bricks? there are overview, training, bricks,"),
+        (
+            ["--view", "brick"],
+            "unknown view 'brick'; did you mean bricks? there are overview, training, requests,",
+        ),
         (["--sort", "p9"], "unknown column 'p9'; did you mean p95 µs? there are brick, wall %,"),
         (["--sort", ""], "unknown column ''; there are brick,"),
         (["--theme", "drak"], "unknown theme 'drak'; did you mean dark? there are dark, light"),
