@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from cbtop.profiler.clocks import DeviceClock
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.recorder import Recorder
     from cbtop.profiler.scopes import Scopes
     from cbtop.profiler.steps import Steps
+    from cbtop.protocol.ring import Record, RingWriter
 
 
 @dataclass(slots=True)
@@ -31,3 +32,13 @@ class Parts:
     steps: Steps
     by_kernels: bool = False
     guard: GuardSetting | None = None
+
+
+class ProfilerListener(NamedTuple):
+    """The functions of a profiler that its recorder calls when a ring opens, and before the ring closes."""
+
+    implementation: str
+    sample_every: int
+    attach: Callable[[RingWriter | None], Record]
+    finish: Callable[[], None]
+    ended: Callable[[str], None]

@@ -20,7 +20,7 @@ import weakref
 from _thread import _local as thread_local
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from cbtop.profiler.analysis.graph.nodes import Function, Layer
 from cbtop.profiler.checks import BrickChecks
@@ -30,7 +30,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.elapsed import ElapsedClock
 from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, checked
 from cbtop.profiler.hot_path import Callbacks
-from cbtop.profiler.parts import Parts
+from cbtop.profiler.parts import Parts, ProfilerListener
 from cbtop.profiler.path import TimedBlock
 from cbtop.profiler.paths import Paths
 from cbtop.profiler.pending import MAX_PENDING, HostTime, Pending
@@ -45,7 +45,7 @@ from cbtop.protocol.attributes import Grid, Work
 from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.endpoint import parse_endpoint
 from cbtop.protocol.messages import CatalogMessage
-from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE, Record, RingWriter
+from cbtop.protocol.ring import FLAG_AMOUNTS, NO_NODE
 from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import BrickCategory, SyncMode, TransferDirection
 
@@ -90,16 +90,6 @@ def _unless_it_fails(
         return guarded
 
     return guard
-
-
-class _Listener(NamedTuple):
-    """The functions of a profiler that its recorder calls when a ring opens, and before the ring closes."""
-
-    implementation: str
-    sample_every: int
-    attach: Callable[[RingWriter | None], Record]
-    finish: Callable[[], None]
-    ended: Callable[[str], None]
 
 
 class BrickProfiler:
@@ -178,7 +168,7 @@ class BrickProfiler:
         self._set_recording()
         if isinstance(self._recorder, RingRecorder):
             self._recorder.add_listener(
-                _Listener(
+                ProfilerListener(
                     self._path.implementation, self.sample_every, self._paths.host.attach, self.finalize, self._ended
                 )
             )

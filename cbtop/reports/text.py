@@ -15,6 +15,8 @@ from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.serving import serving_tables
 from cbtop.reports.sources import listed_in, listed_text
 from cbtop.reports.tables import Table, table
+from cbtop.reports.timeline import timeline_section
+from cbtop.reports.traces import traces_section
 from cbtop.reports.training import training_tables, why_none
 from cbtop.text import (
     breakdown_text,
@@ -27,7 +29,6 @@ from cbtop.text import (
     roof_text,
     source_text,
     time_text,
-    timeline_text,
 )
 from cbtop.text.row_filter import AS_THEY_COME, RowChoice
 from cbtop.text.statistics import (
@@ -51,7 +52,6 @@ from cbtop.viewmodels.roofline import CeilingRow, missing_ceilings
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import SpanView, StepsView
 from cbtop.viewmodels.time_travel import ReplayView
-from cbtop.viewmodels.traces import TraceView
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
@@ -62,7 +62,6 @@ HOST_LINE = "host: the median call, without bricks inside; launches: kernels a s
 LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
 MAX_CHANGES = 10  # At most this many changes of layers are listed, and as many changes of bricks in layers.
-TIMELINE_LINES = 200  # At most this many lines are about the newest step.
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
 
@@ -422,33 +421,6 @@ def _categories(view: SourceView) -> str:
     return "\n".join((table(rows, left=1), *_shares(view)))
 
 
-def _timeline(view: SourceView) -> str:
-    """Return the timeline as text: the sums of each lane, and the records of the newest step. Return "" if records
-    were not received.
-    """
-    found = view.timeline
-    if found is None:
-        return ""
-    lines = [f"timeline: {units.counted(found.steps, 'step')} in {units.duration(found.length_ns / 1e3)}"]
-    for lane in found.lanes:
-        counts = ", ".join(f"{row.name} {units.count(len(row.spans))}" for row in lane.rows if row.spans)
-        lines += [f"lane {lane.name}: {counts}", f"  {timeline_text.lane_sum(lane, 0, found.length_ns)}"]
-    if found.newest is not None:
-        lines.append(f"newest whole {found.newest.name}: {units.exact(found.newest.duration_ns)}, from its beginning")
-        if view.baseline is not None:
-            lines.append(f"Δ (derived): {comparison_text.step_beside(view.baseline, found.newest)}")
-        rows: Table = [("what", "from µs", "duration µs", "in", "lane")]
-        parts = found.newest_parts()
-        for lane, part in parts[:TIMELINE_LINES]:
-            times = (part.start_ns - found.newest.start_ns, part.duration_ns)
-            from_, lasts = (units.exact(ns).removesuffix(" µs") for ns in times)
-            rows.append((part.name, from_, lasts, " · ".join(part.where[1:]), lane.name))
-        lines.append(table(rows, left=1))
-        if len(parts) > TIMELINE_LINES:
-            lines.append(f"{units.count(len(parts) - TIMELINE_LINES)} more of it are not listed")
-    return "\n".join([*lines, *timeline_text.timeline_notes(found)])
-
-
 def _roofline(view: SourceView) -> str:
     roofs = view.roofline
     compared = view.baseline if view.merged is None else None
@@ -524,33 +496,6 @@ def _path_note(row: GraphRow) -> str:
     return "" if row.slack_us is None else f"  [slack {units.duration(row.slack_us)}]"
 
 
-def _traces(view: SourceView) -> str:
-    return "\n\n".join(_trace(trace) for trace in view.traces)
-
-
-def _trace(trace: TraceView) -> str:
-    lines = [f"{trace.trace} {trace.name}, {units.count(trace.forwards)} passes traced: {trace.about}"]
-    totals: Table = [(number.name, _traced(number.value)) for number in trace.totals]
-    if trace.totals:
-        lines.append(", ".join(" ".join(pair) for pair in totals) if trace.rows else table(totals, left=1))
-    if trace.rows:
-        columns = tuple(number.name for number in trace.rows[0].numbers)
-        rows: Table = [("", *columns)]
-        for row in trace.rows:
-            numbers = {number.name: number.value for number in row.numbers}
-            rows.append((row.name, *(_traced(numbers.get(column)) for column in columns)))
-        lines.append(table(rows, left=1))
-    lines += [f"anomaly: {text}" for text in trace.anomalies] or ["no anomalies"]
-    return "\n".join(lines)
-
-
-def _traced(value: float | None) -> str:
-    """Format a number of a model trace with four digits. Very large and very small numbers get an exponent."""
-    if value is None:
-        return units.NOT_MEASURED
-    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e12 else f"{value:.4g}"
-
-
 def foot_text(view: SourceView) -> str:
     loss = view.loss
     line = f"records: {loss.produced} produced = {loss.received} received + {loss.dropped} dropped"
@@ -594,8 +539,8 @@ SECTIONS: dict[str, Callable[[SourceView], str]] = {
     "bricks": _bricks,
     "categories": _categories,
     "layers": layers_table,
-    "timeline": _timeline,
+    "timeline": timeline_section,
     "roofline": _roofline,
     "tree": _tree,
-    "trace": _traces,
+    "trace": traces_section,
 }

@@ -502,7 +502,7 @@ def test_the_timeline_of_text_and_json_is_that_of_the_view() -> None:
 
 def test_a_timeline_of_many_records_is_bounded_in_text_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cbtop.reports.json.MAX_LISTED", 20)
-    monkeypatch.setattr("cbtop.reports.text.TIMELINE_LINES", 10)
+    monkeypatch.setattr("cbtop.reports.timeline.TIMELINE_LINES", 10)
     shown = seen_timelines.at(20.0)
     told = json.loads(REPORTS["json"]([shown], []))["sources"][0]["timeline"]
     rows = [row for lane in told["lanes"] for row in lane["rows"]]
