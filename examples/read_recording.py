@@ -5,6 +5,8 @@ from collections import defaultdict
 
 import cbtop
 
+if len(sys.argv) != 2:
+    sys.exit("pass a recording: python examples/read_recording.py run.cbtop")
 bricks = cbtop.read(sys.argv[1]).bricks()
 times_us = defaultdict(list)
 for name, outer, microseconds in zip(

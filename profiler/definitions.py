@@ -66,7 +66,15 @@ class BrickDefinition:
         label: str = "",
         checks: tuple[Check, ...] = (),
     ) -> BrickDefinition:
-        """Return the definition of a well-known brick, with the name and category of its BrickId."""
+        """Return the definition of a well-known brick, with the name and category of its BrickId.
+
+        Raises TypeError if `brick` is not a BrickId: `BrickDefinition(name, category)` is for other names.
+        """
+        if type(brick) is not BrickId:
+            raise TypeError(
+                f"{brick!r} is not a BrickId; "
+                f"pass a BrickId, or write BrickDefinition({brick!r}, BrickCategory.OTHER)"
+            )
         return cls(brick.display_name, brick.category, brick, backend, work, kernels, budget, label, checks)
 
 

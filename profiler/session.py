@@ -147,7 +147,7 @@ def _said_of(books: TimeBreakdown) -> list[str]:
     if books.overlap_ns:
         found.append(f"{books.overlap_ns / 1e3:.1f}µs in which two of these ran at the same time, in both")
     if books.adopted:
-        found.append(f"{_added_up(books.adopted)} in other threads, beside the steps")
+        found.append(f"{_added_up(books.adopted)} in other threads, outside of the steps")
     if books.unmatched_calls:
         what = "stopped twice, out of order or late, in no books"
         found.append(f"{books.unmatched_ns / 1e3:.1f}µs in {books.unmatched_calls} calls {what}")

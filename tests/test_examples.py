@@ -39,6 +39,11 @@ def test_the_example_for_recordings_sums_the_bricks(runtime: Path, tmp_path: Pat
     assert re.match(r"a +\d+ calls +2\.\d ms +100\.0 µs p50", done.stdout)
 
 
+def test_the_example_for_recordings_says_that_it_needs_one(runtime: Path) -> None:
+    done = _run("read_recording")
+    assert (done.returncode, "pass a recording" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+
+
 def test_the_live_example_prints_rates_of_what_runs(runtime: Path) -> None:
     with subprocess.Popen([sys.executable, str(EXAMPLES / "loop.py"), "1000000"], stdout=subprocess.DEVNULL) as host:
         try:

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bugs", action="store_true", help="also report likely errors")
     parser.add_argument("--strict", action="store_true", help="report everything: likely errors and advice")
     parser.add_argument(
-        "--launch", type=launch, action="append", default=[], metavar="[NAME=]X[,Y[,Z]]",
+        "--launch", type=launch, action="append", default=[], metavar="[NAME=]X[xY[xZ]]",
         help="threads of a block: also check whether the entries, or the entry NAME, allow it, and which threads do "
         "what (may be repeated)",
     )  # fmt: skip

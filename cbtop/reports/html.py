@@ -73,11 +73,11 @@ def _process(view: SourceView, rows: RowChoice) -> str:
     parts = [
         f"<h2>{plain(f'{view.program}, pid {view.pid} on {view.host}: {source_text.standing(view)}')}</h2>",
         _tiles(view),
+        _section("Where the time goes", _step_bar(view)),
         _lines(head_text(view).splitlines()[1:]),
         _verdicts(view),
         _section("Baseline", _lines(baseline_text(view.baseline).splitlines())),
-        _section("Where the time goes", _step_bar(view) + _lines(books_text(view).splitlines())),
-        _section("Bricks", _bricks(rows.of(view))),
+        _section("Bricks", _bricks(rows.of(view)) + _lines(books_text(view).splitlines())),
         _section("One step", step_drawing(view.timeline)),
         _section(f"Layers, µs: red is over {ODD}× the median of like layers", _layers(view.layer_times)),
         _section("Roofline", roofline_drawing(view.roofline)),

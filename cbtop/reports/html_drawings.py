@@ -40,8 +40,8 @@ def step_drawing(timeline: TimelineView | None) -> str:
     note = f"<p>{units.count(left_out)} blocks too short to see are left out.</p>" if left_out else ""
     return (
         f'<svg viewBox="0 0 {WIDTH} {ROW * len(rows)}" role="img" class="step">{"".join(drawn)}</svg>'
-        f"<p>One {plain(step.name)} step of {units.duration(step.duration_ns / 1e3)}. Point at a block for its name "
-        f"and its time.</p>{note}"
+        f"<p>The newest {plain(step.name)} step, of {units.duration(step.duration_ns / 1e3)}. One step can differ "
+        f"much from the mean. Point at a block for its name and its time.</p>{note}"
     )
 
 

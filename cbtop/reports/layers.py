@@ -17,7 +17,7 @@ def layers_table(view: SourceView) -> str:
     title = f"µs a {layers.unit}"
     has_both = any(all(passes_of_layer(layers, row)) for row in layers.rows)
     passes = ("forward µs", "backward µs") if has_both else ()
-    head = ("layer", title, *passes, P50_OF_A_CALL, "median of its like", "× median", "between bricks", "most in")
+    head = ("layer", title, *passes, P50_OF_A_CALL, "median of peers", "× median", "between bricks", "most in")
     rows: Table = [head]
     for row in layers.rows:
         in_passes = passes_of_layer(layers, row) if has_both else ()

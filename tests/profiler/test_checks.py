@@ -139,6 +139,11 @@ def test_nothing_is_checked_while_nothing_is_recorded() -> None:
     profiler.check(own, np.ones(1))
 
 
+def test_a_name_instead_of_a_brick_id_is_refused_with_the_way_out() -> None:
+    with pytest.raises(TypeError, match=r"'Own' is not a BrickId; .*BrickDefinition\('Own', BrickCategory.OTHER\)"):
+        BrickDefinition.of("Own", checks=(Finite(),))  # type: ignore[arg-type]
+
+
 def test_what_is_no_check_is_refused_when_the_definition_is_made() -> None:
     with pytest.raises(TypeError, match="is no check"):
         BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite,))  # type: ignore[arg-type]

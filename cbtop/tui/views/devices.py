@@ -111,9 +111,9 @@ class Devices(View):
     doc = (
         "The GPUs and the processors of the machine that the process runs on, as its daemon samples them every "
         "second, and the processes on them. busy % is not how much of a GPU is used: one small kernel at a time "
-        "makes it 100. Power and bytes beside it tell more, and the roofline how near a brick is to what can be. "
-        "What is n/a has its reason at the end; – is what a device has none of. In the room that is left stand the "
-        "last two minutes of each device, and of each process that is profiled, with mean and extremes (derived)."
+        "makes it 100. Power and bytes say more, and the roofline shows how close a brick is to its limit. The "
+        "reason for each n/a is at the end. – means that the device does not have this. Below are the last two "
+        "minutes of each device and of each profiled process, with mean and extremes (derived)."
     )
     columns_doc = (
         *((column.title, column.doc) for column in COLUMNS),

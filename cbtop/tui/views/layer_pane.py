@@ -53,7 +53,7 @@ def _layers(layers: LayersView, row: LayerRow, width: int, height: int) -> list[
     shown = by_time[: height - 2]
     left_out = len(by_time) - len(shown)
     more: Line = ((f"{left_out} more", "faint"),) if left_out else BLANK
-    head = rule((("layers, the slowest beside its like first", "dim"),), width, more)
+    head = rule((("layers, the slowest among its peers first", "dim"),), width, more)
     return [head, *_table(_layer_columns(row, layers.unit), shown, width)]
 
 
@@ -92,7 +92,7 @@ def _brick_columns(unit: str) -> tuple[Column[BrickInLayer], ...]:
         Column("of layer", 8, 1, lambda row, _: figure(units.percent(row.percent)), ""),
         Column(f"µs a {unit}", 9, 2, lambda row, _: figure(units.number(row.us)), ""),
         Column("p50/call", 8, 3, lambda row, _: figure(units.number(row.p50_us)), ""),
-        Column("its like", 8, 4, lambda row, _: figure(units.number(row.usual_p50_us), "dim"), ""),
+        Column("of peers", 8, 4, lambda row, _: figure(units.number(row.usual_p50_us), "dim"), ""),
         Column("×", 6, 2, lambda row, _: _times(row.to_usual), ""),
         Column("share", 8, 5, share, "", align="left", stretch=1, is_drawn=True),
     )
@@ -113,7 +113,7 @@ def _layer_columns(current: LayerRow, unit: str) -> tuple[Column[LayerRow], ...]
         Column("calls", 7, 5, lambda row, _: figure(units.number(row.calls)), ""),
         Column(f"µs a {unit}", 9, 2, lambda row, _: figure(units.number(row.us)), ""),
         Column("p50/call", 8, 3, lambda row, _: figure(units.number(row.p50_us)), ""),
-        Column("its like", 8, 4, lambda row, _: figure(units.number(row.median_us), "dim"), ""),
+        Column("of peers", 8, 4, lambda row, _: figure(units.number(row.median_us), "dim"), ""),
         Column("×", 6, 1, lambda row, _: _times(row.to_median), ""),
         Column("most of it in", 18, 4, excess, "", align="left", stretch=1),
     )

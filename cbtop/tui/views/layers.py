@@ -47,7 +47,7 @@ class Layers(View):
         "(same stack, same bricks); a single pause makes a bar higher and no mark. Δ stands over the one that has "
         "become slower by most since the baseline (`b`). Arrows go from layer to layer and from brick to brick, "
         "Enter opens the layer in the graph. Where there is room stand the bricks of the layer under the cursor, "
-        "their p50 beside that of the layers like it (×), and all layers, the slowest beside its like "
+        "their p50 beside that of the layers like it (×), and all layers, the slowest among its peers "
         "first; on a wide terminal also the brick under the cursor."
     )
     columns_doc = (

@@ -278,8 +278,8 @@ def layers(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) ->
         yield Number(f"layers on the screen, {name}, median", middle, median(us[name].values()))
         yield Number(f"layers on the screen, {name}, slowest", slowest, us[name][f"Layer {layer}"])
         assert us[name][f"Layer {layer}"] == max(us[name].values())
-    keys = {"µs a step": "us", "p50 µs a call": "p50_us", "median of its like": "median_us", "× median": "to_median",
-            "between bricks": "between_us"}  # fmt: skip
+    keys = {"µs a step": "us", "p50 µs a call": "p50_us", "median of peers": "median_us",
+            "× median": "to_median", "between bricks": "between_us"}  # fmt: skip
     yield from of_rows("layers in the text", in_text(text, "layer", *keys), rows, keys)
 
 
