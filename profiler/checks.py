@@ -102,7 +102,8 @@ class Equivalent:
 
     @property
     def name(self) -> str:
-        return f"equals {getattr(self.reference, '__name__', 'reference')}"
+        name = getattr(self.reference, "__name__", "")
+        return f"equals {name if name.isidentifier() else 'reference'}"
 
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
         with _without_gradients():

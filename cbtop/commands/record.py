@@ -103,7 +103,9 @@ def run(options: argparse.Namespace) -> int:
     if not recorder.has_begun:
         raise NoDataError(f"no answer from {recorder.unanswered}")
     if not recorder.tallies:
-        raise NoDataError(f"no process was running, so {options.output} contains none; start one with cbtop run")
+        nothing = "the command has recorded nothing yet" if beside else "no process was running"
+        way_out = "let it run until its first steps have ended" if beside else "start one with cbtop run"
+        raise NoDataError(f"{nothing}, so {options.output} contains no process; {way_out}")
     if recorder.has_only_ended and not beside:
         raise NoDataError(
             f"every process had ended before, so {options.output} has no records; start one with cbtop run, or read "
