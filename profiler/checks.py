@@ -23,14 +23,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from cbtop.protocol import clock
 from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.signals import reraise_host_error
-
-if TYPE_CHECKING:
-    from cbtop.profiler.definitions import BrickDefinition
 
 FIRST = 3
 SHARE = 0.01
@@ -61,6 +58,18 @@ class Check(Protocol):
 
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
         """Return whether `output`, the result of a call with these arguments, is right."""
+
+
+class HasChecks(Protocol):
+    """The members of a BrickDefinition that this file uses."""
+
+    @property
+    def name(self) -> str:
+        """The name of the brick."""
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The conditions on the output of the brick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +151,19 @@ class BrickChecks:
     def __init__(self, announce: Callable[[CheckResult], None]) -> None:
         self._announce = announce
         self._lock = threading.Lock()
-        self._checked: dict[BrickDefinition, int] = {}  # number of checked calls of each definition
+        self._checked: dict[HasChecks, int] = {}  # number of checked calls of each definition
         self._calls: dict[tuple[str, str], list[int]] = {}  # evaluated and skipped, by the names of brick and check
         self._results: dict[tuple[str, str], CheckResult] = {}
         self._begun_ns = self._spent_ns = 0
 
-    def is_due(self, definition: BrickDefinition) -> bool:
+    def is_due(self, definition: HasChecks) -> bool:
         """Return whether to check the call of `definition` that has just ended."""
         checked = self._checked.get(definition, 0 if len(self._checked) < MAX_RESULTS else FIRST)
         if checked < FIRST:
             return True
         return self._spent_ns < SHARE * (clock.perf_counter_ns() - self._begun_ns)
 
-    def evaluate(
-        self, definition: BrickDefinition, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def evaluate(self, definition: HasChecks, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Evaluate the checks of `definition` for a call, unless another thread evaluates checks at this moment."""
         if not self._lock.acquire(blocking=False):
             return
