@@ -10,7 +10,9 @@ Rules
   called. Its time is not part of the brick.
 - The first FIRST calls of a definition are checked. Later calls are checked while all checks together took less than
   SHARE of the time since the first one. To read a result from a GPU, the host waits for the GPU.
-- A check that failed once stays failed. A check that raises an exception counts as skipped, with the reason.
+- A check that failed once stays failed. A check that raises an exception, or that finds no value to compare, counts
+  as skipped, with the reason. The number of checked calls does not include skipped ones.
+- A forked child begins without results.
 """
 
 from __future__ import annotations
@@ -29,8 +31,11 @@ from cbtop.protocol.signals import reraise_host_error
 
 FIRST = 3
 SHARE = 0.01
-MAX_RESULTS = 10_000  # number of results that are kept, so that a host with ever new names cannot fill the memory
+MAX_RESULTS = (
+    10_000  # of results and of definitions that are kept, so that a host with ever new ones cannot fill the memory
+)
 LIBRARIES = ("numpy", "torch", "cupy")
+NO_VALUES = "the output has no values"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,18 @@ class Check(Protocol):
         """Return whether `output`, the result of a call with these arguments, is right."""
 
 
+class HasChecks(Protocol):
+    """The members of a BrickDefinition that this file uses."""
+
+    @property
+    def name(self) -> str:
+        """The name of the brick."""
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The conditions on the output of the brick."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finite:
     """The check that the output, an array or a tuple or list of arrays, contains no NaN and no infinity."""
@@ -64,7 +81,9 @@ class Finite:
         return "finite"
 
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
-        found = next((bad for bad in map(_not_finite, _arrays(output)) if bad), "")
+        arrays = list(_arrays(output))
+        _require_values(arrays)
+        found = next((bad for bad in map(_not_finite, arrays) if bad), "")
         return CheckOutcome(not found, not_finite=found)
 
 
@@ -86,6 +105,8 @@ class Bounded:
                 return CheckOutcome(False, not_finite="NaN")
             if _size(array):
                 least, most = min(least, float(array.min())), max(most, float(array.max()))
+        if least > most:
+            raise ValueError(NO_VALUES)
         is_inside = least >= self.low and most <= self.high
         return CheckOutcome(is_inside, note="" if is_inside else f"values from {least:g} to {most:g}")
 
@@ -112,13 +133,15 @@ class Equivalent:
         if [_shape(one) for one in found] != [_shape(one) for one in expected]:
             shapes = (", ".join(str(_shape(one)) for one in arrays) for arrays in (found, expected))
             return CheckOutcome(False, None, self.tolerance, note="shape {} instead of {}".format(*shapes))
+        _require_values(found)
         error = 0.0
         for one, other in zip(found, expected, strict=True):
             if bad := _not_finite(one) or _not_finite(other):
                 return CheckOutcome(False, None, self.tolerance, bad)
             if _size(one):
-                wanted = _as_double(other)
-                difference, largest = float(abs(_as_double(one) - wanted).max()), float(abs(wanted).max())
+                difference, largest = _difference(one, other)
+                if not math.isfinite(difference):
+                    return CheckOutcome(False, None, self.tolerance, note="the difference exceeds float64")
                 error = max(error, difference / largest if largest > 0 else difference)
         return CheckOutcome(error <= self.tolerance, error, self.tolerance)
 
@@ -129,27 +152,30 @@ class BrickChecks:
     def __init__(self, announce: Callable[[CheckResult], None]) -> None:
         self._announce = announce
         self._lock = threading.Lock()
-        self._calls: dict[tuple[str, str], int] = {}  # number of evaluations, by the names of brick and check
+        self._checked: dict[HasChecks, int] = {}  # number of checked calls of each definition
+        self._calls: dict[tuple[str, str], list[int]] = {}  # evaluated and skipped, by the names of brick and check
         self._results: dict[tuple[str, str], CheckResult] = {}
         self._begun_ns = self._spent_ns = 0
 
-    def is_due(self, brick: str, checks: tuple[Check, ...]) -> bool:
-        """Return whether to check the call of `brick` that has just ended."""
-        if any(self._calls.get((brick, check.name), 0) < FIRST for check in checks):
+    def is_due(self, definition: HasChecks) -> bool:
+        """Return whether to check the call of `definition` that has just ended."""
+        checked = self._checked.get(definition, 0 if len(self._checked) < MAX_RESULTS else FIRST)
+        if checked < FIRST:
             return True
         return self._spent_ns < SHARE * (clock.perf_counter_ns() - self._begun_ns)
 
-    def evaluate(
-        self, brick: str, checks: tuple[Check, ...], output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Evaluate the checks of `brick` for a call, unless another thread evaluates checks at this moment."""
+    def evaluate(self, definition: HasChecks, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Evaluate the checks of `definition` for a call, unless another thread evaluates checks at this moment."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             begun_ns = clock.perf_counter_ns()
             self._begun_ns = self._begun_ns or begun_ns
-            for check in checks:
-                self._count(brick, check.name, _outcome(brick, check, output, args, kwargs))
+            if definition in self._checked or len(self._checked) < MAX_RESULTS:
+                self._checked[definition] = self._checked.get(definition, 0) + 1
+            for check in definition.checks:
+                brick, name = definition.name, check.name
+                self._count(brick, name, _outcome(brick, name, check, output, args, kwargs))
             self._spent_ns += clock.perf_counter_ns() - begun_ns
         finally:
             self._lock.release()
@@ -158,29 +184,46 @@ class BrickChecks:
         about = brick, name
         if about not in self._calls and len(self._calls) >= MAX_RESULTS:
             return
-        calls = self._calls[about] = self._calls.get(about, 0) + 1
-        before = self._results.get(about)
-        has_failed = before is not None and not before.passed and not before.skipped
-        if has_failed and before is not None:
-            found = before
-        elif before is not None and found.passed and not found.skipped and before.max_error is not None:
-            found = replace(found, max_error=max(before.max_error, found.max_error or 0.0))
-        self._results[about] = found
-        fails_now = not has_failed and not found.passed
-        if fails_now or calls & (calls - 1) == 0:  # the first, second, fourth, eighth … evaluation
-            detail = f"{found.note}; " if found.note else ""
-            self._announce(replace(found, note=f"{detail}{calls:,} {'call' if calls == 1 else 'calls'} checked"))
+        calls = self._calls.setdefault(about, [0, 0])
+        is_first_skip = bool(found.skipped) and not calls[1]
+        calls[bool(found.skipped)] += 1
+        result = self._results[about] = _merged(self._results.get(about), found)
+        fails_now = result is found and not found.passed
+        evaluated, skipped = calls
+        total = evaluated + skipped
+        if fails_now or is_first_skip or total & (total - 1) == 0:  # the first, second, fourth, eighth … call
+            notes = [result.note, f"{evaluated:,} {'call' if evaluated == 1 else 'calls'} checked"]
+            if skipped:
+                notes.append(f"{skipped:,} skipped")
+            self._announce(replace(result, note="; ".join(filter(None, notes))))
 
 
-def _outcome(brick: str, check: Check, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckResult:
+def _merged(before: CheckResult | None, found: CheckResult) -> CheckResult:
+    """Return the result of a check from its result `before` and that of the latest call. A failure stays."""
+    if before is None or before.skipped:
+        return found
+    if not before.passed or found.skipped:
+        return before
+    if found.passed and before.max_error is not None:
+        return replace(found, max_error=max(before.max_error, found.max_error or 0.0))
+    return found
+
+
+def _outcome(
+    brick: str, name: str, check: Check, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> CheckResult:
     try:
         found = check.evaluate(output, args, kwargs)
-        return CheckResult(
-            brick, check.name, bool(found.passed), found.max_error, found.tolerance, found.not_finite, "", found.note
-        )
+        max_error, tolerance = _finite_or_none(found.max_error), _finite_or_none(found.tolerance)
+        return CheckResult(brick, name, bool(found.passed), max_error, tolerance, found.not_finite, "", found.note)
     except Exception as error:  # noqa: BLE001 - a check of the host failed: its result says why
         reraise_host_error(error)
-        return CheckResult(brick, check.name, True, None, None, skipped=f"{type(error).__name__}: {error}")
+        return CheckResult(brick, name, True, None, None, skipped=f"{type(error).__name__}: {error}")
+
+
+def _finite_or_none(number: Any) -> float | None:
+    """Return `number` as a float, or None if no message can carry it."""
+    return None if number is None or not math.isfinite(number) else float(number)
 
 
 def _arrays(output: Any) -> Iterator[Any]:
@@ -214,8 +257,29 @@ def _not_finite(array: Any) -> str:
     return "NaN" if bool(library.isnan(array).any()) else "infinity"
 
 
-def _as_double(array: Any) -> Any:
-    return array.double() if hasattr(array, "double") else array.astype("float64")
+def _difference(array: Any, expected: Any) -> tuple[float, float]:
+    """Return max|array - expected| and max|expected|, computed in float64 or complex128."""
+    is_complex = _is_complex(array) or _is_complex(expected)
+    numpy = sys.modules.get("numpy")
+    with nullcontext() if numpy is None else numpy.errstate(over="ignore", invalid="ignore"):  # the caller tests this
+        array, expected = _widened(array, is_complex=is_complex), _widened(expected, is_complex=is_complex)
+        return float(abs(array - expected).max()), float(abs(expected).max())
+
+
+def _is_complex(array: Any) -> bool:
+    return bool(array.is_complex()) if hasattr(array, "is_complex") else array.dtype.kind == "c"
+
+
+def _widened(array: Any, *, is_complex: bool) -> Any:
+    if hasattr(array, "double"):
+        return array.cdouble() if is_complex else array.double()
+    return array.astype("complex128" if is_complex else "float64")
+
+
+def _require_values(arrays: list[Any]) -> None:
+    """Raise ValueError if all `arrays` are empty, because a check of nothing must not pass."""
+    if not any(map(_size, arrays)):
+        raise ValueError(NO_VALUES)
 
 
 def _shape(array: Any) -> tuple[int, ...]:

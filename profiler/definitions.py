@@ -53,6 +53,8 @@ class BrickDefinition:
                 raise TypeError(
                     f"{check!r} is no check; Finite(), Bounded(low, high) or Equivalent(reference) is one"
                 )
+            if not isinstance(check.name, str):
+                raise TypeError(f"the name of the check {check!r} is {check.name!r}; a str is expected")
 
     @classmethod
     def of(

@@ -250,14 +250,14 @@ class BrickProfiler:
         `timed` does this by itself. Call it after `with profiler.brick(definition):`. Nothing happens if the step is
         not recorded, or while the checks have used up their share of the time (checks.py).
         """
-        if self.recording and definition.checks and self._checks.is_due(definition.name, definition.checks):
+        if self.recording and definition.checks and self._checks.is_due(definition):
             self._evaluate(definition, output, args, kwargs)
 
     @_unless_it_fails(None)
     def _evaluate(
         self, definition: BrickDefinition, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._checks.evaluate(definition.name, definition.checks, output, args, kwargs)
+        self._checks.evaluate(definition, output, args, kwargs)
 
     @_unless_it_fails(None)
     def reset(self) -> None:
@@ -577,6 +577,7 @@ class BrickProfiler:
         """
         self._scopes.after_fork()
         self._pending.after_fork()
+        self._checks = BrickChecks(self.announce)  # the child has no results, and its lock is free
         self._ended_why = ""
         try:
             self._steps.after_fork()

@@ -13,8 +13,8 @@ Rules for a module with children that no rule matches
 - A container (Sequential, ModuleList) runs nothing itself, and neither does a subclass with the `forward` of one.
 - The bricks of the table below keep their names: AttentionBlock and FeedForwardBlock are the own operations of known
   modules. Small ones of these are not timed by a host.
-- All modules of one class are one row. If a class is called like a known brick, the row gets the word "module" after
-  its name.
+- All modules of one class are one row. If a class is called like a known brick or a class of torch.nn, its row gets
+  the word "module" after its name.
 """
 
 from __future__ import annotations
@@ -319,7 +319,10 @@ def classify(it: Described) -> ModuleKind | None:
     return ModuleKind(it.classes[0]) if runs_as_one else None
 
 
-def own_kind(class_name: str) -> ModuleKind:
-    """Return the kind of a module with children of which only its own operations are a brick."""
-    name = f"{class_name} module" if class_name in KNOWN_NAMES else class_name
+def own_kind(class_name: str, *, is_taken: bool = False) -> ModuleKind:
+    """Return the kind of a module with children of which only its own operations are a brick.
+
+    `is_taken` tells that a class of torch has this name.
+    """
+    name = f"{class_name} module" if is_taken or class_name in KNOWN_NAMES else class_name
     return ModuleKind(name, shows_inside=True, is_own=True)

@@ -182,10 +182,11 @@ class OpenStep:
         if is_later and phase == phases.PREFILL and sequences:
             phase, tokens = phases.NO_CACHE, sequences
             self.call = phases.Call(phase, tokens, sequences, None)
-        elif phase == phases.DECODE and generation is not None and generation.beams and self.waits:
+        is_decode = self.waits and phase in (phases.DECODE, phases.NO_CACHE)
+        if is_decode and generation is not None and generation.beams:
             beams, returned = generation.beams
-            phase, tokens = phases.with_beams(beams), sequences * returned // beams
-            self.call = phases.Call(phase, tokens, sequences, cached)
+            phase, tokens = phases.with_beams(phase, beams), sequences * returned // beams
+            self.call = phases.Call(phase, tokens, sequences, self.call.cached)
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)

@@ -39,9 +39,12 @@ _LENGTH = "get_seq_length"  # name of a cache's method that returns its length
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
-def with_beams(beams: int) -> str:
-    """Return the phase of decode steps in a beam search. Only tokens of beams that will be returned count there."""
-    return f"{DECODE}, {beams} beams"
+def with_beams(phase: str, beams: int) -> str:
+    """Return the name of the decode steps `phase` in a beam search.
+
+    Only tokens of beams that will be returned count there.
+    """
+    return f"{phase}, {beams} beams"
 
 
 class Call(NamedTuple):

@@ -384,14 +384,14 @@ class _Planner:
             return kind if self._shows_blocks and _is_large(module) else None
         is_around_layers = any([module is one for one in self.plan.trunk])
         if kind is None and self._shows_own and not is_around_layers and _runs_operations(module):
-            return own_kind(type(module).__name__)
+            return own_kind(type(module).__name__, is_taken=_is_called_like_one_of_torch(module))
         return kind
 
     def own_of(self, module: nn.Module) -> OwnOperations | None:
         """Return the brick for the own operations of a layer, or of the model. Returns None for a container."""
         if not _runs_operations(module):
             return None
-        name = own_kind(type(module).__name__).name
+        name = own_kind(type(module).__name__, is_taken=_is_called_like_one_of_torch(module)).name
         if name not in self._own:
             self._own[name] = OwnOperations(
                 name, BrickCategory.OTHER, backend=self._backend, label=OWN_LABEL, on_device=self._is_timed_there
@@ -549,6 +549,15 @@ class _Planner:
     def _is_of_vocabulary(self, module: nn.Module) -> bool:
         sizes = product_sizes(module)
         return sizes is not None and sizes[1] == self._vocabulary
+
+
+def _is_called_like_one_of_torch(module: nn.Module) -> bool:
+    """Return whether a different class in torch.nn has the class name of `module`.
+
+    The bricks of that class, such as Linear, have this name.
+    """
+    kind = type(module)
+    return getattr(torch.nn, kind.__name__, kind) is not kind
 
 
 def _runs_operations(module: nn.Module) -> bool:

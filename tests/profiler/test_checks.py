@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -147,3 +148,84 @@ def test_a_name_instead_of_a_brick_id_is_refused_with_the_way_out() -> None:
 def test_what_is_no_check_is_refused_when_the_definition_is_made() -> None:
     with pytest.raises(TypeError, match="is no check"):
         BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite,))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_complex_values_are_compared_with_both_their_parts(library: str) -> None:
+    array = pytest.importorskip(library).asarray
+    found = _run(array([1 + 0j]), Equivalent(lambda: array([1 + 3j])))
+    assert not found.passed
+    assert found.max_error == pytest.approx(3 / abs(1 + 3j))
+
+
+@pytest.mark.parametrize("check", [Finite(), Bounded(0, 1), Equivalent(lambda: np.zeros(0))])
+def test_a_check_of_no_values_is_skipped_and_does_not_pass(check: checks.Check) -> None:
+    assert _run(np.zeros(0), check).skipped == f"ValueError: {checks.NO_VALUES}"
+
+
+def test_a_difference_that_no_float_can_hold_fails() -> None:
+    found = _run(np.array([1.7e308]), Equivalent(lambda: np.array([-1.7e308])))
+    assert (found.passed, found.max_error) == (False, None)
+    beyond = np.array([np.longdouble("1e400")])
+    assert not _run(beyond, Equivalent(lambda: 10 * beyond)).passed
+
+
+def test_each_definition_of_one_name_gets_its_first_checks() -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    query, key = (BrickDefinition("Own", BrickCategory.OTHER, label=label, checks=(Finite(),)) for label in "qk")
+    for _ in range(checks.FIRST):
+        profiler.check(query, np.ones(1))
+    for _ in range(checks.FIRST):
+        profiler.check(key, np.array([np.nan]))
+    assert not _results(memory)[-1].passed
+
+
+def test_a_skipped_call_counts_apart_and_keeps_the_result() -> None:
+    outputs = [np.ones(1), "text", np.ones(1), np.array([np.nan])]
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    for output in outputs:
+        own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite(),))
+        profiler.check(own, output)
+    assert [(one.passed, one.skipped, one.note) for one in _results(memory)] == [
+        (True, "", "1 call checked"),
+        (True, "", "1 call checked; 1 skipped"),
+        (False, "", "3 calls checked; 1 skipped"),
+    ]
+
+
+def test_an_error_that_no_message_can_carry_still_fails() -> None:
+    class Own:
+        name = "own"
+
+        def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> checks.CheckOutcome:
+            return checks.CheckOutcome(False, max_error=output, tolerance=float("inf"))
+
+    found = _run(np.float32("inf"), Own())
+    assert (found.passed, found.skipped, found.max_error, found.tolerance) == (False, "", None, None)
+    assert type(_run(np.float32(2), Own()).max_error) is float
+
+
+def test_a_forked_child_checks_its_own_first_calls() -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite(),))
+    for _ in range(2 * checks.FIRST):
+        profiler.check(own, np.ones(1))
+    child = os.fork()
+    if child == 0:
+        profiler.check(own, np.array([np.nan]))
+        os._exit(0 if not _results(memory)[-1].passed else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_check_whose_name_is_no_text_is_refused() -> None:
+    class Own:
+        name = 5
+
+        def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> checks.CheckOutcome:
+            return checks.CheckOutcome(True)
+
+    with pytest.raises(TypeError, match="the name of the check"):
+        BrickDefinition("Own", BrickCategory.OTHER, checks=(Own(),))  # type: ignore[arg-type]

@@ -290,6 +290,15 @@ def test_operations_of_a_module_with_children_have_its_class_name() -> None:
     assert _own(is_timed_there=True) == of_layers  # between stamps, only layers have their class's name
 
 
+def test_a_class_called_like_one_of_torch_has_a_row_of_its_own() -> None:
+    model = Gated()
+    model.stem[1].__class__ = type("Linear", (Gate,), {})
+    plan = plan_of(model)
+    assert plan
+    rows = {own.name for part in plan.parts if (own := own_operations(part.key)) is not None}
+    assert rows == {"Linear module", "Gate"}
+
+
 def test_a_layer_with_a_compiled_forward_has_no_operations_of_its_own() -> None:
     model = Gated()
     model.blocks[0].forward = torch.compile(model.blocks[0].forward, backend="eager")

@@ -280,8 +280,10 @@ def test_a_beam_search_counts_the_tokens_of_the_beams_that_it_returns(
     assert _steps(memory) == [("prefill", 42), ("decode, 3 beams", 2), ("decode, 3 beams", 2)]
     model.generate(words(2, 7), num_beams=3, num_return_sequences=2, **length)
     assert _steps(memory)[3:] == [("prefill", 42), ("decode, 3 beams", 4), ("decode, 3 beams", 4)]
+    model.generate(words(2, 7), num_beams=3, use_cache=False, **length)
+    assert _steps(memory)[6:] == [("prefill", 42), *[("decode, no cache, 3 beams", 2)] * 2]
     model.generate(words(2, 7), **length)
-    assert _steps(memory)[6:] == [("prefill", 14), ("decode", 2), ("decode", 2)]
+    assert _steps(memory)[9:] == [("prefill", 14), ("decode", 2), ("decode", 2)]
 
 
 def test_a_loop_of_the_hosts_own_has_a_step_for_each_call(profiler: BrickProfiler, memory: Memory) -> None:
