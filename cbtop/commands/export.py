@@ -19,7 +19,7 @@ from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.limits import reason
 from cbtop.protocol.recording import RecordingReader
-from cbtop.reports import HTML, REPORTS, VIEWS
+from cbtop.reports import HTML
 
 DESCRIPTION = (
     "Write the records of a recording, or what the ring of a process still holds (also of one that has ended), in a "
@@ -70,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
 def _export_html(options: argparse.Namespace) -> int:
     """Write the report on a recording at its end."""
     from cbtop.feeds.replay import ReplayFeed
+    from cbtop.reports.html import html_report
 
     if options.file is None:
         raise UsageError(f"{HTML} needs a recording; `cbtop --headless --format {HTML}` reports on what runs")
@@ -85,9 +86,10 @@ def _export_html(options: argparse.Namespace) -> int:
             who = "" if options.source is None else f" of --source {options.source}"
             raise NoDataError(f"{options.file} holds no data{who}")
         out = opened.enter_context(_opened(options))
-        out.write(f"{REPORTS[HTML](views, VIEWS, feed.replay())}\n".encode())
-        if feed.damage:
-            raise UntrustedError(f"{feed.status()}: what they held is missing")
+        damage = f"{feed.status()}: what they held is missing" if feed.damage else ""
+        out.write(f"{html_report(views, feed.replay(), damage=damage)}\n".encode())
+    if damage:
+        raise UntrustedError(damage)
     return 0
 
 

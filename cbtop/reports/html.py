@@ -54,18 +54,25 @@ svg .axis{stroke:var(--dim)}svg .roof{stroke:#d1242f;stroke-dasharray:4 3}svg.st
 
 
 def html_report(
-    sources: Sequence[SourceView], replay: ReplayView | None = None, rows: RowChoice | None = None
+    sources: Sequence[SourceView],
+    replay: ReplayView | None = None,
+    rows: RowChoice | None = None,
+    damage: str = "",
 ) -> str:
-    """Return the whole document. `rows` is the filter and the order of bricks in the table."""
+    """Return the whole document. `rows` is the filter and the order of bricks in the table.
+
+    `damage` says what the recording lost. It is shown first.
+    """
     title = " · ".join(dict.fromkeys(view.program for view in sources if view.program)) or "cbtop"
     when = f"<p>{plain(replay_text(replay))}</p>" if replay is not None else ""
+    lost = f'<div class="verdict error">{plain(damage)}</div>' if damage else ""
     body = "".join(_process(view, rows or AS_THEY_COME) for view in sources) or "<p>No process has data.</p>"
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{plain(title)} — cbtop</title><style>{STYLE}</style></head><body>"
-        f'<h1>{plain(title)}</h1>{when}{body}<p class="dim">cbtop {plain(__version__)}. {plain(PROVENANCE_LINE)}.'
-        "</p></body></html>"
+        f"<h1>{plain(title)}</h1>{when}{lost}{body}"
+        f'<p class="dim">cbtop {plain(__version__)}. {plain(PROVENANCE_LINE)}.</p></body></html>'
     )
 
 

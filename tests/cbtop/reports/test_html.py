@@ -95,6 +95,19 @@ def test_without_data_the_export_says_so(tmp_path: Path, capsys: pytest.CaptureF
     assert "no data of --source 1" in capsys.readouterr().err
 
 
+def test_what_a_damaged_recording_lost_is_said_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = bytearray(RECORDINGS[0].read_bytes())
+    whole[len(whole) // 2 : len(whole) // 2 + 40] = bytes(40)
+    damaged, out = tmp_path / "damaged.cbtop", tmp_path / "run.html"
+    damaged.write_bytes(whole)
+    assert main(["export", str(damaged), "--format", "html", "-o", str(out)]) == 5
+    said = capsys.readouterr().err.strip().removeprefix("cbtop: ")
+    assert "what they held is missing" in said
+    assert said in unescape(out.read_text(encoding="utf-8"))
+
+
 def test_drawings_are_left_out_where_their_data_is_missing() -> None:
     assert step_drawing(None) == ""
     assert roofline_drawing(replace(samples.LIVE.roofline, ceilings=())) == ""
