@@ -61,7 +61,7 @@ TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one se
 HOST_LINE = "host: the median call, without bricks inside; launches: kernels a step; both of the newest steps"
 LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
-MAX_CHANGES = 10  # At most this many changes of layers are listed, and as many changes of bricks in layers.
+MAX_CHANGES = 10  # maximum number of listed changes of layers, and maximum number of listed changes of bricks
 TIMELINE_LINES = 200  # At most this many lines are about the newest step.
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
@@ -72,7 +72,7 @@ def text_report(
 ) -> str:  # fmt: skip
     """Return the chosen sections of each source, then the list of all sources and their machines.
 
-    `rows` is the filter and the order of bricks. By default, all bricks are included, in their own order.
+    `rows` filters and sorts the bricks. By default, all bricks are included, in the order of the view.
     """
     chosen = [section for section in sections if section in SECTIONS]
     is_list_alone = [*sections] == [SOURCES]
@@ -108,7 +108,7 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
 
 
 def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
-    """Return a line with the number of bricks that match the user's filter. All other figures include every brick."""
+    """Return a line with the number of bricks that match the filter. The filter does not change other figures."""
     return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 
@@ -238,7 +238,7 @@ def _rates(view: SourceView, steps: StepsView) -> str:
 
 
 def _is_without_tokens(steps: StepsView) -> bool:
-    """Return whether the steps have no tokens at all, like those of a model of images."""
+    """Return whether the steps have no tokens at all, for example because the model processes images."""
     return steps.known_tokens is None and not steps.has_tokens
 
 
@@ -256,7 +256,7 @@ def _in_steps(view: SourceView, steps: StepsView) -> str:
 def _a_token(steps: StepsView) -> str:
     """Return the time of a token as text: in the median step, at the p99 and in the slowest step.
 
-    If the time is unknown, return the reason. Return "" in training, because a token of training has no latency.
+    If the time is unknown, return the reason. In training, return "", because a token of training has no latency.
     """
     if steps.why_no_us_per_token and steps.tokens and not is_training(steps.phase):
         return f"; ms/token {units.NOT_MEASURED} ({steps.why_no_us_per_token})"
@@ -339,7 +339,7 @@ def _bricks(view: SourceView) -> str:
 def _in_layers(view: SourceView) -> Table:
     """Return a table of the bricks in layers.
 
-    It compares a brick's call in the median layer and in the slowest layer.
+    For each brick, the table has the median call in two layers: the median layer and the slowest layer.
     """
     rows: Table = [("brick", "layers", "median µs", "slowest µs", "slowest layer", f"over {ODD}×")]
     for row in view.bricks:

@@ -38,8 +38,9 @@ class TypedColumn:
 
     @staticmethod
     def joined(parts: Sequence[TypedColumn]) -> TypedColumn:
-        """Join the columns `parts` (at least one) to one column with all of their rows. They must have the same
-        texts.
+        """Join the columns `parts` (at least one) to one column with all of their rows.
+
+        All parts must have the same list `texts`.
         """
         if len(parts) == 1:
             return parts[0]

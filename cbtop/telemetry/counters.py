@@ -14,8 +14,8 @@ from cbtop.client.store import Store
 from cbtop.protocol.messages import HostHello
 from cbtop.telemetry.metrics import MAX_SERIES, DurationHistogram, Metric, MetricType, Point, Snapshot
 
-# At most this many series are stored. Beyond it, the series with the oldest export is dropped and starts again at
-# zero.
+# At most this many series are stored. If there are more, the series with the oldest export is dropped. A dropped
+# series starts again at zero.
 MAX_KEPT = 4 * MAX_SERIES
 
 

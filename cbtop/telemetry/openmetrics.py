@@ -167,7 +167,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def _cut_off(self, request: Any) -> None:
         self._forget(request)
-        with suppress(OSError):  # The thread of the connection may have closed it already.
+        with suppress(OSError):  # The connection's thread may have closed the socket already.
             request.shutdown(socket.SHUT_RDWR)
 
     def _forget(self, request: Any) -> None:

@@ -1,4 +1,4 @@
-"""Write the time breakdown of steps (in names: `books`), and reasons to doubt it."""
+"""Write the time breakdown of steps, and reasons to doubt it. Names in the code call the breakdown `books`."""
 
 from __future__ import annotations
 

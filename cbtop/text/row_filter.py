@@ -18,11 +18,11 @@ _STATISTICS = {
     for place in (*BRICK_COLUMNS, *HOST_COLUMNS, *BUDGET_COLUMNS, *CHECK_COLUMNS, *POINT_COLUMNS)
     if place.statistic.unit != "word"
 }
-SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # titles of the columns on the screen that bricks can be sorted by
+SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # titles of the screen's columns by which bricks can be sorted
 
 
 def bare(name: str) -> str:
-    """Return `name` in the form that names of columns are compared in: `P95 µs` becomes `p95us`."""
+    """Return `name` in a simplified form for comparisons of column names: `P95 µs` becomes `p95us`."""
     return re.sub(r"[^a-z0-9%]", "", name.casefold().replace("\u03bc", "u").replace("\xb5", "u"))
 
 
@@ -86,7 +86,7 @@ def _ends_soon(expression: str) -> bool:
 
 
 def words_of(row: BrickRow) -> tuple[str, str]:
-    """Return the texts of a table row that a filter is applied to."""
+    """Return the texts of a table row that the filter compares with its pattern."""
     return row.name, row.category.display_name
 
 

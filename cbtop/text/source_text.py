@@ -40,8 +40,10 @@ def process_cost(cost: ProcessCost) -> str:
 
 
 def unknown_figures(rows: Sequence[SourceRow]) -> list[str]:
-    """Return each reason for unknown figures once, with the figure and the processes: `recording costs of pid 7, pid
-    8: it does not measure …`.
+    """Return a line for each reason why a figure is unknown.
+
+    The line names the figure and all processes with this reason: `recording costs of pid 7, pid 8: it does not
+    measure …`.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:

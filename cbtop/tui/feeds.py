@@ -53,7 +53,10 @@ class AppFeed(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all processes that were already running are known. If so, a new process must have just started."""
+        """Whether the feed has reported all running processes.
+
+        If so, a process that appears later has just started.
+        """
 
     def mark_baseline(self, key: str) -> bool:
         """Use the recent window of each process as its baseline.
@@ -77,9 +80,9 @@ class AppFeed(Protocol):
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer will never accept each other, such as different versions.
+        """The reason why the daemon and this viewer will never accept each other, such as different versions.
 
-        Empty if they may.
+        The reason is "" if there is none.
         """
 
     def finished(self) -> AppFeedEnd | None:

@@ -36,8 +36,8 @@ class TimeTravel:
     """Moves the screen through the recording `past`. If `past` is None, moves through the history that `ask`
     requests.
 
-    `show` redraws the same moment, and `arrive` draws a different moment. `source` returns a process. If the user
-    moves by steps, the steps of this process count.
+    `show` redraws the same moment, and `arrive` draws a different moment. `source` returns the key of a process. If
+    the user moves by steps, only steps of this process count.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TimeTravel:
         # came before.
         self._begins_after: int | None = None
         self._source = source
-        self._told_none = False  # whether the user already knows that no step is near the last move
+        self._told_none = False  # whether the user has already seen the message that no step is near
 
     @property
     def can_look_back(self) -> bool:
@@ -167,7 +167,7 @@ class TimeTravel:
     def _steps_away(self, steps: int, past: ReplayFeed, from_s: float) -> float:
         """Return the moment `steps` steps later, or earlier if `steps` is negative.
 
-        If no step is near, the result is one second away for each step.
+        If no step is near, move by one second in place of each step.
         """
         to_s, found = past.search.steps_away(from_s, steps, self._source())
         if not found and not self._told_none:

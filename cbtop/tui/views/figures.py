@@ -24,10 +24,10 @@ def figure_columns(
     cells: Mapping[str, Callable[[RowT], Line]] | None = None,
     roles: Mapping[str, str] | None = None,
 ) -> tuple[Column[RowT], ...]:
-    """Return a table column for each screen column in `places`.
+    """Return a table column for each of the screen columns `places`.
 
-    `row_of` returns the object that has the statistics of a row. `cells` has functions that draw cells, and `roles`
-    has colour roles of other columns. The keys of both are keys of statistics.
+    `row_of` returns the object that has the statistics of a row. `cells` maps a statistic's key to a function that
+    draws the cells of the column. `roles` maps the keys of other statistics to the colour roles of their columns.
     """
 
     def column(place: ScreenColumn) -> Column[RowT]:

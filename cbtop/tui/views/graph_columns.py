@@ -115,10 +115,10 @@ def graph_columns(
     burst: bool,
     changes: Mapping[Place, Change] | None = None,
 ) -> tuple[Column[TreeRow], ...]:
-    """Return the columns for the tree of `graph`. `rows` returns the rows of its table.
+    """Return the columns for the tree of `graph`. `rows` returns the rows of the tree's table.
 
-    There is a slack column if a node is off the critical path, a burst column after a burst, and a change column with
-    a baseline.
+    Some columns are optional: the slack if a node is off the critical path, the mean time in the last burst (steps
+    that were recorded on request), and the change since the baseline.
     """
     cells = _Cells(graph, rows, changes or {})
     in_burst = Column("burst µs", 8, 1, cells.burst, "mean µs of one launch in the last burst: in no other time")

@@ -200,7 +200,7 @@ def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, f
 def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slower: str | None = None) -> Line:
     """Return a line with the layers' numbers, each above its bar.
 
-    The layer named `slower` and all `odd` layers have a mark.
+    A mark is added to the layer named `slower`, and to each layer with a true value in `odd`.
     """
     cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
 
@@ -283,7 +283,10 @@ def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Com
 
 
 def _since(baseline: Comparison | None, layer: str, line: str) -> Change | None:
-    """Return the change since the baseline for the row named `line` in `layer`. Return None if it is unknown."""
+    """Return the change of a row of the map in `layer` since the baseline. `line` is the name of the row.
+
+    Return None if the change is unknown.
+    """
     changes = baseline.changes if baseline else ()
     return next(
         (c.change for c in changes if c.layer == layer and (clean(c.brick[0]) if c.brick else WHOLE) == line), None
