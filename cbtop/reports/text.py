@@ -337,10 +337,7 @@ def _bricks(view: SourceView) -> str:
 
 
 def _in_layers(view: SourceView) -> Table:
-    """Return a table of the bricks in layers.
-
-    For each brick, the table has the median call in two layers: the median layer and the slowest layer.
-    """
+    """Return a table with the median call of each brick in the median layer and in the slowest layer."""
     rows: Table = [("brick", "layers", "median µs", "slowest µs", "slowest layer", f"over {ODD}×")]
     for row in view.bricks:
         found = view.layer_times.of_brick(LayerBrick(*row.key)) if view.layer_times else None

@@ -18,7 +18,7 @@ _STATISTICS = {
     for place in (*BRICK_COLUMNS, *HOST_COLUMNS, *BUDGET_COLUMNS, *CHECK_COLUMNS, *POINT_COLUMNS)
     if place.statistic.unit != "word"
 }
-SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # titles of the screen's columns by which bricks can be sorted
+SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # titles of the columns that can sort the bricks on the screen
 
 
 def bare(name: str) -> str:

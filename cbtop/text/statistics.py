@@ -133,7 +133,7 @@ class Statistic:
     of: tuple[Of, ...] = (Of.BRICK,)
     report_title: str = ""  # title of the statistic's column in the text report, if different
     word: str = ""  # label of the statistic in the panel of a brick, if different
-    # key of another statistic by which this column is sorted; "" sorts the column by its own values
+    # key of another statistic that this column sorts rows by; "" means the values of the column itself
     sort_key: str = ""
     # Whether the value is derived when it covers a recent window. Over the time since the start, the value is
     # measured.

@@ -82,7 +82,7 @@ class AppFeed(Protocol):
     def refused(self) -> str:
         """The reason why the daemon and this viewer will never accept each other, such as different versions.
 
-        The reason is "" if there is none.
+        The text is "" without such a reason.
         """
 
     def finished(self) -> AppFeedEnd | None:

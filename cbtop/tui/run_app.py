@@ -30,7 +30,7 @@ class AppProgram(Protocol):
     def written(self) -> Sequence[str]:
         """Return the newest lines of the program's output.
 
-        If there is no new output, return the same object as in the last call.
+        Without new output, return the same object as in the last call.
         """
 
     def interrupt(self) -> None:

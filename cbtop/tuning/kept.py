@@ -90,7 +90,7 @@ def store_setting(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
     try:
         known = known_settings()
     except CbtopError:
-        known = ()  # Replace the file, because it cannot be read.
+        known = ()  # The file cannot be read, so replace it.
     found = [*(one for one in known if one.key != new.key), new][-MAX_KEPT:]
     document = {"schema": SCHEMA, "settings": [_plain(one) for one in found]}
     file = settings_file()

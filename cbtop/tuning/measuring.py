@@ -24,7 +24,7 @@ class InterruptedTurnError(Exception):
 class Test:
     """A speed test that begins with an empty cache: a prompt of `n_prompt` tokens, or `n_gen` generated tokens.
 
-    The other of both numbers is 0.
+    If one of the two numbers is above 0, the other number is 0.
     """
 
     n_prompt: int

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported for types only, because this import loads Numba
 
 MAX_ROUNDS = 20  # A try has at most this many rounds. More rounds would only show negligible differences.
 PROFILED = 3  # This many requests are recorded to find the time of each brick.
-SPARE = 1.2  # Later rounds may take this many times as long as the first ones.
+SPARE = 1.2  # A later round may take this many times as long as the first round.
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
 # Names of kernel contracts. The kernels in PRODUCTS change with the type of matrix product, those in CACHES with the
 # type of the KV cache.
@@ -81,8 +81,8 @@ class Try:
     def rounds_to_tell(self) -> int | None:
         """About how many rounds are needed to distinguish LEAST_PERCENT from noise (derived).
 
-        The scatter is assumed not to change. None if the difference is not noise, or if the measured rounds are
-        enough.
+        The scatter of the rounds is assumed not to change. The result is None if the measured difference is already
+        beyond noise, or if the measured rounds are enough.
         """
         change = self.request.change
         if change is None or self.request.is_beyond_noise or change.half <= LEAST_PERCENT / 100:
@@ -92,7 +92,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Untried:
-    """A setting that was not tried. `why` is the reason, or the condition under which it would be tried."""
+    """A setting that was not tried. `why` is the reason, or the condition for a try."""
 
     what: str
     why: str
@@ -102,9 +102,9 @@ class Untried:
 class Tuned:
     """The result of `BrickTuner.tune`.
 
-    `best` is equal to `before` if no measured setting was faster. `together` compares `best` with `before` directly.
-    It is measured if more than one try was kept and there was time. `load_percent` is the share of all processors
-    that other processes used meanwhile.
+    `best` is equal to `before` if no measured setting was faster. `together` is the direct comparison of `best` with
+    `before`. It was measured only if at least two tries were successful and there was time. `load_percent` is the
+    share of all processors that other processes used during the measurement.
     """
 
     request: TuningRequest
@@ -119,7 +119,7 @@ class Tuned:
 
     @property
     def has_told(self) -> bool:
-        """Whether any setting was faster or slower, beyond noise, than the setting that it was compared with."""
+        """Whether the difference between any setting and its comparison setting was beyond noise."""
         return any([one.request.is_beyond_noise for one in self.tries])
 
     @property
@@ -207,8 +207,8 @@ class BrickTuner:
     def has_int8(self) -> bool:
         """Return whether the model uses int8 products on this machine by default.
 
-        It does not if the weights are floats, if the processor has no int8 instructions, or if the weights are read
-        faster in their stored layout.
+        The model does not use them in three cases: its weights are floats, the processor has no int8 instructions, or
+        the weights are read faster in their stored layout.
         """
         decoder = self._bench.decoder(replace(self._setting, is_exact=False))
         works = (brick.definition.work for brick in decoder.bricks.places())
@@ -313,7 +313,8 @@ class BrickTuner:
 def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]) -> tuple[Share, ...]:
     """Return the share of each brick in the wall time of the recorded steps, the largest first.
 
-    `kernels` maps a brick to (whether one of its kernels is parallel, contracts of its kernels).
+    `kernels` maps the name of a brick to a pair: whether one of its kernels is parallel, and the contracts of its
+    kernels.
     """
     return tuple(
         Share(brick.name, brick.exclusive_ns / report.recorded_ns, brick.exclusive_ns / 1e3, *kernels[brick.name])
@@ -411,7 +412,10 @@ def _other_threads(threads: int, processors: int) -> list[int]:
 
 
 def changed(best: Setting, before: Setting, wanted: Setting) -> Setting:
-    """Return a copy of the setting `best` that has the values of `wanted` which differ from `before`."""
+    """Return a copy of the setting `best`.
+
+    Each value that differs between `wanted` and `before` is taken from `wanted`.
+    """
     return Setting(
         wanted.threads if wanted.threads != before.threads else best.threads,
         wanted.is_exact if wanted.is_exact != before.is_exact else best.is_exact,

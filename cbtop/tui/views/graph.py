@@ -50,10 +50,10 @@ class PathLine(SourceDrawing):
 class TreeTable(Table[TreeRow]):
     """The table that shows the tree.
 
-    The head line marks the column by which siblings are sorted. A click on a title sorts siblings by this column.
+    The head line marks the sort column of the siblings. A click on a title sorts the siblings by this column.
     """
 
-    sort_by = ""  # title of the column by which siblings are sorted, or "" for execution order
+    sort_by = ""  # title of the sort column of the siblings, or "" for execution order
     descending = True
 
     class HeadClicked(Message):
@@ -77,7 +77,7 @@ class TreeTable(Table[TreeRow]):
 
     @property
     def orders(self) -> list[str]:
-        """Titles of the visible columns by which siblings can be sorted. "" stands for execution order."""
+        """Titles of the visible columns that can sort siblings. "" means execution order."""
         return ["", *(column.title for column in self.visible_columns if column.sort_key is not None)]
 
 

@@ -141,9 +141,9 @@ def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow |
 
 
 def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Return a sentence about a brick above its roof.
+    """Return a sentence about a brick that is faster than its roof.
 
-    The sentence names the slowest cache that is fast enough for it.
+    The sentence names the slowest cache that is at least as fast as the brick.
     """
     levels = sorted((one for one in ceilings if one.kind == "cache"), key=lambda one: one.value)
     fast = next((one for one in levels if one.value >= (brick.gb_per_sec or 0.0)), None)

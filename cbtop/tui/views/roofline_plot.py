@@ -33,7 +33,7 @@ MANY = "+"  # the mark of a cell that contains ten or more bricks
 # The names of roofs are tried at these positions, the best first. They are shares of the plot's width or height.
 _ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
 _UP_BANDWIDTH = (0.62, 0.5, 0.38, 0.74, 0.26, 0.86, 0.14)
-ROOM_FOR_WORDS = 50  # From this width of the plot in cells on, the lines below it contain words.
+ROOM_FOR_WORDS = 50  # If the plot has at least this width in cells, the lines below the plot contain words.
 # Minimum height of the plot in lines, including axis and ticks. To keep this height, lines below the plot are
 # dropped.
 _LEAST_PLOT = 4

@@ -52,7 +52,8 @@ def source_columns(
 ) -> tuple[Column[str], ...]:
     """Return the columns of a table of sources. A row of the table is the key of a source.
 
-    `mark` returns the sign before a name, and `fold` the text of the row FOLD. `is_compared` adds the change column.
+    `mark` returns the sign before the name of a source. `fold` returns the text of the row that folds the ended
+    sources. If `is_compared` is true, the change since the baseline has a column.
     """
 
     def column(
@@ -157,7 +158,7 @@ class Sources(View):
     def compose(self) -> ComposeResult:
         self._listed = ListView((), 0, lambda _: NotImplemented)
         self._shown: frozenset[str] = frozenset()
-        # Whether ended sources are unfolded in the list. If it is None, they are unfolded while no process runs.
+        # Whether the list shows each ended source. None means that it shows them only while no process runs.
         self._unfolded: bool | None = None
         self._table: Table[str] = Table(
             self._columns(),

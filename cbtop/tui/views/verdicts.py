@@ -72,7 +72,8 @@ def most_verdict_lines(source: SourceView, width: int) -> int:
     return 1 + max(1, texts) + len(_withheld(source, width))
 
 
-# Cache the texts. A verdict stays for at least a second, and each frame needs its texts twice.
+# Cache the texts, because each frame needs the texts of a verdict twice, and a verdict does not change for a second
+# or more.
 @lru_cache(maxsize=64)
 def _texts(verdict: Verdict, width: int) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
     """Return the sentence and the advice of a verdict, each wrapped to lines."""

@@ -40,10 +40,10 @@ class _Compositor(Compositor):
 
     def __init__(self) -> None:
         super().__init__()
-        # The columns at which another widget begins (cuts), by line, at the last update. They change when widgets
-        # move.
+        # The columns at which a widget begins (cuts), as a list for each line. They are from the last update, and
+        # change when widgets move.
         self._cuts_known: list[list[int]] = []
-        # The widget in front and its region, by (first column after a cut, line).
+        # Maps (first column after a cut, line) to the widget that is in front there, and its region.
         self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]

@@ -21,7 +21,7 @@ LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # minimum, usual and maximum h
 LEAST_CHART_WIDTH = 40
 _INDENT = "  "
 _NEWEST = "0 s"
-_RULE_ENDS = 7  # This many cells of the rule above a chart cannot be used by the title and the note.
+_RULE_ENDS = 7  # The rule above a chart has this many cells that the title and the note cannot use.
 
 
 def nice_top(value: float) -> float:
@@ -85,9 +85,9 @@ def _curve(
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: a curve below a rule with the title.
+    """A chart: a curve below a rule.
 
-    The rule has the title, and at its right end as many of the `figures` as fit.
+    The rule has the title on the left, and as many of the `figures` as fit on the right.
     """
 
     title: str

@@ -16,8 +16,8 @@ from textual.widget import Widget
 
 from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
 
-# The app has all colour roles (COMPONENT_CLASSES), and not each widget. Otherwise the first frame would take twice as
-# long.
+# The app defines all colour roles (COMPONENT_CLASSES). If each widget defined them, the first frame would take twice
+# as long.
 
 
 class Drawing(Widget):
@@ -30,7 +30,7 @@ class Drawing(Widget):
         # for each row: (its line, the strip of cells that was painted for this line)
         self._strips: dict[int, tuple[Line, Strip]] = {}
         self._painted_for = 0  # width in cells of the strips that were painted
-        # Textual computes the size and whether there is a gutter slowly, so both are cached.
+        # Cache the size and whether there is a gutter, because Textual computes both slowly.
         self._room = Size(0, 0)
         self._has_gutter = False
 
@@ -147,9 +147,9 @@ class Drawing(Widget):
 
 
 class _Look:
-    """The style that a role is painted with.
+    """The style for painting a role.
 
-    `blank` is the background colour of blanks. It is None if blanks are also visible by lines or reversed colours.
+    `blank` is the background colour of blanks. If lines or reversed colours make blanks visible, `blank` is None.
     """
 
     def __init__(self, style: Style) -> None:
@@ -166,9 +166,9 @@ def _cut(text: str, begin: int, end: int) -> str:
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
-    """Return the range of columns (within `width`) that differ between the lines `now` and `before`, or None.
+    """Return the range of columns (within `width`) with all differences of the lines `now` and `before`, or None.
 
-    It is a single range, because with several ranges Textual would send everything to their left again.
+    The result is a single range. With several ranges, Textual would also send everything to the left of each range.
     """
     if before == now:
         return None

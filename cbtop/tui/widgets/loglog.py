@@ -120,10 +120,10 @@ class LogLogPlot:
                 self.segment(*begin, *end, role)
 
     def label(self, text: str, role: str, spots: Sequence[Spot]) -> bool:
-        """Write `text` at the first of `spots` that has no drawing below it, or else at one that has only lines below
-        it.
+        """Write `text` at the first of `spots` without any drawing.
 
-        Returns False if the text does not fit.
+        If all spots have drawings, write it at the first spot without marks and text. Returns False if the text fits
+        at no spot.
         """
         size = cell_len(text)
         places = []

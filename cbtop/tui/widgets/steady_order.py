@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from cbtop.tui.widgets.columns import Column, RowT
 
-# Two rows swap only if one was ahead of the other by this share, in each of this many redraws (20 s at the default
-# rate). A single long call does not move a row, because it leaves the window after ten seconds. Figures of few calls
-# (p99, max) differ from window to window. For them, only every sixth redraw counts, so 40 redraws take two minutes.
+# Two rows swap only if one of them was ahead by this share in all of the latest redraws. The second number is the
+# number of these redraws (20 s at the default rate). A single long call does not move a row, because the call leaves
+# the window after ten seconds. Figures of few calls (p99, max) differ from window to window. For such figures, only
+# every sixth redraw counts, so 40 redraws take two minutes.
 STEADY_MARGIN = 0.15
 STEADY_REDRAWS = 40
 RARE_APART = 6

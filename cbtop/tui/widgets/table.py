@@ -186,8 +186,10 @@ class Table(Drawing, Generic[RowT], can_focus=True):
 
 
 def _scrolled(top: int, cursor: int, visible: int, total: int) -> int:
-    """Return the index of the first visible row, such that the cursor is visible and no line is empty
-    unnecessarily.
+    """Return the index of the first visible row.
+
+    It is chosen so that the cursor is visible, and so that no line below the last row is empty while rows above are
+    hidden.
     """
     top = max(cursor - visible + 1, min(top, cursor))
     return max(0, min(top, total - visible))

@@ -50,7 +50,7 @@ class Spacing:
         return bar // self.group * self.cells
 
     def groups(self) -> list[range]:
-        """For each bar that is drawn, return the indices of its values. There are several if values share a cell."""
+        """Return a range of value indices for each drawn bar. A range has several indices if values share a cell."""
         return [range(at, min(at + self.group, self.bars)) for at in range(0, self.bars, self.group)]
 
 
