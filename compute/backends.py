@@ -27,7 +27,8 @@ from cbtop.compute.jit.compile import untyped as numba
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
-# Numba's own threads. It uses them if neither TBB nor OpenMP is installed, or if NUMBA_THREADING_LAYER selects them.
+# the threading layer of Numba itself; Numba uses it if neither TBB nor OpenMP is installed, or if the variable
+# NUMBA_THREADING_LAYER selects it
 WORKQUEUE = "workqueue"
 
 

@@ -140,7 +140,8 @@ class ComputeBrick:
 
         If conditions do not hold, `violated` is called with their names. The timing does not include the checks.
         """
-        # The arguments of the call, which postconditions need; copies of values from before the call may follow them.
+        # Postconditions need the arguments of the call. Some also need copies of values from before the call, which
+        # follow the arguments.
         values = []
         # `strict=True` is left out, because it would take as long as checking a condition.
         for contract, arguments in zip(self._contracts, calls):  # noqa: B905

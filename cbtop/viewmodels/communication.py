@@ -34,8 +34,8 @@ class RankWaits:
     ranks: int
     # number of the slowest rank; it has the least exposed communication, and the other ranks wait for it
     slowest: int
-    # Upper limit of the time that the communication itself takes. It is the least exposed time of any rank, by mean
-    # or median.
+    # Upper limit of the time that the communication itself takes: the smallest exposed time of any rank. The exposed
+    # time of a rank is its mean or its median, whichever is smaller.
     communication_us: float
     waiting_us: float  # time that this rank waits for others: its exposed time minus `communication_us`
 
@@ -44,8 +44,8 @@ class RankWaits:
 class CommunicationView:
     """The communication of the latest training steps.
 
-    Exposed communication does not overlap with computation, so a step waits for it. It is also the part
-    `communication` of a step.
+    Exposed communication does not overlap with computation, so a step waits for it. The part `communication` of a
+    step is its exposed communication.
     """
 
     exposed: tuple[ExposedRow, ...]  # the communication that a step waits for, by kind, the longest first

@@ -23,8 +23,9 @@ from cbtop.protocol.kernel_messages import KernelTimes
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# A graph with more nodes than this has no critical path. For this many nodes, the path and its graph take 0.3 s, and
-# the rest of the view takes 0.03 s (2 shared cores). A view is made twice a second, so more would be too slow.
+# A graph with more nodes than this has no critical path, because computing the path would take too long. For this
+# many nodes, the path and its graph take 0.3 s, and the rest of the view takes 0.03 s (2 shared cores). A view is
+# made twice a second.
 MAX_PATH_NODES = 10_000
 # The critical path may be this many times as long as the mean step, because the two times come from different clocks.
 LONGER = 1.01
@@ -64,7 +65,8 @@ class GraphRow:
     # Times of the kernel in the last burst (a few steps that were recorded on request). The fields above do not
     # include them.
     burst: KernelTimes | None = None
-    place: Place | None = None  # key of this node in a baseline: (None, layer), or a brick with its layer
+    # key of this node in a baseline: (None, layer) for a layer, (brick, layer) for a brick
+    place: Place | None = None
 
     @property
     def copied_gb_per_sec(self) -> float | None:
@@ -81,7 +83,7 @@ class CriticalPathView:
     total_us: float
     nodes: int  # number of nodes on the critical path
     timed_nodes: int  # number of nodes in the graph that have exclusive time
-    unknown: str = ""  # why the critical path is unknown, or ""; if it is set, all numbers are 0
+    unknown: str = ""  # the reason why the critical path is unknown, or ""; with a reason, all numbers are 0
 
 
 class GraphRows(Sequence[GraphRow]):

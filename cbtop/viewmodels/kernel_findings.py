@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from cbtop.viewmodels.kernels import KernelRow, PhaseKernels, Waves
 
-LEAST_EMPTY = 0.2  # A loss is reported if at least this share of the places for blocks in all waves is empty.
+# All waves together have room for a number of blocks. A loss is reported if at least this share of the room is empty.
+LEAST_EMPTY = 0.2
 
 
 @dataclass(frozen=True, slots=True)

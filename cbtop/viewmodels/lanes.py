@@ -20,7 +20,8 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # These names of gaps exist only in a timeline, and not in the time breakdown.
 BETWEEN_STEPS, BETWEEN_RECORDED = "between steps", "between recorded steps"
-NOT_LOOKED_INTO = "not recorded inside"  # name of a gap that is a step which was timed only as a whole
+# name of a gap that fills a whole step, because nothing inside of the step was recorded
+NOT_LOOKED_INTO = "not recorded inside"
 UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"

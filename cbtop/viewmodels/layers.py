@@ -22,12 +22,13 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-P50_OF_A_CALL = "p50 µs a call"  # title of the column with times of a call, which is next to columns with µs a step
-# A layer is odd (conspicuously slow) if its time is at least this many times the median of its peers. Noise stays
-# below it.
+P50_OF_A_CALL = "p50 µs a call"  # title of the column with times per call; other columns have µs per step
+# A layer is odd (conspicuously slow) if its time is at least this many times the median of its peers. Noise alone
+# does not make a layer this slow.
 ODD = 1.2
-# Width of the confidence interval of a median, in standard deviations of the number of calls below the median. Its
-# lower end is above one true median in 1,500. It is this wide because the slowest of many layers is judged.
+# Width of the confidence interval of a median, in standard deviations of the number of calls below the median. For
+# one median in 1,500, the lower end of the interval is above the true median. The interval is this wide, because the
+# slowest of many layers is judged.
 Z = 3.0
 MIN_STEPS = 20  # At least this many steps must be recorded, because the medians of fewer vary too much.
 MIN_LAYERS = 6  # A layer must have at least this many peers, because the variation of fewer is unknown.
@@ -126,8 +127,8 @@ class LayersView:
     unit: str  # "step", or "call" for a process without steps; times in the rows are per this unit
     bricks: tuple[LayerBrick, ...]  # the columns: all bricks that run in layers, in execution order
     rows: tuple[LayerRow, ...]
-    # A function that returns the median call (µs) in each of `rows` of the brick with the given index. If it is None,
-    # use `p50_cells`.
+    # A function that returns the median call (µs) of one brick in each of `rows`. The argument is the index of the
+    # brick. If the function is None, use `p50_cells`.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
     steps: int | None = None  # number of recorded steps, or None if times are per call
     is_training: bool = False  # whether the steps are training steps
@@ -281,7 +282,8 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     p50_of = partial(_p50_of, totals, places, p50_cells)
     trains = totals.step is not None and is_training(totals.step.name)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps, trains)
-    # The excess refers to `found`. Set it in copies of the rows, because in `found` it would be a reference cycle.
+    # The lazy value of the excess refers to `found`, so it would form a reference cycle in the rows of `found`. Set
+    # it in copies of the rows.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )
@@ -291,7 +293,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
 class _Places:
     """The outermost layers of a phase as a table.
 
-    `place` has the row and the column of each brick node in `ids` that ran.
+    `place` has a table row and a table column for each brick node in `ids` that ran.
     """
 
     def __init__(self, totals: PhaseTotals, ids: Column) -> None:
@@ -317,10 +319,10 @@ class _Places:
 def _p50_of(
     totals: PhaseTotals, places: _Places, cells: LazyValue[list[tuple[float | None, ...]]], brick: int
 ) -> list[float | None]:
-    """Return the result of LayersView.p50_of for the brick with index `brick`.
+    """Return the median calls of the brick with the index `brick`, as `LayersView.p50_of` does.
 
-    If `cells` was already made, its values are used, so that all values are from the same time. Otherwise only this
-    brick is computed.
+    If `cells` was already made, return the values in `cells`, so that all values are from the same time. Otherwise
+    compute only the values of this brick.
     """
     ran = totals.columns["count"][places.layer_ids].tolist()
     if cells.is_made or len(places.several):

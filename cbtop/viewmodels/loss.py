@@ -46,11 +46,11 @@ class LossView:
 
 
 def loss_view(record: SourceRecord) -> LossView:
-    """Count how many records of the source have arrived here, and how many have not."""
+    """Count the records of the source that have arrived here, and the records that have not arrived."""
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
-    # If the totals come in several messages, the source's state is in the last one. Until that arrives, `state` is
+    # The totals may come in several messages. The last message has the source's state. Until it arrives, `state` is
     # older than the totals.
     ahead = max(0, received - state.received)
     on_the_wire = max(0, state.received - received)

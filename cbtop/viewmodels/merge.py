@@ -62,8 +62,8 @@ def merged_view(
     parts of the time breakdown still add up, and percentiles are over all calls. If members report that they compute
     the same tokens together, rates count these tokens once.
 
-    The mode `max` shows each brick from the rank with the longest time per step. The mode `ranks` is the sum, with
-    the time of every brick in each rank in addition.
+    The mode `max` shows each brick from the rank with the longest time per step. The mode `ranks` shows the sum, and
+    in addition the time of every brick in each rank.
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
@@ -194,7 +194,7 @@ def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
     return roofline((), bricks, "each of the processes has its own")
 
 
-# --- the sum: one record, made of several ---------------------------------------------------------------------
+# --- the sum: one record that is made from several records ----------------------------------------------------
 
 
 class _WindowOfAll(Window):
@@ -288,7 +288,7 @@ def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int])
     Nodes that are not known yet are added to `table` and `known`.
     """
     place = np.zeros(len(nodes) + 1, np.int64)
-    # number of earlier nodes of the source that have the same properties and the same parent as a node
+    # maps (parent, properties) to the index of the latest node of the source with both
     seen: dict[Hashable, int] = {}
     for node in nodes.nodes:
         parent = None if node.parent is None else int(place[node.parent])
@@ -416,9 +416,9 @@ def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tu
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """Convert the rates of `steps` from their own time `wall_us` to the whole range of `range_us`.
+    """Convert the rates of `steps` from rates over `wall_us` to rates over the whole time range `range_us`.
 
-    If `range_us` is 0, nothing is changed.
+    If `range_us` is 0, the rates are not changed.
     """
     if not range_us:
         return steps

@@ -15,7 +15,7 @@ class TroubledMember:
     name: str
     state: str
     reason: str  # why the member is gone, or "" if it is not gone
-    stall: StallView | None  # why the member makes no progress, or None if it does
+    stall: StallView | None  # the member's lack of progress, or None if the member makes progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class MergedView:
     left_out: int
     # Number of running members with a window. If it is not 0, the recent window covers only these members.
     running: int = 0
-    # Members that are gone, suspended or stalled, the worst first. The very worst is left out, because the merge
-    # itself has its state.
+    # Members that are gone, suspended or stalled, the worst first. The first of all is left out, because the merge
+    # itself has the state of this member.
     troubled: tuple[TroubledMember, ...] = ()
     # Number of members that compute each token together, according to their reports. Rates count such a token once.
     together: int = 1

@@ -55,7 +55,9 @@ class Lazy(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> T: ...
     def __get__(self, instance: object | None, owner: type | None = None) -> T:
-        if instance is None:  # The field is accessed on the class: the dataclass reads its default value.
+        # The field is read from the class and not from an instance. A dataclass does this to find the field's default
+        # value.
+        if instance is None:
             if not self._default:
                 raise AttributeError(self._name)
             return self._default[0]

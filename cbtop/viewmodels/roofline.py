@@ -209,8 +209,9 @@ def _without_peak(bricks: Iterable[BrickRow], ceilings: Iterable[CeilingRow]) ->
 
 
 def _never_measured(dtypes: Iterable[str], ceilings: Iterable[CeilingRow]) -> list[str]:
-    """If these roofs are a processor's, return the types in `dtypes` that have no measured compute roof on a
-    processor.
+    """Return the types in `dtypes` that have no measured compute roof on a processor.
+
+    Return [] if `ceilings` contains the roof of a GPU.
     """
     if any(ceiling.gpu for ceiling in ceilings):
         return []

@@ -122,7 +122,7 @@ def _times(
 ) -> PhaseTimes:
     """Return the times of the steps of one phase.
 
-    `ran` has each block of steps that contains recorded steps, with its (steps, tokens).
+    `ran` has a pair for each block of steps that contains recorded steps: the block, and its (steps, tokens).
     """
     assert totals.step is not None
     step = totals.step.id

@@ -132,7 +132,7 @@ class SourceView:
     # Compilations by torch.compile in the shown time. None in a merge, and without compilations.
     compiling: CompilingView | None = None
     guard: GuardView | None = None  # None without `--guard`
-    serving: Lazy[ServingView | None] = Lazy(None)  # None if the process serves no requests
+    serving: Lazy[ServingView | None] = Lazy(None)  # requests of the engine; None if the process serves no requests
     rank: int | None = None  # number of the rank that the launcher reported
     local_rank: int | None = None
     world_size: int | None = None
@@ -258,7 +258,10 @@ class SourceView:
 
     @property
     def has_data(self) -> bool:
-        """Whether a step has ended. For a process without steps: whether a brick has ended or it serves requests."""
+        """Whether there is data to show: a step has ended.
+
+        A process without steps has data if a brick has ended, or if the process serves requests.
+        """
         return self.steps is not None or (self.phase is None and (bool(self.bricks) or self.serving is not None))
 
 
@@ -279,9 +282,9 @@ def source_view(
 ) -> SourceView:
     """Return the view of `record` for `phase` (default: `shown_phase`), over its window or since the start.
 
-    `ceilings` are the roofs of its roofline (default: the roofs that it announced). `engine` is the record of the
-    process whose requests it runs (default: `record`). With `is_recording`, notes
-    contain no advice to measure roofs, because this is not possible for a recording.
+    `ceilings` are the roofs of the roofline (default: the roofs that the process announced). `engine` is the record
+    of the process that serves the requests (default: `record`). With `is_recording`, notes contain no advice to
+    measure roofs, because the roofs of a recording cannot be measured.
     """
     found = shown(record, window=window)
     phases = found.phases
@@ -331,7 +334,7 @@ def source_view(
 def _with_details(
     view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts, engine: SourceRecord
 ) -> SourceView:
-    """Return `view` with fields that few sources have, or that few outputs show."""
+    """Return a copy of `view` with additional fields. Few sources have these fields, or few outputs show them."""
     hello, phase = record.hello, view.phase
     is_sample = view.steps is not None and view.steps.is_sample
     return with_parts(
@@ -367,7 +370,10 @@ def _with_details(
 
 
 class _Parts:
-    """Intermediate results that several parts of a view use. Each is made when it is first used, and then kept."""
+    """Intermediate results that several parts of a view use.
+
+    Each result is made at its first use, and then stored.
+    """
 
     def __init__(
         self,
@@ -459,8 +465,8 @@ class _Parts:
     def roofs_note(self) -> str:
         manifest = self._record.manifest
         said = manifest.roofs if manifest else ""
-        # Roofs are known here, although the process announced that they are unknown. They were measured later, so
-        # leave out its advice to measure them.
+        # The process announced that its roofs are unknown, with advice to measure them. All needed roofs may have
+        # been measured later. Then leave out the advice.
         if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):
             said = said if missing_ceilings(roofline(self.roofs, self.rows)) else ""
         if self._is_recording:

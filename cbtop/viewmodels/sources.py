@@ -124,7 +124,7 @@ class ListView:
     """
 
     keys: tuple[str, ...]
-    ended: int  # number of ended sources; in `keys`, they are the last ones
+    ended: int  # number of ended sources; their keys are the last keys in `keys`
     row: Callable[[str], SourceRow]
     costs: tuple[ProcessCost, ...] = ()
     is_compared: bool = False  # whether a baseline exists to compare the rates with
@@ -143,9 +143,10 @@ def source_row(
     clock: ClockView | None = None,
     now_ns: int | None = None,
 ) -> SourceRow:
-    """Return the row of `record` in the list, with the rates of `phase` (default: decode, or else another phase).
+    """Return the row of `record` in the list, with the rates of `phase` (default: see `shown_phase`).
 
-    `machine` is the machine of its daemon. `now_ns` is the time now on its host's clock, or None if unknown.
+    `machine` is the machine of the source's daemon. `now_ns` is the current time on the clock of the source's host,
+    or None if unknown.
     """
     found, name, hello, state = shown(record, window=window), shown_phase(record, phase), record.hello, record.state
     steps = next((steps for steps in found.phases if steps.phase == name), None)

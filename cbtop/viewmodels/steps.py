@@ -72,7 +72,8 @@ class StepsView:
     tokens_per_sec: float | None  # tokens per second of wall-clock time, over the shown time range
     recorded: int  # number of steps of the phase that have recorded bricks
     failed: int = 0  # Number of steps that ended with an exception or were cancelled. Their tokens are also counted.
-    # Tokens per second in steps: tokens divided by `union_us`, or by the length of the time range if that is shorter.
+    # Tokens per second in steps: tokens divided by `union_us`. If the time range is shorter than `union_us`, the
+    # tokens are divided by the length of the range.
     tokens_per_sec_in_steps: float | None = None
     steps_per_sec: float | None = None  # steps per second of wall-clock time; also known for models without tokens
     # sequences (samples) per second; None if some steps do not report their sequences
@@ -93,9 +94,10 @@ class StepsView:
     at_once: float | None = None  # mean number of concurrent steps: the sum of their times, divided by `union_us`
     sequences: SpanView | None = None  # number of sequences per step of the phase
     cached: SpanView | None = None  # number of positions of each sequence that were cached before a step
-    # Wall-clock time that the rates are computed over. For several processes, it is the longest one. 0 if unknown.
+    # The rates are computed over this wall-clock time, 0 if unknown. For several processes, it is the longest time of
+    # any process.
     wall_us: float = 0.0
-    is_sample: bool = False  # whether some steps may be missing here because they left no record
+    is_sample: bool = False  # whether the view may lack some steps, because they left no record
     # Histogram of step times, as bars from short to long.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
 
@@ -106,7 +108,7 @@ class StepsView:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the rate is in tokens/s, or its unit is unknown."""
+        """Whether the rate is in tokens/s. Also true if neither tokens/s nor steps/s are known."""
         return self.tokens_per_sec is not None or self.steps_per_sec is None
 
     @property
@@ -122,7 +124,7 @@ class WarmUpView:
     steps: int
     took_us: float
     has_ended: bool  # whether other steps have ended; if none have, the warm-up steps are shown
-    # Number of recompilations during the warm-up. The verdict "recompilation" is about later ones only.
+    # Number of recompilations during the warm-up. The verdict "recompilation" does not count them.
     recompilations: int = 0
     recompiled_us: float = 0.0
 
@@ -156,8 +158,8 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     tokens = record.stats.column("elements")
     of = {label: time_range and of_model(record, time_range, label) for label in {step.label for step in ended}}
     has_steady = not all(is_warm_up(step.name) for step in ended)
-    # The shown time range begins after the warm-up or contains it. So it is not the time over which the warm-up's own
-    # rates are computed.
+    # The shown time range begins after the warm-up or contains it. So the rates of the warm-up itself are computed
+    # over a different time.
     return tuple(
         _steps_view(
             stats, step, None if has_steady and is_warm_up(step.name) else of[step.label],
@@ -215,15 +217,12 @@ def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | No
 
 
 def cached_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """Return the mean number of cached positions per sequence before a step.
-
-    Keys are seconds of the daemon's clock.
-    """
+    """Return the mean number of cached positions per sequence before a step, by second of the daemon's clock."""
     return _mean_by_second(record, phase, lambda sample: (sample.cached, sample.cached_given))
 
 
 def batch_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """Return the mean number of sequences per step. Keys are seconds of the daemon's clock."""
+    """Return the mean number of sequences per step, by second of the daemon's clock."""
     return _mean_by_second(record, phase, lambda sample: (sample.sequences, sample.sequences_given))
 
 

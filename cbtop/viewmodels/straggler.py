@@ -14,9 +14,9 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory, TrainingPart
 
 THRESHOLD = 0.10  # The straggler takes longer than every other rank by at least this share.
-# A rank waits for the straggler if the whole steps of both take about equally long. The difference must be at most
-# this share of the straggler's step (first number), and at most this share of the difference of their busy times
-# (second).
+# A rank waits for the straggler if the whole steps of both ranks take about equally long. The difference must be at
+# most the first number times the straggler's step. It must also be at most the second number times the difference of
+# the ranks' busy times.
 WAIT_WITHIN, NEARER = 0.10, 0.5
 ALPHA = 0.1  # Probability that a confidence bound of a median is wrong. A verdict uses two such bounds.
 # A rank needs at least this many slices of time, because the median of fewer has no confidence bounds.
@@ -48,19 +48,20 @@ class StragglerView:
     phase: str
     steps: int  # number of this rank's steps that the comparison covers
     busy_us: float  # time of a step outside of communication; median over slices of time
-    others_us: float  # the same time as `busy_us` for the other ranks; median over these ranks
+    others_us: float  # busy time of a step of the other ranks; median over these ranks
     percent: float  # how much larger `busy_us` is than `others_us`, in percent
     # The part where the straggler loses most time: a brick, gaps between bricks or part of a training step.
     brick: str
-    brick_excess_us: float  # time per step that this brick takes, minus the median over the other ranks
+    # time per step that this brick takes in the straggler, minus the median over the other ranks
+    brick_excess_us: float
     step_us: float  # time of a whole step, including communication; median over slices of time
-    others_step_us: float  # the same time as `step_us` for the other ranks; median over these ranks
-    # whether all other ranks wait for the straggler, which shows in whole steps that take about as long
+    others_step_us: float  # time of a whole step of the other ranks; median over these ranks
+    # whether all other ranks wait for the straggler: their whole steps take about as long as the straggler's steps
     others_wait: bool
 
     @property
     def waited_us(self) -> float:
-        """Upper limit of the time per step that another rank waits: the time when that rank is not busy."""
+        """Upper limit of the time per step that the other ranks wait: the whole step minus their busy time."""
         return max(0.0, self.others_step_us - self.others_us)
 
 

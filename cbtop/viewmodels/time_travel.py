@@ -28,7 +28,7 @@ class TimeView:
     duration_s: float
     marks: Mapping[int, Mark]  # for each second with events: the most urgent kind of event
     chosen_s: tuple[float, float] | None = None  # (begin, end) of a chosen time range, or None
-    is_now: bool = False  # whether the screen is paused at the present, and not in the past
+    is_now: bool = False  # whether the screen is paused at the present; false if it shows a moment of the past
 
 
 @dataclass(frozen=True, slots=True)

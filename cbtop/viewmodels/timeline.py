@@ -60,7 +60,8 @@ class TimelineView:
     newest_s: float | None  # Unix time at which the newest step ends
     spans: int  # number of records on all lanes of the timeline
     older: int  # number of stored records that are not shown, because they began before `begin_ns`
-    unplaced: int  # number of records of steps that have not ended, or of steps with a lost record of their own
+    # number of records that no lane can show, because their step has not ended or the record of their step was lost
+    unplaced: int
     missing: int  # number of records that were lost since the viewer receives records
     steps: int  # number of steps on all lanes of the timeline
     lanes: Lazy[tuple[Lane, ...]] = Lazy()
@@ -182,8 +183,8 @@ class _Records:
             inside = np.flatnonzero(~found & (group == one))
             if len(steps):
                 steps = steps[np.argsort(start_ns[steps], kind="stable")]
-                # Steps may overlap in the shared lane. So a record there counts as belonging to a known step if any
-                # step from before it ends later.
+                # Steps may overlap in the shared lane. A record in this lane counts as part of a known step if any
+                # step that began before the record ends after it.
                 until_ns = np.maximum.accumulate(end_ns[steps])
                 at = np.searchsorted(start_ns[steps], start_ns[inside], "right") - 1
                 found[inside] = (at >= 0) & (end_ns[inside] <= until_ns[np.maximum(at, 0)])
@@ -205,7 +206,7 @@ class _Records:
         return None
 
     def begin(self, recent: RecentRecords, newest: int | None) -> int:
-        """Return the begin of the records that a timeline shows. It is the start of a step, if possible."""
+        """Return the begin of the time that the timeline shows. If possible, a step starts there."""
         start_ns = np.sort(self.batch.start_ns)
         enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
@@ -260,7 +261,10 @@ class _Lanes:
             yield from self._of(kind, near, since_ns)
 
     def _of(self, kind: str, at: NDArray[np.int64], since_ns: int) -> Iterator[Lane]:
-        """Yield lanes that together have the records `at`. The records are sorted by start and may share lanes."""
+        """Yield lanes with the records at the indices `at`.
+
+        These records are sorted by start, and may share lanes.
+        """
         nodes, begin_ns = self._found.nodes, self._begin_ns
         tracks: dict[int, list[tuple[int, TimedRecord]]] = {}
         for track, depth, record in on_tracks(nodes, self._timed(at)):
@@ -348,6 +352,6 @@ def _is_adopted(nodes: NodeTable, node: int) -> bool:
 
 
 def _timed_by(nodes: NodeTable, node: int) -> str:
-    """Return the backend if a device has timed the node. Return "" if the host has timed its launches."""
+    """Return the backend that timed the node. Return "" if only the launches of the node were timed, on the host."""
     backend = nodes[node].backend
     return "" if backend.endswith(LAUNCHES) else backend

@@ -48,17 +48,20 @@ class TrainingBrick:
 class TrainingView:
     """The training steps of a phase.
 
-    The parts cover the latest `steps` steps. Bricks are only of recorded steps.
+    The parts of a step are from the latest `steps` steps. The times of bricks are only from recorded steps.
     """
 
     steps: int  # number of the latest steps that the parts cover; 0 if the parts are not known
     mean_us: float | None  # mean time of a training step in these steps, or None if the parts are not known
     parts: tuple[TrainingPartRow, ...]  # the parts of a step, in the usual order of a training loop
     bricks: tuple[TrainingBrick, ...]  # the longest first
-    communication: CommunicationView | None = None  # None if the steps did not communicate
-    gradients: GradientsView | None = None  # None if the process has not reported gradients
-    by_kernels: int = 0  # number of recorded steps whose kernels give the parts; 0: the host's clock, or not reported
-    memory: TrainingMemoryView | None = None  # None if the process has not reported it
+    # communication of the steps; None if the steps did not communicate
+    communication: CommunicationView | None = None
+    gradients: GradientsView | None = None  # gradients of the steps; None if the process has not reported them
+    # number of recorded steps that gave the parts by their kernels' times; 0 if the host's clock gave the parts, or
+    # if unknown
+    by_kernels: int = 0
+    memory: TrainingMemoryView | None = None  # memory of the steps; None if the process has not reported it
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:
         """Return the part with the name `name`. Return None if the process does not report it."""

@@ -17,7 +17,7 @@ NEAR_PERCENT = 60.0
 # A brick gets a verdict only if it takes at least this percentage of the time in steps. The limit of a smaller brick
 # hardly matters.
 MIN_SHARE_PERCENT = 10.0
-# for each bound of a brick (memory, compute): the kind of roof
+# maps what limits a brick (memory or compute) to the kind of the roof
 _KINDS = {"memory": "bandwidth", "compute": "compute"}
 
 

@@ -15,7 +15,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
 from cbtop.viewmodels.verdict import Evidence, Severity, Subject, Verdict
 
-# In a window, steps may have spent this share of their time before the window began.
+# Steps may begin before the window. A gain is derived only if at most this share of their time was before the window.
 EDGE = 0.01
 # The mean recorded step may differ from the mean step by this ratio, in either direction. Recording alone costs less.
 LIKE_ALL = 1.10
@@ -70,8 +70,7 @@ def gain(view: SourceView, percent: float) -> float | None:
     """Return the gain in wall-clock tokens/s if `percent` of the time in steps is saved (Amdahl's law).
 
     Returns None if the gain cannot be derived: steps overlap, parts of the breakdown do not add up, or the rate is
-    unknown. Also returns None if steps that began before the time range spent more time there than a median step
-    takes.
+    unknown. Also returns None if steps spent more time before the time range than a median step takes.
     """
     steps, time_range = view.steps, view.time_range
     if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:
@@ -100,8 +99,9 @@ def gain_inside(view: SourceView, percent: float) -> float | None:
 
 
 def _unlike_all(steps: StepsView | None) -> str:
-    """Return a text for the end of a sentence about how the mean recorded step differs from all steps. Return "" if
-    it does not differ.
+    """Return the end of a sentence, about how the mean recorded step differs from the mean of all steps.
+
+    Return "" if both means are about equal.
     """
     if steps is None or not steps.mean_us or not steps.recorded_mean_us:
         return ""

@@ -23,7 +23,7 @@ class Lost:
 
     lost: int
     seen: int
-    when: str  # when the records were lost, as text, or "" for the whole time since the daemon found the process
+    when: str  # time of the losses as text; "" means any time since the daemon found the process
 
     @property
     def percent(self) -> float:

@@ -28,7 +28,7 @@ def _find(view: SourceView) -> Finding | None:
     idle_us = time_range.between_us - on_gpu_us - no_request_us
     idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0
     if idle_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
-        return None  # Records were lost, possibly of steps that ran in the time that looks idle.
+        return None  # The lost records may be of steps that ran in the time that looks idle.
     rate, ran_us = steps.tokens_per_sec, time_range.wall_us - idle_us
     ends = f", without {duration(on_gpu_us)} in which the GPU ended them (derived)" if on_gpu_us else ""
     ends += f", without {duration(no_request_us)} in which there was no request (derived)" if no_request_us else ""
@@ -60,7 +60,10 @@ def _kernels_after_steps_us(view: SourceView) -> float:
 
 
 def _no_request_percent(view: SourceView) -> float:
-    """Return the share of time in which an engine had no request, of its latest steps."""
+    """Return the share of its latest iterations' time that an engine had no request, in percent.
+
+    Return 0 without an engine.
+    """
     parts = view.serving.parts if view.serving else ()
     return next((part.percent for part in parts if part.name == EnginePart.WAITING), 0.0)
 

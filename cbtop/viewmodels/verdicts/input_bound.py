@@ -54,8 +54,9 @@ def _is_certain(view: SourceView, training: TrainingView, wait: TrainingPartRow)
 
 
 def _samples_per_sec(view: SourceView, wait: TrainingPartRow) -> float | None:
-    """Return the samples/s that the training would have without waiting for data. Return None if steps do not report
-    their samples or overlap.
+    """Return the samples/s that the training would have without waiting for data.
+
+    Return None if some steps do not report their samples, if steps overlap, or if the view is a merge.
     """
     steps = view.steps
     if steps is None or steps.samples_per_sec is None or steps.overlap or view.merged is not None:

@@ -13,8 +13,7 @@ BUSY_PERCENT = 95.0  # For this verdict, all processors together must have at le
 # For this verdict, the process must lack a processor while its steps run, for at least this percentage of the whole
 # time.
 MISSING_PERCENT = 20.0
-# Waiting for a processor explains long steps if its share of the time is at least this part of the share of extra
-# time.
+# Long steps take extra time. Waiting for a processor explains them if it takes at least this part of the extra time.
 EXPLAINED = 0.5
 
 
