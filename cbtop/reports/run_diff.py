@@ -467,8 +467,9 @@ def _decisive(place: PlaceDiff) -> str:
 
 
 def _beside(place: PlaceDiff) -> str:
-    """Return " relative to all others" if the verdict is based on the ratio relative to all other bricks, otherwise
-    "".
+    """Return " relative to all others" if the verdict comes from the ratio relative to all other bricks.
+
+    Otherwise return "".
     """
     return " relative to all others" if place.verdict and place.decisive is not place.change else ""
 

@@ -350,7 +350,7 @@ def _in_layers(view: SourceView) -> Table:
 
 
 def _shares(view: SourceView) -> list[str]:
-    """If the shares of the bricks do not add up to one whole, return a line that warns of it. Otherwise return []."""
+    """Return a line with a warning if the shares of the bricks do not add up to one whole. Otherwise return []."""
     return [OPEN_LINE] if view.shares_close is False else []
 
 
@@ -491,7 +491,7 @@ def _tree(view: SourceView) -> str:
     if view.merged is not None and not view.graph:
         return "tree: n/a (what is taken from several ranks is no graph)"
     path = view.critical_path
-    # Mark the nodes on the critical path only if at least one node is not on it.
+    # Mark the nodes on the critical path only if there are also nodes off this path.
     is_beside = path is not None and path.nodes < path.timed_nodes
     changes = view.baseline.places if view.baseline is not None and view.merged is None else {}
 

@@ -21,29 +21,30 @@ MAX_KEPT = 4 * MAX_SERIES
 
 @dataclass(slots=True)
 class _Counted:
-    """The state of one exported series. `highest` is the highest value of the current life of its process."""
+    """The state of one exported series. `highest` is the highest value since the process of the series started."""
 
     life: HostHello | None
     since_ns: int
-    before: float | DurationHistogram  # sum of this series over earlier lives of the process, 0 without earlier lives
+    # sum of this series over earlier processes with the same labels, 0 without such processes
+    before: float | DurationHistogram
     highest: float | DurationHistogram
 
 
 class Counters:
     """Stores the exported values, so that later exports are never lower.
 
-    During the life of a process, the exported value is the highest one. If a process starts again with the same
-    labels, its values are added to the values of the earlier life.
+    While a process lives, the exported value is its highest value until now. If a process starts again with the same
+    labels, its values are added to the values of the earlier process.
     """
 
     def __init__(self) -> None:
         self._counted: OrderedDict[tuple[Metric, tuple[str, ...]], _Counted] = OrderedDict()
 
     def held(self, found: Snapshot, store: Store) -> Snapshot:
-        """Return the snapshot `found` with corrected values: a counter or histogram that is lower than before gets
-        its previous value.
+        """Return the snapshot `found` with corrected values: a counter or histogram that has decreased gets its
+        previous value.
 
-        `found` must have been made from `store`.
+        `found` must be a snapshot of `store`.
         """
         held: Snapshot = {}
         for metric, points in found.items():

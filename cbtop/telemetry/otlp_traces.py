@@ -27,7 +27,7 @@ MAX_TIME_NS = 1 << 63
 # a RUN_BEFORE link, to an earlier run.
 PREVIOUS = "previous step sent of this process"
 RUN_BEFORE = "same place in the last step sent of this program before this process began"
-MAX_PROGRAMS = 16  # Spans are stored for at most this many programs. The last step of each takes up to 2 MB.
+MAX_PROGRAMS = 16  # Spans are stored for at most this many programs. The last step of one program takes up to 2 MB.
 
 # Position of a span in its trace: the names from the step down to the span. Numbers distinguish siblings with equal
 # names.

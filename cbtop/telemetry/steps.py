@@ -90,8 +90,9 @@ def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
 
 
 class GaplessRecords:
-    """The records of one source since its last gap (missing records). They are stored until they contain a whole
-    step.
+    """The records of one source since its last gap (missing records).
+
+    The records are stored until they contain a whole step.
     """
 
     def __init__(self) -> None:

@@ -51,8 +51,8 @@ _REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")
 def matcher(text: str) -> Callable[[str], bool]:
     """Return a function that searches a word for `text`, ignoring case.
 
-    If `text` is a valid regular expression, it is used as such. Expressions that repeat a group or have more than
-    MAX_CHOICES choices are searched as plain text, because they might take too long.
+    If `text` is a valid regular expression, the function searches for this expression. Expressions that repeat a
+    group or have more than MAX_CHOICES choices are searched as plain text, because they might take too long.
     """
     if _ends_soon(text):
         try:

@@ -116,7 +116,7 @@ def stall(found: StallView) -> str:
     """
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
-    # A suspended process may have stalled before it was suspended, so the text mentions both.
+    # A process may have stalled before it was suspended, so the text mentions the suspension and the stall.
     standing = "suspended, without progress" if found.word is StallKind.SUSPENDED else found.word
     parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:

@@ -50,7 +50,7 @@ class Origin(StrEnum):
 
     @property
     def provenance(self) -> Provenance:
-        """The origin of a number in one word."""
+        """the word for the origin of a number"""
         if self in (Origin.SHAPES, Origin.MEASUREMENTS):
             return Provenance.DERIVED
         return Provenance.STATIC if self is Origin.DECLARED else Provenance.MEASURED
@@ -99,7 +99,7 @@ def _celsius(value: float | None) -> str:
     return units.with_unit(units.whole(value), "°C")
 
 
-# For each unit, the functions that write its values. The unit of a statistic must be one of these.
+# Maps a unit to the functions that write values with this unit. The unit of a statistic must be a key here.
 FORMATS = {
     "µs": Format(units.number, units.duration),
     "µs/token": Format(units.number, units.number),

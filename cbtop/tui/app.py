@@ -447,7 +447,7 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_mark_baseline(self) -> None:
-        """Make the recent window the baseline to compare with. It replaces an earlier baseline."""
+        """Make the recent window the baseline for comparisons. An earlier baseline is dropped."""
         if self.source is None:
             self._tell_baseline("there is no process yet that could be compared with", severity="warning")
         elif self._shown_feed.mark_baseline(self.source.key):
@@ -460,7 +460,7 @@ class CbtopApp(App[int]):
             self._tell_baseline(why, severity="warning")
 
     def action_clear_baseline(self) -> None:
-        """Forget the baselines, and stop comparing with them."""
+        """Forget the baselines, so that nothing is compared with a baseline any longer."""
         for feed in (self.feed, self._shown_feed):
             feed.clear_baseline()
         self._tell_baseline("cleared")

@@ -108,8 +108,9 @@ def write_export(ending: str, view: View, source: SourceView, replay: ReplayView
 
 
 def as_csv(cells: Cells) -> str:
-    """Return the cells as CSV. Numbers keep their displayed digits but lose their commas. Names lose the glyphs in
-    front of them.
+    """Return the cells as CSV. Numbers keep their displayed digits, but without commas.
+
+    The glyphs before names are removed.
     """
     written = io.StringIO()
     csv.writer(written).writerows([cells.head, *([_as_read(cell) for cell in row] for row in cells.rows)])

@@ -24,7 +24,8 @@ HANG_UP_EXIT = 129
 # sizes, mouse and focus. They turn on line wrap, normal keys, the main screen and the cursor.
 _MODES = "?2026l ?2004l ?2048l ?1000l ?1003l ?1015l ?1006l ?1004l ?7h <u ?1049l ?25h"
 AS_BEFORE = "".join(f"\x1b[{mode}" for mode in _MODES.split()).encode()
-_KEYS, _DRAWN_ON = 0, 2  # Textual reads keys from the first of these file descriptors, and draws on the second.
+# Textual reads keys from the first of these two file descriptors, and draws on the second one.
+_KEYS, _DRAWN_ON = 0, 2
 
 
 class TerminalWatch:

@@ -23,7 +23,7 @@ from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.time_travel import TimeView
 
-# Read a recording for this many seconds at a time, and handle keys for this many seconds in between.
+# Read a recording for the first number of seconds, then handle keys for the second number of seconds, and repeat.
 ADVANCE_S, ANSWER_S = 0.05, 0.005
 # Requests the history from the daemon. The returned function blocks until the history has been read.
 AskBack = Callable[[], Callable[[], ReplayFeed]]
@@ -60,7 +60,7 @@ class TimeTravel:
         self._ask = ask
         self._clock_s = clock_s
         self._held_s = 0.0  # time (on `clock_s`) when the screen was paused
-        # Time when the daemon's history was requested. None if no answer is expected.
+        # Time when the daemon's history was requested. None if no answer is expected from the daemon.
         self._asked_s: float | None = None
         self._ways: list[Way] = []  # moves in time that the user has requested before the history has arrived
         # If the user has begun a range before the history has arrived, this is the number of moves in `_ways` that

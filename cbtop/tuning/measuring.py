@@ -141,7 +141,7 @@ class Bench:
         return request.run(self.decoder(setting), should_stop)
 
     def recorded(self, setting: Setting, profiler: BrickProfiler) -> Decoder:
-        """Return a new decoder with this setting. It records its bricks with `profiler`."""
+        """Return a new decoder with this setting. The decoder records its bricks with `profiler`."""
         from cbtop.compute.backends import cpu_backend
         from cbtop.compute.decoder.decoder import Decoder
         from cbtop.compute.settings import DecoderSettings

@@ -124,8 +124,9 @@ class Tuned:
 
     @property
     def gain(self) -> PairedTest | None:
-        """The measured comparison of the best setting with the setting before. None if they are equal or were not
-        measured together.
+        """The measured comparison of the best setting with the setting before.
+
+        None if both settings are equal, or if they were not measured together.
         """
         kept = [one for one in self.tries if one.is_kept]
         return kept[0].request if len(kept) == 1 else self.together
@@ -221,7 +222,7 @@ class BrickTuner:
         return sum(self._bench.request_ns(setting, self._request, self._should_stop)) / 1e9
 
     def shares(self) -> tuple[Share, ...]:
-        """Record requests with the setting in use, and return the share of each brick in their time."""
+        """Record requests with the setting in use. Return the share of each brick in the time of these requests."""
         from cbtop.compute.jit.cpu import BF16_PAYS
         from cbtop.profiler.profiler import BrickProfiler
         from cbtop.profiler.recorder import RingRecorder
@@ -252,7 +253,7 @@ class BrickTuner:
         if self._was_interrupted:
             return Untried(name, "it was interrupted")
         if part_s < (least_s := MIN_BLOCKS * self._request_s * SPARE):
-            # Do not even measure the speed of this candidate, because that alone takes three requests.
+            # Measuring the speed of this candidate would already take three requests, so do not even measure that.
             why = (
                 f"{MIN_BLOCKS} rounds take {math.ceil(least_s)} s or more, and {max(part_s, 0):.0f} s are left for it"
             )
@@ -363,7 +364,7 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # Settings that do not change the results come first, then the others. In both groups, the largest possible
+    # Settings that do not change the results come first, then settings that do. In both groups, the largest possible
     # speed-up comes first.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 

@@ -65,9 +65,9 @@ class BrickRow:
     backend: str
     # How far the brick is from its roof. None if the brick's work or the machine's roofs are unknown.
     roof: Distance | None = None
-    # name of the rank that the figures are from; only set in a view of the slowest rank of each brick
+    # name of the rank that the figures come from; only set in a view of the slowest rank of each brick
     rank: str | None = None
-    # The token rate that the budget per token was derived from. None for a fixed budget.
+    # The token rate that determines the budget per token. None for a fixed budget.
     budget_gb_per_sec: float | None = None
     uncounted: int = 0  # Number of calls without a number of elements, because the program did not count them.
     # bytes that the brick exchanges if it is a collective operation, derived from shapes
@@ -102,8 +102,9 @@ class BrickRow:
 
     @property
     def budget_used_percent(self) -> float | None:
-        """Percentage of its budget (µs per token) that the brick uses. None without a budget or without a measured
-        token.
+        """Percentage of the brick's budget (µs per token) that is used.
+
+        None without a budget or without a measured token.
         """
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
@@ -136,10 +137,10 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """The limit of the brick's speed: `memory` or `compute`, or `latency or overhead` if its rate is far below
-        all roofs.
+        """The limit of the brick's speed: `memory` or `compute`.
 
-        It is `several at once` if concurrent steps share the roofs.
+        The limit is `latency or overhead` if the brick's rate is far below all roofs, and `several at once` if
+        concurrent steps share the roofs.
         """
         return self.roof.bound if self.roof else None
 
@@ -272,7 +273,7 @@ def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[
 
 def _durations(stats: BrickStats, nodes: Column, totals: PhaseTotals) -> tuple[DurationBar, ...]:
     counts = totals.stats.histogram(nodes.tolist())
-    # Leave out the histogram if some calls are missing in it, because it would mislead.
+    # Leave out the histogram if it lacks some calls, because such a histogram would mislead.
     is_complete = counts.sum() == stats.calls.count
     return duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else ()
 

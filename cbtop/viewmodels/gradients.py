@@ -22,7 +22,8 @@ class GradientNormView:
     p50: float  # median of the newest norms of the gradients
     max: float  # maximum of the newest norms of the gradients
     measured: int  # number of the newest norms that are stored, at most 64
-    clipping: str | None  # whether the norm was taken "before" or "after" clipping; None if no clipping was seen
+    # whether the norm was taken "before" or "after" clipping; None if the process was not seen to clip gradients
+    clipping: str | None
     is_shard: bool  # whether this process has only a part of some gradients, because they are divided among ranks
 
 

@@ -125,7 +125,7 @@ class GraphRows(Sequence[GraphRow]):
         return id(self.places)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two sequences have the same nodes and counts. No rows are made for this."""
+        """Return whether two sequences have the same nodes and counts. The comparison makes no rows."""
         if not isinstance(other, GraphRows):
             return NotImplemented
         mine, theirs = self._totals.columns, other._totals.columns
@@ -137,8 +137,9 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def some(self, places: Iterable[int]) -> list[GraphRow]:
-        """Return the rows of the nodes at the indices `places`. Forty rows made together take as long as three made
-        one by one.
+        """Return the rows of the nodes at the indices `places`.
+
+        Making forty rows together takes as long as making three rows one by one.
         """
         return self._rows([self.places[at] for at in places])
 
@@ -243,7 +244,7 @@ def graph_rows(
 
 
 def places_of(graph: Sequence[GraphRow]) -> Sequence[GraphRow | Node]:
-    """Return the nodes of `graph` in drawing order. The returned object is the same until a node is added."""
+    """Return the nodes of `graph` in drawing order. Returns the same object until a node is added."""
     return graph.places if isinstance(graph, GraphRows) else graph
 
 
@@ -280,8 +281,9 @@ def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda
 
 
 def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
-    """Return the critical path of `graph`. If a graph with the same contents was used recently, return its path (4 ms
-    instead of 130).
+    """Return the critical path of `graph`.
+
+    If a graph with the same contents was used recently, the path of this graph is returned (4 ms instead of 130).
     """
     for known, path in tuple(_recent):
         if known == graph:
@@ -289,7 +291,8 @@ def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     try:
         found: CriticalPath | CycleError = critical_path(graph)
     except CycleError as error:
-        # Store the error without its traceback, which refers to all frames and would keep the whole view in memory.
+        # Store the error without its traceback. The traceback refers to all frames and would keep the whole view in
+        # memory.
         found = error.with_traceback(None)
     _recent.append((graph, found))
     return found

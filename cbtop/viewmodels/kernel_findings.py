@@ -12,7 +12,10 @@ LEAST_EMPTY = 0.2
 
 @dataclass(frozen=True, slots=True)
 class KernelFinding:
-    """A loss in the launches of a kernel. `us_per_step` is the measured time of these launches, not of the loss."""
+    """A loss in the launches of a kernel. `us_per_step` is the measured time of these launches.
+
+    The size of the loss is not measured.
+    """
 
     brick: str
     kernel: str

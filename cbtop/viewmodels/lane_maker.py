@@ -113,8 +113,8 @@ class LaneMaker:
     def _holds(self, outer: int, node: int) -> bool:
         """Return whether node `outer` contains `node` in the graph.
 
-        The times of records do not show this, because a record of zero length fits into any record that began at the
-        same moment.
+        The times of records are not sufficient: a record of zero length fits into any record that began at the same
+        moment.
         """
         at = self._nodes.parent_of[node]
         while at > outer:

@@ -100,7 +100,7 @@ class Lane:
     def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
         """Return how much time each part of the lane takes between two moments, the longest first.
 
-        The key `bricks` (the name of that row) is the time in bricks. The other keys are names of gaps.
+        The key BRICKS has the time in bricks. The other keys are names of gaps.
         """
         bricks = self.rows[self.bricks].name
         found = {bricks: 0}

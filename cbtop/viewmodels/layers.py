@@ -35,7 +35,8 @@ MIN_LAYERS = 6  # A layer must have at least this many peers, because the variat
 # A layer is an outlier if its modified z-score 0.6745 (x - median) / MAD exceeds the limit. These are the factor and
 # the limit. Source: Iglewicz and Hoaglin, "How to detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-# If a larger share of the layers is odd, none of them counts as odd, because the model is then built that way.
+# If more than this share of the layers would be odd, no layer counts as odd, because the model is then built that
+# way.
 ODD_PART = 0.1
 # In the first layer of a recorded step, each brick may take this many µs more. There, cbtop's own code is not yet in
 # the cache.
@@ -172,7 +173,7 @@ class LayersView:
     def slowest(self) -> LayerRow | None:
         """The layer that is slowest relative to its peers. None if no layer has enough peers.
 
-        In a training step, the first layer of each stack is left out, as in `stands_out`.
+        In a training step, the first layer of each stack is not considered, as in `stands_out`.
         """
         compared = [row for row in self.rows if row.to_median is not None]
         if self.is_training:
@@ -223,7 +224,10 @@ class LayersView:
         return sorted(found, key=lambda one: -one.us)
 
     def like(self, row: LayerRow) -> list[LayerRow]:
-        """Return the peers of `row`, which have the same stack and the same bricks. They include `row`."""
+        """Return the peers of `row`: all layers with the same stack and the same bricks.
+
+        The peers include `row` itself.
+        """
         kind = _kind(row)
         return [other for other in self.rows if _kind(other) == kind]
 
@@ -426,7 +430,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
 
 
 def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:
-    """Return for each layer the median over its peers, which include the layer itself."""
+    """Return the median over its peers for each layer. The peers include the layer itself."""
     like: dict[Hashable, list[float]] = {}
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:
@@ -436,7 +440,7 @@ def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[
 
 
 def _kind(row: LayerRow) -> tuple[str, tuple[bool, ...]]:
-    """Return a value that is equal for all peers of a layer: its stack, and for each brick whether it runs in the
-    layer.
+    """Return a value that all peers of a layer have in common: the stack, and for each brick whether the layer runs
+    the brick.
     """
     return row.stack, tuple([us is not None for us in row.cells])

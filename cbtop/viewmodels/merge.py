@@ -36,8 +36,8 @@ from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_
 
 KEYS_JOINED_BY = "+"  # text between the keys of the members in the key of a merge
 
-# Returns the properties of a node that do not depend on the process. Nodes of two processes are merged if they are
-# equal in these properties and their parents are merged.
+# Returns the properties of a node that do not depend on the process. || Nodes of two processes are merged if these
+# properties are equal and if the parents of the nodes are merged.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
 # States from good to bad. A merge has the state of its worst member.
@@ -153,9 +153,9 @@ def _what_runs(record: SourceRecord) -> tuple[str, str]:
 
 
 def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
-    """Return whether two processes may be merged by their state: both states are the same.
+    """Return whether the states of two processes allow to merge them.
 
-    If one process was killed, return whether both ran at the same time.
+    Both states must be the same. If one process was killed, both processes must have run at the same time.
     """
     states = {state_of(one), state_of(other)}
     if not (SourceStatus.GONE in states and states <= {SourceStatus.LIVE, SourceStatus.GONE}):
@@ -372,7 +372,7 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
     """Return `view` with the sum of the rates of a merge's members.
 
     The rate of a member is over the member's own time, or over the time of a chosen range. If `together` members
-    compute the same tokens, the sum is divided by `together`.
+    compute the same tokens, the summed rates are divided by `together`.
     """
     members = [shown(record, window=window) for record in records]
     walls_us = [member.time_range_view.wall_us if member.time_range_view else 0.0 for member in members]
@@ -449,10 +449,10 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
 
 
 def _sum_of_rates(rates: Iterable[tuple[float | None, int]], together: int) -> float | None:
-    """Return the sum of rates, divided by `together`.
+    """Return the sum of rates, divided by `together`. `together` is the number of members that compute the same
+    tokens.
 
-    Returns None if a member ran steps but its rate is unknown, because a partial sum would be wrong. `together` is
-    the number of members that compute the same tokens.
+    Returns None if a member ran steps but its rate is unknown, because a sum without this rate would be wrong.
     """
     found = [(rate, count) for rate, count in rates if rate is not None or count]
     known = [rate for rate, _ in found if rate is not None]

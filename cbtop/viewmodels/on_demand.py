@@ -33,7 +33,7 @@ class LazyValue(Generic[T]):
     def value(self) -> T:
         if self._make is not None:
             self._made = self._make()
-            self._make = None  # Forget `make`, so that the objects that it refers to can be freed.
+            self._make = None  # Forget `make`, so that the objects used by `make` can be freed.
         return self._made
 
 

@@ -51,7 +51,8 @@ class ServedRow:
     queued_us: float | None  # time from the arrival until the engine scheduled the request
     first_token_us: float | None  # time from the arrival until the first token
     total_us: float | None  # time from the arrival until the end of the request
-    per_token_us: float | None  # mean time between two tokens of an ended request; None with one token
+    # mean time between two tokens of an ended request; None if the request made only one token
+    per_token_us: float | None
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -96,7 +97,10 @@ def engine_of(record: SourceRecord, records: Iterable[SourceRecord]) -> SourceRe
 
 
 def shared_engine(members: Iterable[SourceRecord], records: Sequence[SourceRecord]) -> SourceRecord | None:
-    """Return the engine of all `members`, or None if they have several, as with data parallelism."""
+    """Return the engine of all `members`.
+
+    Return None if the members have several engines, as with data parallelism.
+    """
     engines = {engine.key: engine for engine in (engine_of(member, records) for member in members)}
     return next(iter(engines.values())) if len(engines) == 1 else None
 

@@ -169,7 +169,7 @@ def _median_us(calls: Calls | None) -> float | None:
 
 
 def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
-    """Return the work (FLOP and bytes) per unit of each brick that declares both.
+    """Return the work (FLOP and bytes) per unit of each brick that declares both kinds of work.
 
     `units` is the number of units (tokens or steps).
     """

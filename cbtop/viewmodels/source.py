@@ -129,7 +129,7 @@ class SourceView:
     warm_up: WarmUpView | None = None  # the warm-up steps, or None without warm-ups
     # Whether bricks and layers cover all data, because the window has too few recorded steps.
     is_inside_of_all: bool = False
-    # Compilations by torch.compile in the shown time. None in a merge, and without compilations.
+    # Compilations by torch.compile in the shown time. None in a merge, or if there were no compilations.
     compiling: CompilingView | None = None
     guard: GuardView | None = None  # None without `--guard`
     serving: Lazy[ServingView | None] = Lazy(None)  # requests of the engine; None if the process serves no requests
@@ -140,11 +140,11 @@ class SourceView:
     # Percentage of the recent time that the process's busiest thread waited for a processor. None if unknown.
     waiting_percent: float | None = None
     has_compiled: bool = False  # whether torch.compile has compiled code of this process
-    sample_every: int | None = 1  # N if one step in N is recorded; None in a merge of sources that differ in this
+    sample_every: int | None = 1  # N if one step in N is recorded; None in a merge if N differs between sources
     # resolution of the clock: the smallest difference of two readings, or None if not reported
     clock_resolution_ns: int | None = None
     overhead: Sampling | None = None  # how much recording slows the process, or None if not measured
-    # The calls outside of all steps. None without such calls, and without steps.
+    # The calls outside of all steps. None if the process has no such calls, or no steps.
     outside: Lazy[BesideView | None] = Lazy(None)
     stall: StallView | None = None  # why the process makes no progress; None if it makes progress or has ended
     stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
@@ -156,7 +156,7 @@ class SourceView:
     ranks: RanksView | None = None  # the time of each brick in each rank; only set with MergeMode.RANKS
     # Critical path of the graph, or None if all nodes run one after another.
     critical_path: Lazy[CriticalPathView | None] = Lazy(None)
-    # The times of the layers. None without layers, and in a view of the slowest rank of each brick.
+    # The times of the layers. None if there are no layers, or in a view of the slowest rank of each brick.
     layer_times: Lazy[LayersView | None] = Lazy(None)
     machines: tuple[MachineView, ...] = ()  # the machines on which the process runs; a merge may have several
     # Parts and bricks of the training steps. None if the shown steps are not training steps.
@@ -171,7 +171,7 @@ class SourceView:
     baseline: Lazy[Comparison | None] = Lazy(None)
     # the verdicts (problems with advice) on the shown time range, the worst first
     verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())
-    # Verdicts that are not shown, because their figures cannot be trusted. None without any.
+    # Verdicts that are not shown, because their figures cannot be trusted. None if there are no such verdicts.
     withheld: Lazy[Withheld | None] = Lazy(None)
     # List of all sources, including this one. None if the feed has no list.
     listed: Lazy[ListView | None] = Lazy(None)

@@ -1,4 +1,4 @@
-"""The base class of all views. A view has a title and a help text, and it draws a source."""
+"""The base class of all views. A view has a title and a help text, and draws a source."""
 
 from __future__ import annotations
 

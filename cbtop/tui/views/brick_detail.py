@@ -62,7 +62,7 @@ def detail_lines(
     """Return the panel of `brick` in at most `height` lines. If there is too little room, the least useful parts are
     dropped.
 
-    `pictures` is a cache of drawings. If it is None, no cache is used.
+    `pictures` is a cache of drawings. Without `pictures`, each drawing is made again.
     """
     pictures = pictures or Pictures()
     pictures.begin(source, brick.key)

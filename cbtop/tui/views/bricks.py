@@ -151,8 +151,9 @@ class Bricks(View):
             self._detail.show_brick(passes[min(self._pass, len(passes) - 1)] if passes else None, self.source)
 
     def _passes(self) -> list[BrickRow]:
-        """Return the brick under the cursor. In training steps, return the rows of all of its passes (forward,
-        backward).
+        """Return the brick under the cursor as one row.
+
+        In training steps, return a row for each pass (forward, backward) of the brick.
         """
         brick, source = self._table.current, self.source
         if brick is None or source is None:

@@ -36,7 +36,7 @@ def path_line(path: CriticalPathView) -> Line:
 
 
 class PathLine(SourceDrawing):
-    """One line about the critical path. It is hidden if all nodes run one after another."""
+    """One line about the critical path. The line is hidden if all nodes run one after another."""
 
     def show_source(self, source: SourceView) -> None:
         self.display = source.critical_path is not None
@@ -273,7 +273,7 @@ class Graph(View):
             self._set_unfolded(self._tree.unfolded ^ {row.id})
 
     def action_fold(self) -> None:
-        """Fold the node under the cursor. If it is already folded or has no children, go to its parent."""
+        """Fold the node under the cursor. If this node is already folded or has no children, go to its parent."""
         row = self._table.current
         if row is None:
             return
@@ -283,7 +283,7 @@ class Graph(View):
             self._table.move_to_node(row.parent)
 
     def action_unfold(self) -> None:
-        """Unfold the node under the cursor. If it is already unfolded, go to its first child."""
+        """Unfold the node under the cursor. If this node is already unfolded, go to its first child."""
         row = self._table.current
         if row is None or not row.has_children:
             return

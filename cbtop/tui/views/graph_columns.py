@@ -101,7 +101,7 @@ class _Cells:
 
 
 def _without_time(values: str, row: GraphRow) -> str:
-    """Return the figures in a node's label, but not the mean time, which has its own column."""
+    """Return the figures in a node's label. The mean time is left out, because it has its own column."""
     if row.kind not in (NodeKind.BRICK, NodeKind.TRANSFER):
         return values
     return " ".join(value for value in values.split(" ") if value != units.NOT_MEASURED and not value.endswith("µs"))

@@ -238,7 +238,10 @@ def _figures(source: SourceView, width: int) -> Line:
 
 
 def _short_latencies(steps: StepsView | None, short: Mapping[str, str]) -> Line:
-    """Return p50 and p99 of the times as text with an abbreviated unit. If they are unknown, return the reason."""
+    """Return p50 and p99 of the times as text with an abbreviated unit.
+
+    If p50 and p99 are unknown, return the reason.
+    """
     if steps is None or not steps.count:
         return ((f"{short['ms/token']} {units.NOT_MEASURED}: {NO_STEP}", "dim"),)
     unit, (p50_us, p99_us, _) = _latencies(steps)

@@ -23,7 +23,7 @@ from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, LayerRow, Layers
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 MAX_BAR_HEIGHT = 6
-SMALL_STRIP = 3  # Number of lines that one brick takes: its bars, and the blank line above them.
+SMALL_STRIP = 3  # number of lines that one brick takes: the lines of its bars, and the blank line above the bars
 _SCALED = 3  # Bars of at least this height in lines have a scale on their left.
 AROUND = 6  # At most this many lines of the map are not bars.
 _ROOMY = 140  # In a map of at least this width in cells, the median has a column.
@@ -35,7 +35,7 @@ NUMBERED = 5  # Every fifth layer has its number above its bar.
 class Strip:
     """One row of the map, with a bar per layer.
 
-    It is for one brick, for all bricks, or for the time between bricks.
+    The bars are for one brick, for all bricks, or for the time between bricks.
     """
 
     name: str

@@ -62,7 +62,7 @@ def node_lines(
 ) -> list[Line]:
     """Return the panel of `node` in at most `height` lines.
 
-    `pictures` is a cache of drawings. If it is None, no cache is used.
+    `pictures` is a cache of drawings. Without `pictures`, each drawing is made again.
     """
     pictures = pictures or Pictures()
     pictures.begin(source, node.id)

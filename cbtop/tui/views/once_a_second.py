@@ -35,7 +35,10 @@ class Pictures:
             self._of, self._begun_s = now, now_s
 
     def drawn(self, what: Hashable, draw: Callable[[], T]) -> T:
-        """Return the picture named `what` from the cache. If it is missing, draw it."""
+        """Return the picture named `what` from the cache.
+
+        If the cache does not contain the picture, draw the picture.
+        """
         if what not in self._drawn:
             self._drawn[what] = draw()
         return cast("T", self._drawn[what])

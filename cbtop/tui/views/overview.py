@@ -294,7 +294,7 @@ def _device_count(source: SourceView) -> int:
 
 
 def _devices(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line for each device. If not all devices fit, the number of the others is added."""
+    """Return a line for each device. If not all devices fit, the last line has the number of the missing devices."""
     rows = [row for machine in source.machines for row in machine.devices]
     if not rows:
         return []

@@ -24,7 +24,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdicts.base import gain_inside
 
 LEAST_LINES = 5  # The panel has at least this many lines.
-FAR_PERCENT = 30.0  # Below this percentage of every roof, a brick counts as far below all of them.
+FAR_PERCENT = 30.0  # A brick is far below all roofs if it reaches less than this percentage of every roof.
 _BELOW = "launches, waiting, small shapes, scattered reads, or work beside the arithmetic, as unpacking weights."
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
@@ -76,7 +76,10 @@ class RoofDetail(Drawing):
 def _roofs(
     brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
 ) -> list[Line]:
-    """Return a table of the roofs with the share of each roof that the brick reaches. The lines in `said` follow."""
+    """Return a table of the roofs with the share of each roof that the brick reaches.
+
+    Below the table come the lines in `said`.
+    """
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{units.number(brick.gb_per_sec)} GB/s · {units.number(brick.gflops)} GFLOP/s"
@@ -130,9 +133,9 @@ def _reached(brick: BrickRow, ceiling: CeilingRow) -> float | None:
 
 
 def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow | None:
-    """Return the roof that would limit the brick, if the brick is far below it.
+    """Return the roof that would limit the brick, if the brick is far below this roof.
 
-    Returns None if the brick is near this roof, or if no roof limits the brick.
+    Returns None if the brick is near the roof, or if no roof limits the brick.
     """
     share, kind = brick.percent_of_roof, {MEMORY: "bandwidth", COMPUTE: "compute"}.get(brick.bound or "")
     if kind is None or share is None or share >= LIMITING_PERCENT:

@@ -116,9 +116,9 @@ def roofline_lines(
     trail: Sequence[tuple[float, float] | None] = (),
     before: tuple[float, float] | None = None,
 ) -> list[Line]:
-    """Return the plot with the lists of its marks below, in `width` x `height` cells.
+    """Return the plot and, below it, the lists of its marks, in `width` x `height` cells.
 
-    `trail` is BrickRow.trail of the brick `selected`. `before` is (FLOP/B, GFLOP/s) of this brick at the baseline.
+    `trail` is `BrickRow.trail` of the brick `selected`. `before` is (FLOP/B, GFLOP/s) of this brick at the baseline.
     """
     drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
     x, y = axes(roofline, drawable)

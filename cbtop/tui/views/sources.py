@@ -245,7 +245,7 @@ class Sources(View):
 
 
 class SourceInWords(Drawing):
-    """The panel with details of one source, with the reason for each figure that is not available."""
+    """The panel with details of one source. For each figure that is not available, the panel has the reason."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -253,7 +253,7 @@ class SourceInWords(Drawing):
         self._process: ProcessRow | None = None
 
     def show(self, row: SourceRow | None, process: ProcessRow | None = None) -> None:
-        """Draw the details of the source `row` from now on. `process` has its use of the host, if known."""
+        """Draw the details of the source `row` from now on. `process` has the source's use of the host, if known."""
         self._row, self._process = row, process
         self.redraw()
 

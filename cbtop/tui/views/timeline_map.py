@@ -34,7 +34,7 @@ MIN_SHOWN_NS = 100
 ZOOM = 2
 TWO_LISTS = 160  # In a widget of at least this width in cells, the sums are to the right of the longest blocks.
 ROOM_FOR_LONGEST = 5  # The longest blocks are listed if at least this many lines are free.
-MARGIN = 0.05  # When a block is moved into view, this share of the visible time stays free next to it.
+MARGIN = 0.05  # When a block is moved into view, this share of the visible time stays free at the side of the block.
 HELD = "held, G goes to the newest"
 FOLLOWS = "follows the newest step"
 RECEIVED = "they are received while this view is open"
@@ -48,7 +48,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
     def __init__(self, *, id: str | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(id=id)
         self.shown: TimelineView | None = None  # the timeline that is on the screen, or None
-        # The timeline that the user has frozen. If it is None, the screen follows the newest step.
+        # The timeline that the user has frozen. If no timeline is frozen, the screen follows the newest step.
         self._held: TimelineView | None = None
         # the timeline that is shown while the screen follows the newest step
         self._newest: TimelineView | None = None

@@ -79,9 +79,9 @@ def _segment(part: TrainingPartRow) -> BarSegment:
 
 def legend(training: TrainingView, width: int) -> list[Line]:
     """Return the shares of all parts of a training step that took time, in as few lines of `width` cells as possible.
-    The largest comes first.
 
-    Overlapped communication is added at the end, because it belongs to no part.
+    The largest share comes first. Overlapped communication is added at the end, because this time belongs to no part
+    of the step.
     """
     entries: list[Line] = []
     for part in sorted(training.parts, key=lambda part: -part.mean_us):

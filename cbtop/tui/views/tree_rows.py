@@ -97,7 +97,7 @@ def visible_rows(
     order = range(len(places)) if ranks is None else _ranked(places, ranks)
     last_child: dict[int | None, int] = {places[at].parent: places[at].id for at in order}
     rows: list[TreeRow] = []
-    # for each visible unfolded node: the text with connectors before its children
+    # maps a visible unfolded node to the text with the connectors before its children
     indents: dict[int | None, str] = {}
     for at in order:
         place = places[at]

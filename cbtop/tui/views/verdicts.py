@@ -1,4 +1,4 @@
-"""Draw the verdicts: a sentence with figures, advice, and the possible gain for each."""
+"""Draw the verdicts. Each verdict has a sentence with figures, advice, and the possible gain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import Severity, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
-_LEAST_WITHHELD = 5  # From this height in lines on, withheld verdicts are named.
+_LEAST_WITHHELD = 5  # In a view of at least this height in lines, withheld verdicts are named.
 # The possible gain follows a verdict's sentence on its line only if the sentence keeps at least this width in cells.
 _LEAST_SENTENCE = 40
 

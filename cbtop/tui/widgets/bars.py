@@ -15,9 +15,9 @@ SEAM = "▏"  # The segments of a stacked bar are separated by this line.
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """One segment of a stacked bar.
+    """One segment of a stacked bar. `label` is drawn inside of the segment if it fits.
 
-    `label` is drawn inside of the segment if it fits. `fill` is the colour role of the other cells.
+    `fill` is the colour role of the cells without text.
     """
 
     value: float

@@ -34,8 +34,8 @@ class ChangedCellsScreen(Screen[None]):
 class _Compositor(Compositor):
     """A compositor that finds the changed cells.
 
-    Textual's own compositor paints all lines from the first change to the last. In each line, it also sends
-    everything to the left of a change within the same widget.
+    Textual's own compositor paints all lines from the first change to the last change. In each painted line, Textual
+    sends everything from the begin of the widget to the change.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class _Compositor(Compositor):
         return ChangedCells(strips) if strips else None
 
     def _strips(self, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, Strip]]:
-        """Yield (line, column, strip) for each changed span, painted by the widget in front.
+        """Yield (line, column, strip) for each changed span. The widget in front paints the strip.
 
         Between two `cuts`, the same widget is in front.
         """

@@ -45,7 +45,7 @@ def curve(
 ) -> list[Line]:
     """Return `height` lines with the newest of `values` (one per second) above a time axis.
 
-    The scale runs from 0 to `top`. If `top` is None, it runs to a round number above all values. Unknown seconds are
+    The scale ends at `top`. If `top` is None, the scale ends at a round number above all values. Unknown seconds are
     blank. `label` formats the numbers of the scale.
     """
     return list(_curve(tuple(values), width, height, role, label, top))
@@ -107,7 +107,10 @@ class Chart:
 
 
 def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
-    """Return charts in a grid that fills `height` lines. If not all of them fit, the last ones are left out."""
+    """Return charts in a grid that fills `height` lines.
+
+    If there is too little room, the last charts are left out.
+    """
     widest = max(1, width // LEAST_CHART_WIDTH)
     wanted = wanted[: widest * (max(0, height) // LEAST_CHART)]
     down = max(-(-len(wanted) // widest), min(len(wanted), height // USUAL_CHART))

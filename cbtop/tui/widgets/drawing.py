@@ -1,4 +1,4 @@
-"""The base class of all drawn widgets. It paints lines, and repaints only the spans that have changed."""
+"""The base class of all drawn widgets. Such a widget paints lines, and repaints only the spans that have changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Drawing(Widget):
         super().__init__(id=id, classes=classes)
         self._lines: tuple[Line, ...] = ()
         self._looks: dict[str, _Look] = {}
-        # for each row: (its line, the strip of cells that was painted for this line)
+        # maps a row to (its line, the strip of cells that was painted for this line)
         self._strips: dict[int, tuple[Line, Strip]] = {}
         self._painted_for = 0  # width in cells of the strips that were painted
         # Cache the size and whether there is a gutter, because Textual computes both slowly.
@@ -61,8 +61,9 @@ class Drawing(Widget):
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the painted strips of the region `crop`. Whole rows are painted once and cached.
 
-        Textual's own method takes twice as long. It needs ten styles per row, and filters each row in each frame. It
-        is used only for widgets with a border or padding. cbtop's stylesheet sets no opacity and no tints.
+        Textual's own method takes twice as long, because it needs ten styles per row and filters each row in each
+        frame. Textual's method is used only for widgets with a border or padding. cbtop's stylesheet sets no opacity
+        and no tints.
         """
         if self._has_gutter:
             return super().render_lines(crop)
@@ -140,7 +141,7 @@ class Drawing(Widget):
             style += self.app.get_component_styles(role).partial_rich_style
         for one in self.get_line_filters():  # Reduce the style to what the terminal can show.
             style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
-        # If another role has this style already, use the same _Look, so that spans can be joined.
+        # If another role already has this style, use the _Look of that role, so that spans can be joined.
         look = next((known for known in self._looks.values() if known.style == style), _Look(style))
         self._looks[roles] = look
         return look

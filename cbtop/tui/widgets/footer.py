@@ -116,7 +116,7 @@ class KeyFooter(Drawing):
     def _shown(self) -> tuple[Sequence[Binding], Sequence[Binding]]:
         """Return the view's keys and the general keys for the footer.
 
-        The first of the general keys are shown only if there is room for them.
+        The first of the general keys are shown only if the footer has room for these keys.
         """
         here: dict[str, Binding] = {}
         everywhere: dict[str, Binding] = {}

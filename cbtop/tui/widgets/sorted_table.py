@@ -44,7 +44,8 @@ class SortedTable(Table[RowT]):
         self.descending = True
         # (sort column, whether descending), if the user has chosen an order
         self.chosen: tuple[str, bool] | None = None
-        # (preferred sort column, whether descending). The table is sorted by this column while it exists.
+        # (preferred sort column, whether descending). The table is sorted by this column while the table has the
+        # column.
         self._wanted = sort_by, True
         self.filter_text = ""
         self.nothing_at_all = empty  # text that is shown if the table is empty without a filter

@@ -53,7 +53,7 @@ class SteadyOrder:
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
     """Return the row keys of the newest redraw in their new order.
 
-    Two keys that are in `previous` swap only if one was ahead of the other in all redraws.
+    Two keys that are in `previous` swap only if one of them was ahead of the other in all stored redraws.
     """
     values = redraws[-1]
     fresh = sorted(values, key=lambda key: _sortable(values[key]), reverse=descending)

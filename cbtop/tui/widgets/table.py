@@ -79,7 +79,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
     def _hold_row(self) -> None:
         """Remember the key of the row under the cursor, so that the cursor stays on this row.
 
-        Without rows, keep the old key, because its row may return.
+        Without rows, keep the old key, because the old row may return.
         """
         if self.rows:
             self._cursor_key = self.key(self.rows[self.cursor])

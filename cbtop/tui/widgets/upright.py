@@ -11,7 +11,7 @@ from cbtop.tui.widgets.lines import Line
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 MAX_BAR_WIDTH = 12
-_GAP_FROM = 3  # If each bar has at least this many cells, one of them is a gap.
+_GAP_FROM = 3  # If each bar has at least this many cells, the last of its cells is a gap.
 MISSING = "·"
 _LEAST_TOP, _GREATEST_TOP = 2.0, 4.0
 
@@ -57,7 +57,7 @@ class Spacing:
 def usual_top(values: Sequence[float], usual: float) -> float:
     """Return the end of a scale from 0 for vertical bars: the highest of `values`, within limits.
 
-    With these limits, a bar of the value `usual` takes between a quarter and a half of the chart's height.
+    The limits ensure that a bar of the value `usual` takes between a quarter and a half of the chart's height.
     """
     return max(_LEAST_TOP * usual, min(_GREATEST_TOP * usual, max(values, default=0.0)))
 
@@ -77,7 +77,10 @@ def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> l
 
 
 def _line(columns: Sequence[tuple[Sequence[str], str]], above: int) -> Line:
-    """Return the line of a bar chart that has `above` lines below it. Bars are drawn from the lowest line up."""
+    """Return one line of a bar chart. `above` is the number of lines below this line.
+
+    Bars are drawn from the lowest line up.
+    """
     parts = [(texts[above], role) for texts, role in columns]
     return tuple(("".join([text for text, _ in same]), role) for role, same in groupby(parts, key=itemgetter(1)))
 
