@@ -1,6 +1,6 @@
-"""Choose the processors and libraries that kernels run on.
+"""Choose the processors and libraries that run kernels.
 
-This is the only file of compute that asks the system what the machine has.
+This is the only file of compute that asks the system about the machine.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _TURNS = threading.RLock()
 def turn() -> Iterator[None]:
     """Enter this context to use Numba's threads.
 
-    The workqueue layer ends the process if two Python threads use it at the same time. So only one thread enters at a
-    time with that layer, or while Numba has not chosen a layer yet.
+    The workqueue layer ends the process if two Python threads use the layer at the same time. So only one thread
+    enters at a time with that layer, or while Numba has not chosen a layer yet.
     """
     if (_threading_layer() or WORKQUEUE) == WORKQUEUE:
         with _TURNS:
@@ -119,7 +119,7 @@ class OtherProcesses:
         self._begun_s, self._others_s = time.monotonic(), _others_s()
 
     def percent(self) -> float:
-        """Return the share of all processors that other processes used, in percent, or 0 if it is not known."""
+        """Return the share of all processors that other processes used, in percent, or 0 if unknown."""
         available_s = (time.monotonic() - self._begun_s) * (os.cpu_count() or 1)
         return min(max(100 * (_others_s() - self._others_s) / available_s, 0.0), 100.0)
 
@@ -127,7 +127,7 @@ class OtherProcesses:
 def _others_s() -> float:
     """Return the processor seconds that other processes have used since the machine started.
 
-    Time that a hypervisor took from this machine (steal) counts, too.
+    The result includes the time that a hypervisor took from this machine (steal).
     """
     if not os.access(PROC_STAT, os.R_OK):
         return 0.0

@@ -179,8 +179,8 @@ class SourceView:
     kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
     # Timeline of the last steps of all phases. None if single records are not received.
     timeline: Lazy[TimelineView | None] = Lazy(None)
-    # Second of the daemon's clock at which the view was made. Plots are drawn again when it changes. None if the view
-    # is not updated.
+    # Second of the daemon's clock at which the view was made. Plots are drawn again when this second changes. None if
+    # the view is not updated.
     second: int | None = field(default=None, compare=False)
 
     @property
@@ -205,14 +205,14 @@ class SourceView:
 
     @property
     def standing(self) -> str:
-        """The state of the process in one word, for example `live` if it runs and makes progress."""
+        """The state of the process in one word, for example `live` if the process runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
     def rows_of(self) -> tuple[object, ...]:
         """A value that identifies the rows of a table: source, phase, and whether a window is shown.
 
-        While it does not change, rows keep their order on the screen.
+        While this value does not change, rows keep their order on the screen.
         """
         # A merge is identified by its mode and not by its key, because its members may change.
         who = self.key if self.merged is None else self.merged.mode
@@ -248,7 +248,7 @@ class SourceView:
         """Lower limit of the memory traffic: the bytes that all bricks declare (from shapes), per second of
         wall-clock time.
 
-        None in a merge, if no brick declares bytes, or if some steps were not recorded.
+        None in three cases: the view is a merge, no brick declares bytes, or some steps were not recorded.
         """
         steps, time_range = self.steps, self.time_range
         known = [row.bytes for row in self.bricks if row.bytes is not None]
@@ -386,7 +386,7 @@ class _Parts:
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
         self._is_recording = is_recording
-        # Rows refer to these values and not to the view. Otherwise there would be a reference cycle, which would keep
+        # Rows refer to these values and not to the view. A reference to the view would form a cycle, which would keep
         # the view in memory until garbage collection.
         self._cached = LazyValue(partial(cached_by_second, record, phase))
         self._batch = LazyValue(partial(batch_by_second, record, phase))

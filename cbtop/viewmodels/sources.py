@@ -70,7 +70,7 @@ class SourceRow:
     since_s: float | None
     wall_us: float | None  # wall-clock time over which the rates are computed
     loss: LossView
-    # Age of the newest data. None if the source has ended or the offset of its clock is unknown.
+    # Age of the newest data. None if the source has ended, or if its clock's offset is unknown.
     lag_s: float | None
     clock: ClockView | None
     devices: tuple[str, ...] | None  # the GPUs that the source is known to use, or `cpu`
@@ -79,7 +79,8 @@ class SourceRow:
     unknown: tuple[Unknown, ...] = ()
     stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
     straggler: StragglerView | None = None  # the straggler (slowest rank) of the source's job, or None
-    tokens_per_sec_history: tuple[float, ...] = ()  # tokens/s of the source in each second, as in SourceView
+    # tokens/s of the source in each second, as in `SourceView.tokens_per_sec_history`
+    tokens_per_sec_history: tuple[float, ...] = ()
     steps_per_sec_history: tuple[float, ...] = ()
     step_us_history: tuple[float | None, ...] = ()
     rate_change: Change | None = None  # how the tokens/s of the source have changed since the baseline
@@ -120,7 +121,8 @@ class ProcessCost:
 class ListView:
     """The list of all sources and the cost of cbtop.
 
-    Live sources come first, and newer ones before older ones. The first of the costs is the viewer's own cost.
+    Live sources come before ended sources, and newer sources before older sources. The first entry of the costs is
+    the viewer's own cost.
     """
 
     keys: tuple[str, ...]
@@ -196,7 +198,7 @@ def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
 def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unread: bool) -> Iterator[Unknown]:
     """Yield the reason for each figure of the source that is not available.
 
-    For an ended process, the device and the age of its data are never available, so they get no reason.
+    An ended process never has a device or an age of its data, so these figures get no reason.
     """
     is_live, steps = row.state is SourceStatus.LIVE, row.steps
     if row.model is None:

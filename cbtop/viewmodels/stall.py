@@ -51,9 +51,9 @@ class StallKind(StrEnum):
 class StallView:
     """A running process that makes no progress. During the last `age_s`, nothing was recorded and nothing began.
 
-    `place` has the names of the running nodes, outermost first (`decode`, `Layer 17`, `AllReduce`). It is empty if
-    unknown. If several `threads` are running a brick, `place` is the one that began last. `after` is the node that
-    ended last inside of `place`.
+    `place` has the names of the running nodes, outermost first (`decode`, `Layer 17`, `AllReduce`). `place` is empty
+    if no node is known. If several `threads` are running a brick, `place` leads to the brick that began last. `after`
+    is the node that ended last inside of `place`.
     """
 
     word: StallKind

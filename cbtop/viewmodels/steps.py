@@ -32,7 +32,7 @@ UNEVEN_TOKENS = "steps differ in tokens"
 UNEVEN_SEQUENCES = "steps differ in sequences"
 UNCOUNTED_STEPS = "not every step reports its tokens"
 
-OVERLAP = 1.05  # Steps count as sequential if fewer steps than this run concurrently on average.
+OVERLAP = 1.05  # Steps count as sequential if the mean number of concurrent steps is below this.
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,16 @@ class PaceView:
     ago_s: float  # seconds between this item and the newest item of the history
     steps: int
     us: float  # mean time of a step in these seconds
-    tokens: int  # total number of tokens over the steps in these seconds
+    tokens: int  # sum of the tokens of the steps in these seconds
     cached: float | None  # mean number of cached positions per sequence before a step, or None if not reported
 
 
 @dataclass(frozen=True)
 class StepsView:
-    """The steps of one phase (`decode`, `prefill`). Figures are over all steps, with recorded bricks or without."""
+    """The steps of one phase (`decode`, `prefill`).
+
+    The figures are over all steps, including steps without recorded bricks.
+    """
 
     phase: str
     count: int
@@ -130,7 +133,8 @@ class WarmUpView:
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
-    """Return one entry for each phase with an ended step, in the order of their first steps. Warm-ups come last.
+    """Return one entry for each phase with an ended step, in the order of the phases' first steps. Warm-ups come
+    last.
 
     The figures come from `stats`, which cover `time_range`.
     """
@@ -231,7 +235,7 @@ def _mean_by_second(
 ) -> dict[int, float]:
     """Return a mean for each second of a history. Seconds without steps are left out.
 
-    `totals` returns a running sum and the number of steps in it.
+    `totals` returns two numbers: a running sum, and the number of steps in this sum.
     """
     samples = [(sample.monotonic_ns, *totals(sample)) for sample in record.history.get(phase or "", ())]
     return {
@@ -269,8 +273,8 @@ def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
 
     `squared` is the sum of the squares of these numbers.
     """
-    # Older daemons do not send `squared`. If it is missing, the numbers are only known to differ if their mean is not
-    # a whole number.
+    # Older daemons do not send `squared`. Without `squared`, a mean that is not a whole number proves that the
+    # numbers differ. Otherwise it is not known whether the numbers differ.
     if squared is None:
         return tokens % steps == 0
     # This difference of sums is 0 only if all steps had the same number of tokens (Cauchy-Schwarz inequality).
@@ -285,7 +289,7 @@ def _steps_view(
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0
-    if calls is None:  # No step of this phase ended in the time that the statistics cover.
+    if calls is None:  # In the time range of the statistics, no step of this phase ended.
         none = _rate(0, wall_ns)
         return StepsView(
             phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none,

@@ -36,9 +36,7 @@ Job = tuple[str, str, int | None, str]
 
 @dataclass(frozen=True, slots=True)
 class StragglerView:
-    """The straggler: the rank that is busy longer per step than each other rank, over the last five seconds
-    (derived).
-    """
+    """The straggler: the rank that is busier per step than each other rank, over the last five seconds (derived)."""
 
     key: str
     rank: int
@@ -96,7 +94,8 @@ class _Rank:
     def is_waited_for_by(self, other: _Rank) -> bool:
         """Return whether the rank `other` waits for this rank.
 
-        It waits if it is less busy, although its whole steps take about as long.
+        The other rank waits if it is less busy than this rank, although the whole steps of both ranks take about as
+        long.
         """
         apart_ns = abs(self.step_ns - other.step_ns)
         return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
@@ -119,8 +118,8 @@ class _Rank:
 def bound_of_median(count: int, alpha: float = ALPHA) -> int:
     """Return an index k (from 1), such that the k-th smallest of `count` values is a lower bound of the median.
 
-    The probability that this value is above the median is at most `alpha`. Returns the largest such k, or 0 if there
-    is none. The number of values below the median is binomial with p = 1/2.
+    The probability that this lower bound is above the median is at most `alpha`. Returns the largest such k, or 0 if
+    no k is sufficient. The number of values below the median is binomial with p = 1/2.
     """
     at_most, k = 0.0, 0
     while (at_most := at_most + comb(count, k) / 2**count) <= alpha:
@@ -183,7 +182,7 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
 def _outside_bricks(slowest: _Rank, others: Sequence[_Rank], phase: str) -> str:
     """Return a name for the time between the bricks of the slowest rank.
 
-    In training, this is the part of the step that takes longest in comparison with the other ranks.
+    In training, the name is a part of the step: the part that takes longest in comparison with the other ranks.
     """
     own = _parts_ns(slowest.record, phase)
     usual = [_parts_ns(other.record, phase) for other in others]
@@ -199,7 +198,7 @@ def _outside_bricks(slowest: _Rank, others: Sequence[_Rank], phase: str) -> str:
 def _parts_ns(record: SourceRecord, phase: str) -> dict[str, float]:
     """Return the mean times of the parts of the latest training steps, without communication.
 
-    Returns {} if they are unknown, or if several models have steps of this phase.
+    Returns {} if these times are unknown, or if several models have steps of this phase.
     """
     of_phase = [times for (name, _), times in record.training_times.items() if name == phase]
     if len(of_phase) != 1:

@@ -53,7 +53,7 @@ class TimeBreakdownView:
     unmatched_calls: int = 0
     unmatched_us: float = 0.0
     cancelled: int = 0  # Number of cancelled or renamed steps. Their bricks are not part of the breakdown.
-    # Number of steps that ran at the same time as fifteen others, so that their bricks are unknown.
+    # Number of steps with unknown bricks, because at least fifteen other steps ran at the same time.
     in_shared_lane: int = 0
     adopted: BesideView | None = None  # work that other threads or tasks did for these steps
 

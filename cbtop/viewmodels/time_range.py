@@ -98,7 +98,7 @@ def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRan
     """Return the part of `time_range` for the rates of one model. Steps of the model have the label `model`.
 
     If models run one after another, the part begins with the first step of this model. If another model has begun
-    since its last step, the part ends with this last step.
+    after the last step of this model, the part ends with this last step.
     """
     steps = _steps(record)
     own = [step for step in steps if step.label == model]
@@ -124,7 +124,10 @@ def heard_ns(record: SourceRecord) -> int:
 
 
 def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | None) -> CompilingView | None:
-    """Return the number and time of the compilations in `time_range`. Return None without compilations or steps."""
+    """Return the number and time of the compilations in `time_range`.
+
+    Return None without compilations, and without steps.
+    """
     if time_range is None:
         return None
     found = [
@@ -214,7 +217,7 @@ def _steps(record: SourceRecord) -> list[Node]:
 
 
 def _steady(steps: list[Node]) -> list[Node]:
-    """Return the step nodes that are not warm-ups. If all of them are warm-ups, return all."""
+    """Return the step nodes that are not warm-ups. If all step nodes are warm-ups, return all of them."""
     return [step for step in steps if not is_warm_up(step.name)] or steps
 
 
@@ -278,6 +281,6 @@ def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
     """
     if record.stats.sparse["union_ns"].get(ANY_STEP) is not None:
         return ANY_STEP
-    # Older daemons do not send the time during which any step ran. Without it, the time is only known for a single
-    # phase, because phases may overlap.
+    # Older daemons do not send the time during which any step ran. Then this time is known only if there is a single
+    # phase, because several phases may overlap.
     return steps[0].id if len(steps) == 1 else None

@@ -43,7 +43,8 @@ from cbtop.viewmodels.request_lanes import request_lanes
 MAX_SPANS = 4_096  # A timeline has at most this many records. One whole step is always shown, even if it has more.
 MAX_LIKE_NEWEST = 256  # A timeline has at most this many steps, as many as a wide screen has cells.
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
-# The lanes of the newest step begin before the step, by this share of the step's duration.
+# The lanes of the newest step begin before the step begins. The time before the step is this share of the step's
+# duration.
 _BEFORE_NEWEST = 0.1
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
@@ -65,8 +66,8 @@ class TimelineView:
     missing: int  # number of records that were lost since the viewer receives records
     steps: int  # number of steps on all lanes of the timeline
     lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The lanes that are visible while the screen follows the newest step. Each lane begins at a moment before the
-    # step when nothing ran on it. Lanes and rows without later records are left out.
+    # The lanes that are visible while the screen follows the newest step. || Each lane begins at a moment before the
+    # step at which nothing ran on this lane. If a lane or row has no records after that moment, it is left out.
     newest_lanes: Lazy[tuple[Lane, ...]] = Lazy()
     # The newest step with all of its records. A step of the shown phase is preferred.
     newest: Lazy[TimelineSpan | None] = Lazy()
@@ -193,7 +194,7 @@ class _Records:
     def newest_whole(self, recent: RecentRecords, phase: str | None) -> int | None:
         """Return the index of the newest step with all of its records, or None.
 
-        Steps with recorded bricks are preferred, and among them steps of `phase`.
+        Steps with recorded bricks are preferred. Among these steps, steps of `phase` are preferred.
         """
         whole = self.is_step & (self.batch.start_ns >= recent.horizon_ns)
         for hole in recent.holes:
@@ -220,10 +221,10 @@ class _Records:
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Return the records of `at` after the last pause before `moment_ns`, and the begin of this pause.
+        """Return the records of `at` that come after a pause, and the begin of this pause. `at` is sorted by start.
 
-        `at` is sorted by start. During the pause, none of these records runs, so the remaining records nest as
-        before. Without a pause, returns all records and 0.
+        The pause is the last one before `moment_ns`. None of the records in `at` runs during the pause, so the
+        remaining records nest as before. Without a pause, returns all records and 0.
         """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
@@ -344,7 +345,7 @@ def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list
 
 
 def _is_adopted(nodes: NodeTable, node: int) -> bool:
-    """Return whether the node ran in a different thread or task than the step that it belongs to."""
+    """Return whether the node ran in a different thread or task than its step."""
     at = node
     while at and nodes.kind_of[at] != NodeKind.ADOPTED:
         at = nodes.parent_of[at]

@@ -24,7 +24,7 @@ class TrainingPartRow:
     """One part of a training step, such as `backward`."""
 
     name: str
-    percent: float  # share of this part in the steps' time; the parts of a step add up to 100 %
+    percent: float  # share of this part in the steps' time; all parts of a step add up to 100 %
     mean_us: float  # mean time of this part per step
     p50_us: float  # median time of this part per step
 
@@ -41,7 +41,7 @@ class TrainingBrick:
     forward_us: float | None
     backward_us: float | None
     recompute_us: float | None  # time of forward passes that are repeated during the backward pass
-    percent: float | None  # the brick's time in all passes, in percent of the time of the recorded steps
+    percent: float | None  # the brick's time in all passes, in percent of the recorded steps' time
 
 
 @dataclass(frozen=True, slots=True)

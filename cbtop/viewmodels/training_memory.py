@@ -31,7 +31,7 @@ class TrainingMemoryView:
     """The memory of recorded training steps on one GPU, by the counters of torch's allocator.
 
     The counters are read at the bounds of calls, so peaks are lower bounds. `torch_peak_bytes` is an upper bound,
-    unless the program has reset it within the step.
+    unless the program has reset torch's peak within the step.
     """
 
     steps: int  # number of recorded steps; 0 if nothing is known

@@ -17,7 +17,8 @@ from cbtop.viewmodels.verdict import Evidence, Severity, Subject, Verdict
 
 # Steps may begin before the window. A gain is derived only if at most this share of their time was before the window.
 EDGE = 0.01
-# The mean recorded step may differ from the mean step by this ratio, in either direction. Recording alone costs less.
+# The mean recorded step may be this many times as long as the mean step, or this many times as short. Recording alone
+# costs less.
 LIKE_ALL = 1.10
 # At least this many steps are needed to judge the slowest ones, because one step in fifty is not a distribution.
 MIN_STEPS = 50
@@ -33,14 +34,14 @@ class Finding:
     gain_tokens_per_sec: float | None = None
     # The condition of the gain, to be written after "if", such as "it were as fast as the median layer".
     gain_if: str = ""
-    advice: str = ""  # advice for this problem, or "" to use the advice of the rule
+    advice: str = ""  # advice for this problem; "" means the advice of the rule
     # Whether the finding is about what steps contain, which is known only for recorded steps.
     is_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule for one verdict: its meaning, when it fires, advice, and the function that finds the problem."""
+    """The rule for one verdict: its meaning, its condition, its advice, and the function that finds the problem."""
 
     id: str
     severity: Severity
@@ -93,7 +94,7 @@ def gain(view: SourceView, percent: float) -> float | None:
 def gain_inside(view: SourceView, percent: float) -> float | None:
     """Return the gain in tokens/s if `percent` of the recorded step time is saved.
 
-    Return None if recorded steps differ from the other steps.
+    Return None if recorded steps differ too much from the other steps.
     """
     return None if _unlike_all(view.steps) else gain(view, percent)
 
@@ -123,11 +124,11 @@ def in_turn(view: SourceView) -> bool:
 
 
 def steps_alike(view: SourceView) -> StepsView | None:
-    """Return the steps of the view if their times can be compared: there are enough, and all have the same number of
-    tokens.
+    """Return the steps of the view if their times can be compared, otherwise None.
 
-    The tokens of single steps are not stored. They count as equal if the mean tokens per step are equal in every
-    second.
+    The times can be compared if there are enough steps, and if all steps have the same number of tokens. The tokens
+    of single steps are not stored. So the steps' numbers count as equal if the mean tokens per step are equal in
+    every second.
     """
     steps = view.steps
     if steps is None or steps.is_sample or steps.count < MIN_STEPS or steps.tokens % steps.count:

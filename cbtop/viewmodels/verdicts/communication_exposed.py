@@ -11,8 +11,8 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 from cbtop.viewmodels.verdicts.input_bound import MIN_TRAINING_STEPS
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-# Communication is reported above this percentage of a step. The last bucket of gradients always takes a few percent,
-# because it cannot overlap with computation.
+# Communication is reported above this percentage of a step. A few percent are always exposed, because the last bucket
+# of gradients cannot overlap with computation.
 EXPOSED_PERCENT = 10.0
 
 

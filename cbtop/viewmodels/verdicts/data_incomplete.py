@@ -13,7 +13,7 @@ from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# A loss below this percentage of the records does not change figures, because they have three or four digits.
+# A loss below this percentage of the records does not change figures, because figures have three or four digits.
 LOST_PERCENT = 0.1
 
 

@@ -51,7 +51,8 @@ def _find(view: SourceView) -> Finding | None:
 def _kernels_after_steps_us(view: SourceView) -> float:
     """Return how long a GPU still ran kernels of steps after the calls of these steps had returned.
 
-    A call returns when its kernels have been launched. While the program waits for the kernels, it is not idle.
+    A call of a step returns when its kernels have been launched. The program may then wait for the kernels, which is
+    not idle time.
     """
     books, steps = view.books, view.steps
     if books is None or steps is None or BY_KERNELS not in (view.backend or "") or steps.recorded < LEAST_STEPS:

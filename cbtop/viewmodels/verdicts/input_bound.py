@@ -13,8 +13,8 @@ from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 # For this verdict, at least this many training steps are needed. A loader may serve its first batches from a full
 # queue, or start its workers.
 MIN_TRAINING_STEPS = 20
-# Waiting for data is reported above this percentage of a step. A fast loader only hands over a batch and copies it to
-# a device, which takes a few percent.
+# Waiting for data is reported above this percentage of a step. A few percent are normal, because even a fast loader
+# hands over a batch and copies the batch to a device.
 WAIT_PERCENT = 10.0
 
 

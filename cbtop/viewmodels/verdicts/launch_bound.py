@@ -52,7 +52,7 @@ def _found_in_training(view: SourceView) -> Finding | None:
 def _found_by_kernels(view: SourceView) -> Finding | None:
     """Find a wait for launches in steps that were recorded by the times of their kernels.
 
-    Their kernels are compared with the median of all steps, because the few recorded steps may be slow.
+    The sum of their kernels is compared with the median of all steps, because the few recorded steps may be slow.
     """
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or steps.recorded < LEAST_STEPS or not steps.p50_us:

@@ -20,7 +20,8 @@ EXPLAINED = 0.5
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:
     """Return (steps ran, the process had a processor, all processors were busy), each in percent of the last seconds.
 
-    Returns None if one of them is unknown, or if the process uses a GPU, because it may then wait for the GPU.
+    Returns None if one of these percentages is unknown. Also returns None if the process uses a GPU, because the
+    process may then wait for the GPU.
     """
     time_range = view.time_range
     if len(view.machines) != 1 or time_range is None or time_range.in_steps_us is None or not time_range.wall_us:
