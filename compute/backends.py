@@ -21,9 +21,10 @@ from cbtop.compute.jit.addresses import address_of, on_threads
 from cbtop.compute.jit.compile import is_kept, jit, settings
 from cbtop.compute.jit.compile import untyped as numba
 
-# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. While it checks, it occupies
-# a core that a working thread may need. On 2 cores with another busy process, a decoder makes 7 tokens/s with
-# libgomp's default of 300,000 and 33 with 4,000. Without the other process, it makes 103 and 89.
+# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. A thread that checks for
+# work occupies a core, and a working thread may need this core. On 2 cores with another busy process, a decoder makes
+# 7 tokens/s with libgomp's default of 300,000, and 33 tokens/s with 4,000. Without the other process, the decoder
+# makes 103 and 89 tokens/s.
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
@@ -164,8 +165,8 @@ def refuse_threads_of_fork(threads: int) -> None:
 def cpu_backend(threads: int | None = None) -> Backend:
     """Set Numba to use `threads` threads. None means all processors of this process except one.
 
-    One processor is left to the screen. A parallel product waits for its slowest thread, and a screen on the same
-    core would slow that thread down.
+    The remaining processor is left to the screen. A parallel product waits for its slowest thread, and a screen on
+    the same core would slow that thread down.
 
     Raises ComputeError in four cases: for 0 threads, for more threads than Numba was started with
     (NUMBA_NUM_THREADS), for more than one thread in a fork of a process that has run kernels, and if Numba cannot

@@ -180,7 +180,7 @@ class ComputeBrick:
     ) -> Iterator[tuple[str, AssertionResult, Output, Output, str]]:
         """Evaluate each assertion on each output of finished calls.
 
-        `before` holds the arguments of each kernel from before the calls, with copied outputs.
+        `before` holds the arguments of each kernel from before the calls. Outputs among these arguments are copies.
 
         Yields (assertion, finding, checked output, the reference's rows, the output's name in the contract). An
         assertion that needs no reference checks the whole output. Other assertions check a few rows, because the
@@ -210,8 +210,8 @@ class ComputeBrick:
     def use_reference_outputs(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
         """Replace the outputs of finished calls by the references' outputs.
 
-        Returns whether the new outputs are finite. `before` holds the arguments of each kernel from before the calls,
-        with copied outputs.
+        Returns whether the new outputs are finite. `before` holds the arguments of each kernel from before the calls.
+        Outputs among these arguments are copies.
         """
         is_finite = True
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):

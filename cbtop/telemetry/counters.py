@@ -1,8 +1,9 @@
 """Keep the counters of an export from decreasing, even if the data of their sources does."""
 
-# The sum that a counter exports may decrease in its source. This happens if a keyframe was partly lost, if a process
-# returns, or if another process begins with the same labels. A brick's exclusive time decreases when records of inner
-# bricks arrive late. Prometheus treats every decrease as a restart, and adds the whole value to the rate again.
+# A counter exports a sum, and this sum may decrease in its source. This happens if a keyframe was partly lost, if a
+# process returns, or if another process begins with the same labels. A brick's exclusive time decreases when records
+# of inner bricks arrive late. Prometheus treats every decrease as a restart, and adds the whole value to the rate
+# again.
 
 from __future__ import annotations
 

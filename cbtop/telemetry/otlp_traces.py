@@ -42,11 +42,12 @@ def spans(
     before: SpanContext | None = None,
     run_before: Places | None = None,
 ) -> list[ReadableSpan]:
-    """Return the trace of a step: a span for each record. The parent of a span is the nearest enclosing node.
+    """Return the trace of a step: a span for each record. Returns [] if the times are impossible.
 
-    The span of the step comes first. It links to `before`, the previously sent step of this process. `run_before` has
-    the spans of a step of an earlier run. Each span links to the span at the same position there. Times are Unix
-    times, converted with the two clocks that the process read at its start. Returns [] if the times are impossible.
+    The parent of a span is the nearest enclosing node. The span of the step comes first. This span links to `before`,
+    the previously sent step of this process. `run_before` has the spans of a step of an earlier run. Each span links
+    to the span of the earlier run at the same position. Times are Unix times, converted with the two clocks that the
+    process read at its start.
     """
     # Imported here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.trace import ReadableSpan

@@ -37,9 +37,9 @@ def _sort_names() -> dict[str, str]:
 SORT_NAMES = _sort_names()  # maps each accepted name, such as `p95` or `p95us`, to the title of its column
 
 
-# Names of bricks are untrusted, and a regular expression may take exponential time on them. So the number of its
-# binary choices is limited to MAX_CHOICES. A repetition has as many choices as a name has characters, and it counts
-# as REPETITION. `?` and `|` count as ALTERNATIVE.
+# Names of bricks are untrusted, and a regular expression may take exponential time on such a name. So the number of
+# binary choices in an expression is limited to MAX_CHOICES. A repetition has as many choices as a name has
+# characters, and counts as REPETITION choices. `?` and `|` count as ALTERNATIVE choices.
 MAX_CHOICES, REPETITION, ALTERNATIVE = 16, 8, 2
 # A regular expression is applied to this many characters of a name. Plain text is searched in the whole name.
 MAX_SEARCHED = 128

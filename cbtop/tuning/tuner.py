@@ -135,8 +135,8 @@ class Tuned:
 class BrickTuner:
     """Finds the fastest setting of a model on this machine, beginning with the one in use.
 
-    The tuner records the bricks of some requests. The bricks suggest settings that could be faster, and limit how
-    much faster. The tuner measures these settings in turns with the best setting, and keeps a setting only if whole
+    The tuner records the bricks of some requests. The bricks suggest faster settings, and limit the possible gain of
+    each setting. The tuner measures these settings in turns with the best setting, and keeps a setting only if whole
     requests are faster beyond chance. A setting is not tried if it could gain less than 3 %, or if time is up.
 
         bench = Bench(Path("model.gguf"), TuningRequest(128, 32).tokens)
@@ -144,8 +144,8 @@ class BrickTuner:
         print(tuned.best.text, tuned.gain)
 
     `budget_s` (seconds of `clock_s`) limits measurements, but not loading and compiling. `progress` is called with
-    the current task and its completed share. `should_stop` is called between tokens. Once it returns true, the tuner
-    returns the results so far. Raises ComputeError if the model cannot be run.
+    the current task and its completed share. `should_stop` is called between tokens. If `should_stop` returns true,
+    the tuner returns the results that it already has. Raises ComputeError if the model cannot be run.
     """
 
     def __init__(

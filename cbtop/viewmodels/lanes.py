@@ -5,8 +5,10 @@ Lanes
 - If two steps overlap, the second one takes the next lane. Overlapping work inside a step is treated in the same way.
 - Three kinds of records have separate lanes: work that other threads or tasks do for a step (adopted work), work
   outside of steps, and the host times of a step that was timed on a device.
-- The requests of an engine have lanes without records. Their row of bricks has the phases of each request.
-- On every lane, the outermost bricks and the gaps between them add up to the whole timeline, to the nanosecond.
+- The requests of an engine have lanes without records. The row of bricks in such a lane has the phases of each
+  request.
+- On every lane, the outermost bricks and the gaps between these bricks add up to the whole timeline, to the
+  nanosecond.
 """
 
 from __future__ import annotations

@@ -71,10 +71,9 @@ class LayerRow:
     calls: float  # mean number of calls of the layer per step; below 1 if only some steps run the layer
     # Median of `p50_us` over the peers: the layers with the same stack and bricks. None if there are too few peers.
     median_us: float | None
-    # The brick that causes most of an odd layer's excess over its peers, as (name, µs per step).
-    #
-    # The name may also be the time between bricks. Median calls are compared, because they ignore rare delays. If
-    # medians explain less than half of the layer's excess, means are compared. None if the layer is not odd.
+    # The brick (or the time between bricks) that causes most of an odd layer's excess over its peers, as (name, µs
+    # per step). Median calls are compared, because rare delays do not change medians. If medians explain less than
+    # half of the layer's excess, means are compared. None if the layer is not odd.
     excess: Lazy[tuple[str, float] | None] = Lazy(None)
     # Median call in µs of each brick in this layer, in the order of LayersView.bricks, as measured.
     p50_cells: Lazy[tuple[float | None, ...]] = Lazy(())
@@ -141,15 +140,14 @@ class LayersView:
         return median(known) if known else None
 
     def stands_out(self, row: LayerRow) -> int:
-        """Return the number of odd (conspicuously slow) peers of `row`, including itself. Return 0 if `row` is not
-        odd.
+        """Return the number of odd (conspicuously slow) peers of `row`, including `row` itself. Return 0 if `row` is
+        not odd.
 
         A peer counts if its excess over the median is at least half of the excess of `row`. If too many peers count,
-        the result is 0, because the model is then built that way.
-
-        The first layer of a stack runs with cold caches, so it is not counted for other layers. cbtop's own code is
-        also cold there, so the first layer must exceed the limit by FIRST_US for each of its bricks. In a training
-        step, the first layer is never odd, because it follows the optimizer, which has used all weights.
+        the result is 0, because the model is then built that way. The first layer of a stack runs with cold caches.
+        So the first layer does not count for other layers. cbtop's own code is also cold in the first layer, so this
+        layer must exceed the limit by FIRST_US for each of its bricks. In a training step, the first layer is never
+        odd, because it follows the optimizer, which has used all weights.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS

@@ -11,10 +11,9 @@ from cbtop.client.source_record import SourceRecord
 class LossView:
     """Counts of the records of a source. The equation produced == received + dropped always holds.
 
-    Three kinds of records are part of `dropped`. `before_attach` records were overwritten before the daemon first
-    read the ring. `rejected` records had an unknown node. `on_the_wire` records will come with the next update.
-    `unread` records are written but not read yet. `left_out` is a number of announcements beyond a limit, not of
-    records.
+    `dropped` includes three other counts. `before_attach` records were overwritten before the daemon first read the
+    ring. `rejected` records had an unknown node. `on_the_wire` records will come with the next update. `unread`
+    records have been written but not read yet. `left_out` does not count records, but announcements beyond a limit.
     """
 
     produced: int

@@ -113,9 +113,10 @@ def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
     """Return the members of `records` that can be merged with `record`.
 
-    They have the same model, program and state. A killed process is merged with processes that ran at the same time,
-    so that its loss is visible. For ranks of a job, return the newest process of each rank, in any state. If two
-    processes of one rank ran at the same time, return both, because they belong to two jobs that look equal.
+    Members have the same model, program and state. A killed process is merged with processes that ran at the same
+    time, so that the loss of the process is visible. For ranks of a job, return the newest process of each rank, in
+    any state. If two processes of one rank ran at the same time, return both processes, because they belong to two
+    jobs that look equal.
     """
     job = job_of(record)
     if job is None:

@@ -36,8 +36,9 @@ def snapshot(
 ) -> Snapshot:
     """Return a snapshot of the window of `record`, with the times of all phases or only of `phase`.
 
-    If `beside` has a snapshot of the same process, blocks that overlap its time are excluded. Otherwise data would be
-    compared with itself. With `inside`, the times of bricks and layers are included.
+    If `beside` has a snapshot of the same process, blocks of steps that overlap the time of `beside` are excluded.
+    With these blocks, data would be compared with itself. If `inside` is true, the snapshot includes the times of
+    bricks and layers.
     """
     blocks = record.window.blocks()
     for other in beside:

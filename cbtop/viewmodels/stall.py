@@ -165,7 +165,7 @@ def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
 def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool) -> float | None:
     """Return how many seconds a step of `size` tokens or sequences may take. If `size` is 0, use the context length.
 
-    Returns 0 if all steps have the same size, and None if no limit is known. `is_seen_inside` means that the bricks
+    Returns 0 if all steps have the same size, and None if no limit is known. `is_seen_inside` is true if the bricks
     of this step would leave records.
     """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None

@@ -150,8 +150,8 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
         """Return whether some steps of this name may be missing because they left no record.
 
         Normally, a step without recorded bricks leaves a plain record. If no step of this name has a plain record,
-        some steps may have left none (as in llama.cpp). Steps inside of a plain step also leave no record. If later
-        steps of a name are known to be a sample, earlier steps count as a sample, too.
+        some steps may have left no record at all (as in llama.cpp). Steps inside of a plain step also leave no
+        record. If later steps of a name are known to be a sample, earlier steps of this name count as a sample, too.
         """
         name = display_name(step)
         if name.endswith(SAMPLE) or name + SAMPLE in names:

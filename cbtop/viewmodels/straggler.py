@@ -101,13 +101,13 @@ class _Rank:
         return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
 
     def is_slower_than(self, other: _Rank) -> bool:
-        """Return whether this rank's median busy time is larger than the other's by more than THRESHOLD, and not
-        because of pauses or noise.
+        """Return whether this rank's median busy time is larger than the other rank's by more than THRESHOLD.
 
-        The lower bound of this median is compared with the upper bound of the other. The bounds are the k-th smallest
-        and the k-th largest slice. They hold for any distribution (W. R. Thompson, "On confidence ranges for the
-        median and other expectation distributions for populations of unknown distribution form", Annals of
-        Mathematical Statistics 7, 1936). So pauses in a few slices have no effect, however long they are.
+        Noise alone must not explain the difference. So the lower bound of this rank's median is compared with the
+        upper bound of the other rank's median. The bounds are the k-th smallest and the k-th largest slice. These
+        bounds hold for any distribution (W. R. Thompson, "On confidence ranges for the median and other expectation
+        distributions for populations of unknown distribution form", Annals of Mathematical Statistics 7, 1936). So
+        pauses in a few slices have no effect, however long the pauses are.
         """
         low_ns = self.busy_ns[bound_of_median(len(self.busy_ns)) - 1]
         high_ns = other.busy_ns[-bound_of_median(len(other.busy_ns))]
@@ -130,9 +130,9 @@ def bound_of_median(count: int, alpha: float = ALPHA) -> int:
 def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | None:
     """Return the rank among `records` of one job that is clearly slower than every other rank, or None.
 
-    A rank waits in communication, so its busy time is its step time outside of communication. If communication is not
-    recorded, or if the host times only launches, it is unknown when a rank waits. Then the busy time is the time of
-    bricks, without gaps.
+    The busy time of a rank is its step time outside of communication, because a rank waits in communication. If
+    communication is not recorded, or if the host times only launches, it is unknown when a rank waits. Then the busy
+    time is the time of bricks, without gaps.
 
     Returns None while a running rank has too little data, because that rank may be equally slow. Also returns None if
     two processes have the same rank, because they belong to two jobs.

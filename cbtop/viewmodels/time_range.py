@@ -228,11 +228,11 @@ def _ids(steps: Iterable[Node]) -> list[int]:
 def _early_warm_ups(
     record: SourceRecord, time_range: TimeRange, steps: list[Node], in_range_ns: Mapping[int, int]
 ) -> tuple[dict[int, int], int]:
-    """Return the time (ns) of each step node that must be subtracted from `in_range_ns`, and the largest error of
-    this time.
+    """Return the time (ns) that must be subtracted from `in_range_ns` for each step node, and its largest error.
 
     If a range begins with the first step after the warm-up, the statistics contain warm-up steps from before the
-    range. The time of a warm-up that continued in another thread cannot be divided, so it is in the error.
+    range. The time of these steps must be subtracted. A warm-up may have continued in another thread. The time of
+    such a warm-up cannot be divided, so the error includes this time.
     """
     warm = [step.id for step in steps if is_warm_up(step.name)]
     if len(warm) == len(steps) or time_range.begin_ns != _first_ns(record, _steady(steps)):

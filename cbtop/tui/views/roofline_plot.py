@@ -1,13 +1,13 @@
 """Draw the plot of the roofline: roofs, ridge points, a mark for each brick, and the trail of one brick."""
 
 # Rules
-# - A mark is in the cell of its values. If several marks share a cell, the cell shows their number, and a line below
-#   the plot lists their letters.
-# - The trail of the brick under the cursor is covered by roofs, marks and names. It is clipped at the axes.
-# - A hollow mark shows the brick under the cursor at the baseline. It is drawn only inside of the axes, and only in a
-#   cell without another mark.
-# - A brick far from all others is not drawn, because the axes would have to be much longer. A line below the plot
-#   lists it.
+# - A mark is in the cell of its values. If several marks share a cell, the cell shows the number of marks, and a line
+#   below the plot lists their letters.
+# - Roofs, marks and names cover the trail of the brick under the cursor. The trail is clipped at the axes.
+# - A hollow mark shows the brick under the cursor at the baseline. This mark is drawn only inside of the axes, and
+#   only in a cell without another mark.
+# - A brick far from all other bricks is not drawn, because the axes would have to be much longer. A line below the
+#   plot lists such bricks.
 
 from __future__ import annotations
 

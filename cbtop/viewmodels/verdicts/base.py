@@ -1,9 +1,9 @@
 """The common parts of all verdicts: the rules, their findings, and the tokens/s that a fix would gain."""
 
 # Rules
-# - A verdict is a pure function of one SourceView. It covers the time range of the view: a window, or all data.
+# - A verdict is a pure function of one SourceView. A verdict covers the view's time range: a window, or all data.
 # - A verdict claims only facts that its figures show. If data is missing, no verdict is made.
-# - The thresholds of a verdict are constants, each with a reason. The description of the verdict contains them.
+# - The thresholds of a verdict are constants, each with a reason. The verdict's description contains its thresholds.
 
 from __future__ import annotations
 
