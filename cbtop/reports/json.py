@@ -515,8 +515,9 @@ def _burst(times: KernelTimes) -> dict[str, Any]:
 
 
 def _critical_path(path: CriticalPathView | None) -> dict[str, Any] | None:
-    """Return the critical path of the graph, or why it is unknown. Return None (null) if all nodes run one after
-    another.
+    """Return the critical path of the graph, or the reason why the path is unknown.
+
+    Return None (null) if all nodes run one after another.
     """
     if path is None:
         return None

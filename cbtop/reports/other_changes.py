@@ -42,7 +42,7 @@ def other_changes(part: PartDiff, shown: Sequence[PlaceDiff]) -> list[str]:
 
 
 def _without_verdict(part: PartDiff, shown: Sequence[PlaceDiff]) -> Iterator[tuple[float, str]]:
-    """Yield (change in percent, text) for each figure that moved beyond its interval but has no verdict."""
+    """Yield (change in percent, text) for each figure without a verdict that moved beyond its interval."""
     judged = [("wall clock", part.wall, part.wall.is_beyond_noise), ("typical step", part.typical, False)]
     if part.drift is not None:
         judged.append(("drift", part.drift.change, part.drift.is_slower))

@@ -404,7 +404,7 @@ def power(part: PartDiff) -> str:
 
 
 def _tree(part: PartDiff) -> Iterator[tuple[str, ...]]:
-    """Yield a row of the table for the wall-clock time per unit, then a row for each part of it."""
+    """Yield one row of the table for the wall-clock time per unit, and one row for each part of this time."""
     balance = part.balance
     yield _branch(0, f"a {part.unit}", balance.wall)
     for layer in part.layers:

@@ -55,7 +55,7 @@ def are_wanted(
 ) -> bool:
     """Whether the terminal or the locale lacks the characters that we use.
 
-    The console of Linux (TERM=linux) decodes UTF-8, but its font has only 256 or 512 characters.
+    The console of Linux (TERM=linux) decodes UTF-8, but the console's font has only 256 or 512 characters.
 
     The user's locale may lack UTF-8 although Python writes UTF-8. If the locale is C or POSIX, or is not installed,
     Python uses UTF-8 (PEP 538, PEP 540). Python then sets LC_CTYPE=C.UTF-8 in the environment, even if LANG=C.

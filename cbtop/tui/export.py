@@ -28,7 +28,7 @@ from cbtop.viewmodels.time_travel import ReplayView
 # Matches a number on the screen that has four digits or more. Commas separate groups of three digits.
 _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 
-# For each export format: key, file extension, description.
+# The export formats, each as (key, file extension, description).
 KINDS = {
     "s": ("svg", "the picture on the screen"),
     "j": ("json", "all that is known of the process, as the JSON report has it"),

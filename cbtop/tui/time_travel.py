@@ -63,8 +63,8 @@ class TimeTravel:
         # Time when the daemon's history was requested. None if no answer is expected from the daemon.
         self._asked_s: float | None = None
         self._ways: list[Way] = []  # moves in time that the user has requested before the history has arrived
-        # If the user has begun a range before the history has arrived, this is the number of moves in `_ways` that
-        # came before.
+        # The user may have begun a range before the history has arrived. Then this is the number of moves in `_ways`
+        # before the begin of the range.
         self._begins_after: int | None = None
         self._source = source
         self._told_none = False  # whether the user has already seen the message that no step is near

@@ -123,8 +123,8 @@ class Bench:
         if setting not in self._decoders:
             model = self.model(setting)
             self._decoders[setting] = bare_decoder(model, setting.threads, self.context, setting.cache_type)
-        # Set the number of threads each time. It is valid for the whole process, and another setting may have changed
-        # it.
+        # Set the number of threads each time. The number is valid for the whole process, so another setting may have
+        # changed it.
         cpu_backend(setting.threads)
         return self._decoders[setting]
 

@@ -47,7 +47,7 @@ class Strip:
 def slowest_line(layers: LayersView, width: int) -> Line:
     """Return a line such as `Layer 17: p50 2.4× that of its peers, +1.1 ms in DownProjection …`, as much as fits.
 
-    If all layers are similar, or if there are too few steps, the line states this.
+    If all layers are similar, or if there are too few steps, the line has this fact in place of a layer.
     """
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
@@ -80,9 +80,9 @@ def slowest_line(layers: LayersView, width: int) -> Line:
 
 
 def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
-    """Return the bars of the whole layers, with their numbers, the median and the slowest layer.
+    """Return the bars of the whole layers, with the layers' numbers, the median and the slowest layer.
 
-    If `height` is 1, only the bars are returned. Free lines show the bricks with the most time.
+    If `height` is 1, only the bars are returned. If lines are free, they show the bricks with the most time.
     """
     figures, spacing = _spacing(layers, width)
     whole, *others = strips_of(layers)
@@ -178,8 +178,8 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
 def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip], int]:
     """Choose rows of bars that fit into `free` lines.
 
-    The order of choice is: whole layers, the row under the cursor, then the rows with the most time. Returns the
-    chosen rows in their original order, and the number of other rows.
+    Whole layers are chosen first, then the row under the cursor, then the rows with the most time. Returns the chosen
+    rows in their original order, and the number of rows that were not chosen.
     """
     if len(strips) <= free:
         return list(strips), 0
@@ -216,7 +216,7 @@ def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slo
     for at, row in enumerate(rows):
         if odd[at]:
             write(spacing.column(at), f"▼{row.index}", "strong warn")
-            write(spacing.column(at), "▼", "strong warn")  # Write the mark alone, in case the number does not fit.
+            write(spacing.column(at), "▼", "strong warn")  # If the number does not fit, the mark is still written.
     for at, row in enumerate(rows):
         if at % NUMBERED == 0:
             write(spacing.column(at), row.index, "dim")

@@ -160,7 +160,7 @@ class OverviewDrawing(SourceDrawing):
             order = (speed, phases, served, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, served, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
-        # The layers get their lines first, because bars for each brick are more useful than a high curve.
+        # The layers get their lines before the curves, because bars for each brick are more useful than a high curve.
         if known is not None:
             bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
             layers = replace(layers, most=bars)

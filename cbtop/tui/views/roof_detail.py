@@ -114,8 +114,9 @@ def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[Ceili
 
 
 def _below_all(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Return what may limit a brick that is far below every roof. The text has the largest share of a roof that it
-    reaches.
+    """Return what may limit a brick that is far below every roof.
+
+    If the brick is not far below all roofs, the text begins with the largest share of a roof that it reaches.
     """
     shares = [share for ceiling in ceilings if (share := _reached(brick, ceiling)) is not None]
     largest = max(shares, default=0.0)

@@ -215,8 +215,8 @@ def _drawn(
         x1 = min(x.high, top / bandwidth.value)
         if x0 < x1:
             plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, _role(bandwidth))
-    # Draw lines of caches faintly, because they do not limit a brick. A brick above the roof may have read its data
-    # from a cache.
+    # Draw the lines of caches faintly, because caches do not limit a brick. A brick above its roof may have read its
+    # data from a cache.
     for level in _of_kind(roofline, "cache"):
         x0, x1 = max(x.low, y.low / level.value), min(x.high, min(y.high, roof or y.high) / level.value)
         if x0 < x1:
@@ -237,8 +237,8 @@ def _drawn(
         # If the name fits nowhere else, write it to the left of the roof's line.
         spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))
         unnamed += not _name_roof(plot, peak, spots)
-    # Write the name of the highest bandwidth above its line, and other names below their lines. So no name crosses a
-    # roof.
+    # Write the name of the highest bandwidth above its line, and all other names below their lines. Then no name
+    # crosses a roof.
     for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
         heights = [at for at in map(y.value, _UP_BANDWIDTH) if at <= (roof or y.high)]
         points_on_it = [(at / bandwidth.value, at) for at in heights if x.low <= at / bandwidth.value <= x.high]

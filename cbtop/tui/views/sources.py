@@ -288,7 +288,7 @@ def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
 
 
 def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
-    """Return (label, text, colour role) of each fact about the source, the most important first."""
+    """Return (label, text, colour role) of each fact about the source. The most important fact comes first."""
     said = [source_text.stall(row.stall) if row.stall else "", row.state_reason, row.activity]
     if row.stale_s is not None:
         said.insert(0, f"{source_text.stale(row.stale_s)}: its daemon does not answer")

@@ -84,7 +84,10 @@ class TimelineMap(SourceDrawing, can_focus=True):
         super().redraw()
 
     def _show_lanes(self) -> None:
-        """Prepare the lanes of the frozen timeline. If none is frozen, prepare only the lanes of the newest step."""
+        """Prepare the lanes of the frozen timeline.
+
+        If no timeline is frozen, prepare only the lanes of the newest step.
+        """
         shown = self.shown
         lanes = () if shown is None else shown.lanes if self._held else shown.newest_lanes
         if lanes is not self._drawn:
@@ -271,7 +274,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
     def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
         """Return the lines of all lanes, and the index of the line with the cursor.
 
-        The title of a lane has the sums of its visible time.
+        The title of a lane has the sums of the lane's visible time.
         """
         lines: list[Line] = []
         selected, at, before = self._selected, 0, None

@@ -14,7 +14,8 @@ from cbtop.viewmodels.verdict import Severity, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
 _LEAST_WITHHELD = 5  # In a view of at least this height in lines, withheld verdicts are named.
-# The possible gain follows a verdict's sentence on its line only if the sentence keeps at least this width in cells.
+# The possible gain of a verdict is written after its sentence, on the same line. This is done only if the sentence
+# keeps at least this width in cells.
 _LEAST_SENTENCE = 40
 
 

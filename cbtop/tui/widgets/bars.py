@@ -35,7 +35,7 @@ def bar(fraction: float | None, width: int, role: str) -> Line:
         return (("·" * width, "faint"),)
     eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
     if fraction > 0 and eighths == 0:
-        eighths = 1  # A value above zero must be visible, so fill at least one eighth.
+        eighths = 1  # A value above zero must be visible. So fill at least one eighth of a cell.
     full, rest = divmod(eighths, 8)
     body = "█" * full + (_EIGHTHS[rest] if rest else "")
     return ((body.ljust(width), f"track {role}"),)

@@ -198,7 +198,7 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
 
 
 def _alike(before: Span, now: Span, step: int) -> int:
-    """Return how many cells at the start of two spans are equal. With `step` -1, count from their end."""
+    """Return how many cells are equal at the start of two spans. If `step` is -1, count from the end of the spans."""
     one, other = before[0], now[0]
     if before[1] != now[1] or not (_is_narrow(one) and _is_narrow(other)):
         return 0

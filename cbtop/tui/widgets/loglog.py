@@ -79,7 +79,8 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 class Spot:
     """A possible position of a label.
 
-    The label begins at a point, or ends there if `right` is true. Then the label may be moved by some cells.
+    The label begins at a point or, if `right` is true, ends at the point. From there, the label may be moved by some
+    cells.
     """
 
     x: float

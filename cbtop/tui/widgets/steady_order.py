@@ -80,7 +80,7 @@ def _sortable(value: float | str) -> tuple[float, str]:
 
 
 def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending: bool) -> bool:
-    """Return whether the row `one` was clearly ahead of the row `other` in each redraw that has values of both."""
+    """Return whether the row `one` was clearly ahead of the row `other` in each redraw with values of both."""
     if not _differ(redraws[-1][one], redraws[-1][other], descending):
         return False
     pairs = ((values[one], values[other]) for values in reversed(redraws) if one in values and other in values)
@@ -88,7 +88,7 @@ def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending:
 
 
 def _is_measured(value: float | str) -> bool:
-    # A value below 0 means that it was not measured. Such a row comes last.
+    # A value below 0 means that nothing was measured. Such a row comes last.
     return isinstance(value, str) or value >= 0
 
 

@@ -107,7 +107,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return wrap_line(((" ", ""),), ((self.empty, "dim"),), width)
 
     def draw(self, width: int, height: int) -> list[Line]:
-        inner = width - 1  # The last cell of a line belongs to the scroll mark.
+        inner = width - 1  # The last cell of a line is reserved for the scroll mark.
         placed = self._placed
         lines = [((" ", ""), *self.draw_head(placed))]
         if not self.rows:

@@ -65,7 +65,7 @@ def usual_top(values: Sequence[float], usual: float) -> float:
 def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> list[Line]:
     """Return the bars in `height` lines. A bar with the value `top` has full height.
 
-    A group is drawn as its highest bar.
+    If several values share a bar, the bar shows the highest of them.
     """
     if spacing.group > 1:
         groups = ([bars[at] for at in group] for group in spacing.groups())
@@ -91,6 +91,6 @@ def _glyphs(bar: Bar, height: int, top: float) -> list[str]:
         return [MISSING] + [" "] * (height - 1)
     eighths = round(min(1.0, max(0.0, bar.value / top if top > 0 else 0.0)) * height * 8)
     if bar.value > 0 and eighths == 0:
-        eighths = 1  # A value above zero must be visible, so draw at least one eighth.
+        eighths = 1  # A value above zero must be visible. So draw at least one eighth of a cell.
     full, part = divmod(eighths, 8)
     return ([_EIGHTHS[8]] * full + [_EIGHTHS[part]] + [_EIGHTHS[0]] * height)[:height]
