@@ -10,7 +10,8 @@ NOT_MEASURED = "n/a"
 NONE_THERE = "–"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005  # Smaller values would be written as 0.00 and 0.0000.
+# With fixed decimals, values below these two limits would be written as 0.00 and 0.0000.
+_LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005
 _MAX_PLAIN = 9_999_999  # width of the widest number in a column: seven digits and two separators
 
 

@@ -1,6 +1,6 @@
-"""Choose the processors and libraries that kernels run on.
+"""Choose the processors and libraries that run kernels.
 
-This is the only file of compute that asks the system what the machine has.
+This is the only file of compute that asks the system about the machine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from cbtop.compute.jit.addresses import address_of, on_threads
 from cbtop.compute.jit.compile import is_kept, jit, settings
 from cbtop.compute.jit.compile import untyped as numba
 
-# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. While it checks, it occupies
-# a core that a working thread may need. On 2 cores with another busy process, a decoder makes 7 tokens/s with
-# libgomp's default of 300,000 and 33 with 4,000. Without the other process, it makes 103 and 89.
+# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. A thread that checks for
+# work occupies a core, and a working thread may need this core. On 2 cores with another busy process, a decoder makes
+# 7 tokens/s with libgomp's default of 300,000, and 33 tokens/s with 4,000. Without the other process, the decoder
+# makes 103 and 89 tokens/s.
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
-# Numba's own threads. It uses them if neither TBB nor OpenMP is installed, or if NUMBA_THREADING_LAYER selects them.
+# the threading layer of Numba itself; Numba uses it if neither TBB nor OpenMP is installed, or if the variable
+# NUMBA_THREADING_LAYER selects it
 WORKQUEUE = "workqueue"
 
 
@@ -43,8 +45,8 @@ _TURNS = threading.RLock()
 def turn() -> Iterator[None]:
     """Enter this context to use Numba's threads.
 
-    The workqueue layer ends the process if two Python threads use it at the same time. So only one thread enters at a
-    time with that layer, or while Numba has not chosen a layer yet.
+    The workqueue layer ends the process if two Python threads use the layer at the same time. So only one thread
+    enters at a time with that layer, or while Numba has not chosen a layer yet.
     """
     if (_threading_layer() or WORKQUEUE) == WORKQUEUE:
         with _TURNS:
@@ -118,7 +120,7 @@ class OtherProcesses:
         self._begun_s, self._others_s = time.monotonic(), _others_s()
 
     def percent(self) -> float:
-        """Return the share of all processors that other processes used, in percent, or 0 if it is not known."""
+        """Return the share of all processors that other processes used, in percent, or 0 if unknown."""
         available_s = (time.monotonic() - self._begun_s) * (os.cpu_count() or 1)
         return min(max(100 * (_others_s() - self._others_s) / available_s, 0.0), 100.0)
 
@@ -126,7 +128,7 @@ class OtherProcesses:
 def _others_s() -> float:
     """Return the processor seconds that other processes have used since the machine started.
 
-    Time that a hypervisor took from this machine (steal) counts, too.
+    The result includes the time that a hypervisor took from this machine (steal).
     """
     if not os.access(PROC_STAT, os.R_OK):
         return 0.0
@@ -163,8 +165,8 @@ def refuse_threads_of_fork(threads: int) -> None:
 def cpu_backend(threads: int | None = None) -> Backend:
     """Set Numba to use `threads` threads. None means all processors of this process except one.
 
-    One processor is left to the screen. A parallel product waits for its slowest thread, and a screen on the same
-    core would slow that thread down.
+    The remaining processor is left to the screen. A parallel product waits for its slowest thread, and a screen on
+    the same core would slow that thread down.
 
     Raises ComputeError in four cases: for 0 threads, for more threads than Numba was started with
     (NUMBA_NUM_THREADS), for more than one thread in a fork of a process that has run kernels, and if Numba cannot

@@ -1,4 +1,4 @@
-"""The names of the block formats that weights may be stored in, in the order in which a user sees them.
+"""The names of the block formats for weights, in the order that a user sees.
 
 This file does not import the formats, so that `cbtop demo --help` does not wait for Numba.
 """

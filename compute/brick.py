@@ -98,9 +98,9 @@ class ComputeBrick:
                 if not names_launches
             ),
         )
-        self._turn = 0  # counts the comparisons with the reference, so that each of them compares different rows
+        self._turn = 0  # number of comparisons with the reference; each comparison checks different rows
         self._token_elements = sum(launch.elements_per_token for launch in launches)
-        # the definition for calls of one token, with a budget; None if these calls have no budget
+        # the definition for calls of one token, including a budget; None if such calls have no budget
         self._of_token: BrickDefinition | None = None
         self._of_many, self._many_elements = self.definition, math.inf
         if bfloat16_tokens is not None and work.dtype == "int8":
@@ -122,7 +122,7 @@ class ComputeBrick:
 
         A brick gets a budget only if its products run in int8 and if every contract says that reading weights limits
         the time. Calls of many tokens get no budget, because multiplication limits their time. Calls of less than 100
-        µs get none either.
+        µs get no budget either.
         """
         bounds = [contract.performance for contract in self._contracts]
         work = self.definition.work
@@ -136,11 +136,14 @@ class ComputeBrick:
             self._of_token = replace(self.definition, budget=budget)
 
     def run_checked(self, violated: Violated, elements: int, calls: Sequence[Arguments]) -> None:
-        """Run the brick, and check its kernels' preconditions before the run and their postconditions after it.
+        """Run the brick, and check the conditions of its kernels: preconditions before the run, postconditions after
+        the run.
 
-        If conditions do not hold, `violated` is called with their names. The timing does not include the checks.
+        If any conditions fail, `violated` is called with the names of these conditions. The timing does not include
+        the checks.
         """
-        # The arguments of the call, which postconditions need; copies of values from before the call may follow them.
+        # Postconditions need the arguments of the call. Some also need copies of values from before the call, which
+        # follow the arguments.
         values = []
         # `strict=True` is left out, because it would take as long as checking a condition.
         for contract, arguments in zip(self._contracts, calls):  # noqa: B905
@@ -155,8 +158,8 @@ class ComputeBrick:
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, AssertionResult]]:
         """Run each kernel, then its reference on the same input. Yields (brick, assertion, finding).
 
-        If an output is not finite but the reference's output is, the reference's output replaces it, so that later
-        bricks do not read NaN or infinity.
+        An output of a kernel may contain NaN or infinity although the reference's output is finite. Then the
+        reference's output replaces this output, so that later bricks do not read NaN or infinity.
         """
         before, every = [], []
         turn = self._next_turn()
@@ -177,7 +180,7 @@ class ComputeBrick:
     ) -> Iterator[tuple[str, AssertionResult, Output, Output, str]]:
         """Evaluate each assertion on each output of finished calls.
 
-        `before` holds the arguments of each kernel from before the calls, with copied outputs.
+        `before` holds the arguments of each kernel from before the calls. Outputs among these arguments are copies.
 
         Yields (assertion, finding, checked output, the reference's rows, the output's name in the contract). An
         assertion that needs no reference checks the whole output. Other assertions check a few rows, because the
@@ -207,8 +210,8 @@ class ComputeBrick:
     def use_reference_outputs(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
         """Replace the outputs of finished calls by the references' outputs.
 
-        Returns whether the new outputs are finite. `before` holds the arguments of each kernel from before the calls,
-        with copied outputs.
+        Returns whether the new outputs are finite. `before` holds the arguments of each kernel from before the calls.
+        Outputs among these arguments are copies.
         """
         is_finite = True
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
@@ -219,7 +222,7 @@ class ComputeBrick:
         return is_finite
 
     def fall_back(self) -> None:
-        """Run the references instead of the kernels from the next call on. The references compute in float64."""
+        """From the next call on, run the references in place of the kernels. The references compute in float64."""
         self.implementations = tuple(kernel.reference for kernel in self.kernels)
         self._many_elements, self._of_token, self._is_int8 = math.inf, None, False
         work = self.definition.work

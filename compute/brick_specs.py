@@ -50,7 +50,7 @@ UP_PROJECTION = BrickSpec.of(BrickId.UP_PROJECTION, IsFinite(), PRODUCT)
 ACTIVATION = BrickSpec.of(BrickId.ACTIVATION, IsFinite(), ELEMENTWISE)
 GATED = BrickSpec("GateUpActivation (fused)", BrickCategory.FFN, (IsFinite(), PRODUCT))
 DOWN_PROJECTION = BrickSpec.of(BrickId.DOWN_PROJECTION, IsFinite(), PRODUCT)
-# The bricks of a mixture of experts. The profiler uses the same names in other programs
+# The bricks of a mixture of experts. The profiler uses the same names for other programs
 # (profiler/instrument/classification.py).
 MOE_ROUTER = BrickSpec("MoeRouter", BrickCategory.FFN, (IsFinite(), PRODUCT))
 MOE_EXPERTS = BrickSpec("MoeExperts", BrickCategory.FFN, (IsFinite(), PRODUCT))

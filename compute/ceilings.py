@@ -1,7 +1,7 @@
 """Measure the roofs of this machine: how fast it reads memory, and how fast it multiplies numbers."""
 
-# All measurements use the same threads and the same compiler as the decoder. So a ceiling is a rate that our kernels
-# could reach, and not a figure from a data sheet.
+# All measurements use the decoder's threads and the decoder's compiler. So a ceiling is a rate that our kernels could
+# reach, and not a figure from a data sheet.
 
 from __future__ import annotations
 

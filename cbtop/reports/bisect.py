@@ -45,8 +45,9 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The verdict of a bisection on a commit (`good`, `bad`, `unclear` or `skipped`), compared with the commit
-    `base`.
+    """The verdict on one commit: `good`, `bad`, `unclear` or `skipped`.
+
+    The bisection compared the commit with the commit `base`.
     """
 
     commit: Commit
@@ -68,8 +69,8 @@ class BisectResult:
     good: Commit
     bad: Commit
     suspects: tuple[Commit, ...]
-    # The rules that the first bad commit breaks, compared with its parent. Without such a commit, the rules that BAD
-    # breaks.
+    # The rules that the first bad commit breaks in comparison with its parent. If the first bad commit is unknown,
+    # these are the rules that the commit BAD breaks.
     broken: tuple[Judged, ...]
     commits: tuple[CommitResult, ...]
     between: int  # number of commits between GOOD and BAD, including BAD
@@ -114,7 +115,7 @@ def _head(result: BisectResult) -> list[str]:
 
 
 def line_of(one: Judged) -> str:
-    """Return a rule that a commit breaks as one line. The brick and layer come first."""
+    """Return one line about a rule that a commit breaks. The line begins with the brick and layer."""
     return f"{one.guilty or one.about}: {one.said} ({one.rule})"
 
 

@@ -1,4 +1,4 @@
-"""Make the JSON fields for the change of a number of calls."""
+"""Make the JSON fields for a change of the number of calls."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cbtop.comparison.call_counts import CallsChange
 
 
 def calls_fields(calls: CallsChange | None) -> dict[str, Any] | None:
-    """Return the change of the calls per step of a brick or layer.
+    """Return the change in the number of calls of a brick or layer per step.
 
-    `exact` means that every block of steps in both runs has equally many calls.
+    `exact` means that in both runs, all blocks of steps have the same number of calls.
     """
     if calls is None:
         return None

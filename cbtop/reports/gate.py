@@ -14,14 +14,14 @@ from cbtop.reports.single_run import run_markdown, run_text
 from cbtop.reports.tables import Table, table
 
 SCHEMA = "cbtop.check/1"
-_BETWEEN_CLAUSES = "; "  # Clauses in the text of a result (`Judged.said`) are separated by this.
+_BETWEEN_CLAUSES = "; "  # separator of the clauses in the text of a result (`Judged.said`)
 
 
 def gate_text(judged: Sequence[Judged], found: RunDiff | None) -> str:
     """Return the text of a gate for terminals and logs.
 
-    It has the verdicts, and the whole comparison if a verdict is broken. Without a baseline, the figures of the run
-    replace the comparison. `found` is None without a run.
+    The text has the verdicts and, if a verdict is broken, the whole comparison. Without a baseline, the figures of
+    the run replace the comparison. `found` is the comparison, or None without a run.
     """
     rows, remarks = _rows(judged)
     lines = [table(rows, left=4), *remarks, "", tally(judged)]
@@ -41,7 +41,8 @@ def gate_markdown(judged: Sequence[Judged], found: RunDiff | None) -> str:
     lines = ["## cbtop check", "", f"**{escaped(tally(judged))}**", "", *markdown_table(rows)]
     for remark in remarks:
         lines += ["", escaped(remark)]
-    if found is not None and not found.why_not:  # If `why_not` is set, the only verdict already states this reason.
+    # If the runs are not comparable (`why_not`), the only verdict already states the reason.
+    if found is not None and not found.why_not:
         shown = _without_repetition(found, judged)
         lines += ["", diff_markdown(shown, with_verdicts=False) if shown.has_baseline else run_markdown(shown)]
     return "\n".join(lines)

@@ -179,7 +179,7 @@ def _bricks(view: SourceView) -> str:
 
 
 def _layers(layers: LayersView | None) -> str:
-    """Return a table of layers and bricks, colored by the median call beside that of the other layers."""
+    """Return a table of layers and bricks. Colors compare each time with the other layers."""
     if layers is None or not layers.rows:
         return ""
     bricks = layers.bricks[:MAX_LAYER_BRICKS]

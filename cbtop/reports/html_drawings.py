@@ -54,7 +54,7 @@ def _inside(row: Sequence[TimelineSpan | Gap], step: TimelineSpan) -> list[Timel
 
 
 def _least_ns(rows: Sequence[Sequence[TimelineSpan | Gap]]) -> int:
-    """Return the shortest duration that is drawn, so that at most MAX_BLOCKS blocks are drawn."""
+    """Return the minimum duration of a drawn block. It is chosen so that about MAX_BLOCKS blocks are drawn."""
     durations = sorted((one.duration_ns for row in rows for one in row), reverse=True)
     return durations[MAX_BLOCKS - 1] if len(durations) > MAX_BLOCKS else 0
 
@@ -106,7 +106,10 @@ class _Axes:
         self._labels: list[tuple[float, float, float]] = []  # left, right and lower pixel of each label
 
     def label(self, text: str, x: float, y: float, anchor: str = "start") -> str:
-        """Return a label at these pixels, or below the labels that stand there."""
+        """Return a label at the pixel (`x`, `y`).
+
+        If other labels already cover this place, the label is below them.
+        """
         width = CHARACTER * len(text)
         left = x - width if anchor == "end" else x
         while any(

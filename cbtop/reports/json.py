@@ -53,8 +53,8 @@ _POINT_KEYS = (
     "above_roof",
     "roof_unsure",
 )
-# For each origin, the JSON keys of a source's figures that are not in the table of statistics. All other such figures
-# are counted or measured.
+# Maps each origin to the JSON keys of the source's figures with this origin. Only figures that are not in the table
+# of statistics are listed. A figure without an entry here is counted or measured.
 OTHER_ORIGINS = {
     Origin.SHAPES: [],
     Origin.MEASUREMENTS: [
@@ -270,7 +270,7 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
 def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[str, Any] | None:
     """Return the newest records by lane, or None (null) if records were not received.
 
-    The lists contain only the newest spans and gaps. The counts and sums include all.
+    Only the newest spans and gaps are listed. But the counts and sums cover all spans and gaps.
     """
     if found is None:
         return None
@@ -307,7 +307,10 @@ def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[s
 
 
 def _step_beside(found: TimelineView, baseline: Comparison | None) -> dict[str, float] | None:
-    """Return the median time at the baseline of a step like the newest step. Return None (null) if it is unknown."""
+    """Return the median time of the baseline's steps that have the same name as the newest step.
+
+    Return None (null) if the time is unknown.
+    """
     if baseline is None or found.newest is None:
         return None
     median_us = baseline.median_us(found.newest.name, WHOLE_STEP)
@@ -512,8 +515,9 @@ def _burst(times: KernelTimes) -> dict[str, Any]:
 
 
 def _critical_path(path: CriticalPathView | None) -> dict[str, Any] | None:
-    """Return the critical path of the graph, or why it is unknown. Return None (null) if all nodes run one after
-    another.
+    """Return the critical path of the graph, or the reason why the path is unknown.
+
+    Return None (null) if all nodes run one after another.
     """
     if path is None:
         return None

@@ -10,7 +10,7 @@ from cbtop.viewmodels.training import passes_of_layer
 
 
 def layers_table(view: SourceView) -> str:
-    """Return a table with a line per layer. If a layer is slower than the others, its line has the cause."""
+    """Return a table with a line per layer. If a layer is slower than similar layers, its line has the cause."""
     layers = view.layer_times
     if layers is None:
         return "layers: n/a (none of this phase has been recorded)"

@@ -1,6 +1,6 @@
-"""Lines of a diff about changes that no slower or faster brick shows.
+"""Write the lines of a diff about changes that the lists of slower and faster bricks do not show.
 
-These are drift, long calls, and figures that moved beyond their interval but have no verdict.
+The changes are drift, long calls, and figures that moved beyond their interval but have no verdict.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_NAMED = 6  # One line has at most this many figures.
 def other_changes(part: PartDiff, shown: Sequence[PlaceDiff]) -> list[str]:
     """Return a line for each change that is not listed elsewhere in the report.
 
-    `shown` are the bricks and layers in the report. An empty list means that no shown figure has changed.
+    `shown` has the bricks and layers of the report. Returns [] if no figure of the report has changed.
     """
     lines = [f"new: {part.phase}: {one.name}, {one.delta_us:+.1f} µs/{part.unit}" for one in part.new]
     lines += [
@@ -42,7 +42,7 @@ def other_changes(part: PartDiff, shown: Sequence[PlaceDiff]) -> list[str]:
 
 
 def _without_verdict(part: PartDiff, shown: Sequence[PlaceDiff]) -> Iterator[tuple[float, str]]:
-    """Yield (change in percent, text) for each figure that moved beyond its interval but has no verdict."""
+    """Yield (change in percent, text) for each figure without a verdict that moved beyond its interval."""
     judged = [("wall clock", part.wall, part.wall.is_beyond_noise), ("typical step", part.typical, False)]
     if part.drift is not None:
         judged.append(("drift", part.drift.change, part.drift.is_slower))
@@ -67,7 +67,10 @@ def _without_verdict(part: PartDiff, shown: Sequence[PlaceDiff]) -> Iterator[tup
 
 
 def is_beyond_interval(change: Change) -> bool:
-    """Whether a figure of two runs moved by more than its interval. Even a very small change counts."""
+    """Return whether a figure changed between two runs by more than half the width of its confidence interval.
+
+    Even a very small change may be beyond the interval.
+    """
     return change.percent is not None and abs(change.delta) > change.half
 
 

@@ -36,9 +36,9 @@ THE_REST = "the rest: --view all"
 def overview_report(
     sources: Sequence[SourceView], replay: ReplayView | None = None, rows: RowChoice | None = None
 ) -> str:
-    """Return the overview, at most 60 lines.
+    """Return the overview, at most 60 lines. The first source takes most of these lines.
 
-    The first source takes most of them. Each other source has one line.
+    Each further source has one line.
     """
     first, *others = sources
     before = [] if replay is None else [replay_text(replay), ""]

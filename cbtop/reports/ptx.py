@@ -17,7 +17,7 @@ from cbtop.reports.machine_code import entry_json, entry_lines
 from cbtop.units import counted
 
 SCHEMA = "cbtop.ptx/1"
-MAX_NAMES = 4  # of entries, or lines, in a line
+MAX_NAMES = 4  # A line lists at most this many entries or line numbers.
 _PLACES = re.compile(r"%\w+|\bline \d+|\S+:\d+ \(PTX line \d+\)")
 
 
@@ -51,8 +51,11 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
 
 
 def _grouped(findings: Sequence[LintFinding]) -> list[list[LintFinding]]:
-    """Return the findings of one cause together. They have one lint, and messages that differ in registers and lines
-    only, in one function or at one line of the source."""
+    """Return the findings as groups with one cause.
+
+    The findings of a group have the same lint, and the same function or source line. Their messages differ only in
+    registers and lines.
+    """
     groups: dict[tuple[object, ...], list[LintFinding]] = {}
     for one in findings:
         key = one.lint.id, one.source or one.function, _PLACES.sub("", one.message)

@@ -23,8 +23,8 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
 SCHEMA = "cbtop.diff/1"
-# The report lists this many bricks in single layers with the largest increases, and as many with the largest
-# decreases.
+# The report lists this many cells (a brick in one layer) with the largest increases, and as many cells with the
+# largest decreases.
 LISTED_CELLS = 8
 LISTED_GRAPH = 12  # At most this many differences between the contents of steps are listed.
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
@@ -83,7 +83,7 @@ def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
 def diff_tree(found: RunDiff) -> str:
     """Return the time per unit (token or step) of both runs as a tree of layers and bricks.
 
-    Each row is the sum of its parts, the largest change first.
+    The time of a row is the sum of its parts. The part with the largest change comes first.
     """
     lines = [f"{named(found.base)} → {named(found.now)}"]
     if found.why_not:
@@ -101,7 +101,10 @@ def diff_json(found: RunDiff) -> str:
 
 
 def diff_folded(found: RunDiff) -> str:
-    """Return lines `phase;layer;brick before now` for differential flame graphs. Times are in ns per unit."""
+    """Return the stacks of both runs for differential flame graphs.
+
+    A line is `phase;layer;brick before now`, with times in ns per unit (token or step).
+    """
     return folded(_stacks(found))
 
 
@@ -183,8 +186,9 @@ def _run_fields(run: Run) -> dict[str, Any]:
 
 
 def _rates_fields(found: RunDiff) -> list[dict[str, Any]]:
-    """Return the rates of each phase over the whole runs as [before, now], and the change of the time of a token, as
-    JSON fields.
+    """Return JSON fields about the rates of each phase over the whole runs.
+
+    Each rate is a pair [before, now]. The fields also contain the change of the time per token.
     """
     before = {rates.phase: rates for rates in found.base.rates}
     changes = {one.phase: one for one in found.rates}
@@ -278,7 +282,8 @@ def _sums(part: PartDiff) -> list[str]:
     terms = [f"{name} {_signed(now - then)}" for name, (then, now) in named if name != named[2][0] or then or now]
     then_us, now_us = balance.wall
     change = f"{_signed(now_us - then_us)} µs = {', '.join(terms)}"
-    # If the phase has only one batch, the line with the rate already shows this interval.
+    # If the phase has only one batch, leave out the change of the wall time, because the line with the rate shows
+    # this change.
     of_batch = f", {_percents(part.wall)}" if part.name != part.phase else ""
     return [
         f"wall clock {number(then_us)} → {number(now_us)} µs/{part.unit}{of_batch}",
@@ -321,13 +326,17 @@ def _of_kernels(part: PartDiff, place: PlaceDiff, causes: Causes) -> list[str]:
 
 
 def _conditions(causes: Causes) -> list[str]:
-    """Return the conditions that have changed. The number of threads is left out, because a note reports it."""
+    """Return the changed conditions of the runs as texts.
+
+    The number of threads is left out, because a note reports it.
+    """
     return [one.text for one in causes.conditions if one.name != THREADS]
 
 
 def _graph(causes: Causes, found: RunDiff) -> list[str]:
-    """Return lines with the differences between the contents of steps, like the check `graph==base`. Renamed bricks
-    are left out.
+    """Return lines about the differences between the two runs in the contents of their steps.
+
+    The lines are as in the check `graph==base`. Renamed bricks are left out.
     """
     renamed = [one for part in found.parts for one in part.places if one.renamed_from and one.brick]
     names = {name for one in renamed if one.brick for name in (one.brick[0], one.renamed_from)}
@@ -356,7 +365,7 @@ def _remark(place: PlaceDiff, causes: Sequence[str] = ()) -> str:
 
 
 def _listed_cells(part: PartDiff) -> list[PlaceDiff]:
-    """Return the bricks in layers with the largest increases and decreases, and all others that have a verdict."""
+    """Return the cells (a brick in one layer) with the largest increases and decreases, and those with a verdict."""
     last = len(part.cells) - LISTED_CELLS
     return [
         cell
@@ -395,7 +404,7 @@ def power(part: PartDiff) -> str:
 
 
 def _tree(part: PartDiff) -> Iterator[tuple[str, ...]]:
-    """Yield a row of the table for the wall-clock time per unit, then a row for each part of it."""
+    """Yield one row of the table for the wall-clock time per unit, and one row for each part of this time."""
     balance = part.balance
     yield _branch(0, f"a {part.unit}", balance.wall)
     for layer in part.layers:
@@ -458,8 +467,9 @@ def _decisive(place: PlaceDiff) -> str:
 
 
 def _beside(place: PlaceDiff) -> str:
-    """Return " relative to all others" if the verdict is based on the ratio relative to all other bricks, otherwise
-    "".
+    """Return " relative to all others" if the verdict comes from the ratio relative to all other bricks.
+
+    Otherwise return "".
     """
     return " relative to all others" if place.verdict and place.decisive is not place.change else ""
 
@@ -504,7 +514,7 @@ FORMATS: dict[str, Callable[[RunDiff], str]] = {
 
 
 def _quiet_text(found: RunDiff) -> str:
-    """Return a text which states that no change was found. If too little was compared, it states `not known`."""
+    """Return a text that reports no change. If too little time was compared, the text reports `not known`."""
     if found.alone_percent <= BLIND_PERCENT:
         return "nothing has changed beyond noise"
     share = percent(found.alone_percent)

@@ -43,7 +43,10 @@ NO_LIST = "sources: n/a (nobody keeps a list of them)"
 
 
 def listed_in(sources: Iterable[SourceView]) -> ListView | None:
-    """Return the list of all sources. It is taken from the first view that has it. Return None if no view has it."""
+    """Return the list of all sources, taken from the first view that has this list.
+
+    Return None if no view has the list.
+    """
     return next((source.listed for source in sources if source.listed is not None), None)
 
 
@@ -218,5 +221,5 @@ def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:
 
 
 def _stragglers(rows: Sequence[SourceRow]) -> list[StragglerView]:
-    """Return the stragglers (slowest ranks) of all jobs. A job has at most one."""
+    """Return the straggler (slowest rank) of each job that has one."""
     return list(dict.fromkeys(row.straggler for row in rows if row.straggler is not None))

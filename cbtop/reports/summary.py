@@ -14,7 +14,7 @@ from cbtop.viewmodels.verdict import Severity
 MAX_LINES = 10
 MAX_BRICKS = 5
 MAX_OTHERS = 3  # At most this many phases are named in addition to the first one.
-LEAST_OTHER = 0.05  # A phase is named only if it has at least this share of the time in steps.
+LEAST_OTHER = 0.05  # Another phase is named only if its share of the time in steps is at least this.
 LEAST_WARM_UP = 0.2  # The warm-up is mentioned only if it has at least this share of the time in steps.
 MAX_VERDICTS = 2
 
@@ -71,9 +71,9 @@ def _others(view: SourceView) -> Iterator[str]:
 
 
 def _while_it_ran(view: SourceView, steps: StepsView) -> str:
-    """Return the rate of a phase, such as `899 tokens/s while it ran, 17 % of the time`.
+    """Return the rate of a phase while its steps ran, such as `899 tokens/s while it ran, 17 % of the time`.
 
-    Phases share the wall-clock time, so a rate over all of it would make the phase look slow.
+    Several phases share the wall-clock time. So a rate over the whole wall-clock time would make the phase look slow.
     """
     per_sec, unit = steps.tokens_per_sec_in_steps, "tokens/s"
     if per_sec is None and steps.union_us:

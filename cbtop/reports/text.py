@@ -71,7 +71,7 @@ def text_report(
 ) -> str:  # fmt: skip
     """Return the chosen sections of each source, then the list of all sources and their machines.
 
-    `rows` is the filter and the order of bricks. By default, all bricks are included, in their own order.
+    `rows` filters and sorts the bricks. By default, all bricks are included, in the order of the view.
     """
     chosen = [section for section in sections if section in SECTIONS]
     is_list_alone = [*sections] == [SOURCES]
@@ -107,7 +107,7 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
 
 
 def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
-    """Return a line with the number of bricks that match the user's filter. All other figures include every brick."""
+    """Return a line with the number of bricks that match the filter. The filter does not change other figures."""
     return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 
@@ -237,7 +237,7 @@ def _rates(view: SourceView, steps: StepsView) -> str:
 
 
 def _is_without_tokens(steps: StepsView) -> bool:
-    """Return whether the steps have no tokens at all, like those of a model of images."""
+    """Return whether the steps have no tokens at all, for example because the model processes images."""
     return steps.known_tokens is None and not steps.has_tokens
 
 
@@ -255,7 +255,7 @@ def _in_steps(view: SourceView, steps: StepsView) -> str:
 def _a_token(steps: StepsView) -> str:
     """Return the time of a token as text: in the median step, at the p99 and in the slowest step.
 
-    If the time is unknown, return the reason. Return "" in training, because a token of training has no latency.
+    If the time is unknown, return the reason. In training, return "", because a token of training has no latency.
     """
     if steps.why_no_us_per_token and steps.tokens and not is_training(steps.phase):
         return f"; ms/token {units.NOT_MEASURED} ({steps.why_no_us_per_token})"
@@ -336,10 +336,7 @@ def _bricks(view: SourceView) -> str:
 
 
 def _in_layers(view: SourceView) -> Table:
-    """Return a table of the bricks in layers.
-
-    It compares a brick's call in the median layer and in the slowest layer.
-    """
+    """Return a table with the median call of each brick in the median layer and in the slowest layer."""
     rows: Table = [("brick", "layers", "median µs", "slowest µs", "slowest layer", f"over {ODD}×")]
     for row in view.bricks:
         found = view.layer_times.of_brick(LayerBrick(*row.key)) if view.layer_times else None
@@ -352,7 +349,7 @@ def _in_layers(view: SourceView) -> Table:
 
 
 def _shares(view: SourceView) -> list[str]:
-    """If the shares of the bricks do not add up to one whole, return a line that warns of it. Otherwise return []."""
+    """Return a line with a warning if the shares of the bricks do not add up to one whole. Otherwise return []."""
     return [OPEN_LINE] if view.shares_close is False else []
 
 
@@ -466,7 +463,7 @@ def _tree(view: SourceView) -> str:
     if view.merged is not None and not view.graph:
         return "tree: n/a (what is taken from several ranks is no graph)"
     path = view.critical_path
-    # Mark the nodes on the critical path only if at least one node is not on it.
+    # Mark the nodes on the critical path only if there are also nodes off this path.
     is_beside = path is not None and path.nodes < path.timed_nodes
     changes = view.baseline.places if view.baseline is not None and view.merged is None else {}
 

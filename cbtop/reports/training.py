@@ -33,7 +33,10 @@ def training_tables(view: SourceView) -> str:
 
 
 def why_none(view: SourceView, sections: Sequence[str]) -> str:
-    """Return why the chosen sections of `view` show no training steps. If a different phase has them, name it."""
+    """Return why the chosen sections of `view` show no training steps.
+
+    If another phase has training steps, the text names this phase.
+    """
     trains = [steps.phase for steps in view.phases if is_training(steps.phase) and steps.phase != view.phase]
     if trains and [*sections] == ["training"]:
         return f"{view.phase} steps do not train; pass --phase {shlex.quote(trains[0])}"

@@ -55,7 +55,7 @@ class ColumnTable:
         """
         column = self.typed(name)
         if column.texts is not None:
-            # The code NO_TEXT is -1, so append None as the last text.
+            # The code of a missing text is -1 (NO_TEXT), which selects the last element. So append None.
             texts = np.array([*column.texts, None], np.object_)
             found: NDArray[Any] = texts[column.values]
             return found
@@ -76,7 +76,7 @@ class ColumnTable:
 def joined_columns(parts: Sequence[dict[str, TypedColumn]]) -> dict[str, TypedColumn]:
     """Join the tables `parts` (at least one) below each other.
 
-    Equal columns must have the same texts. The parts are empty afterwards, so that at most one column is in memory
-    twice.
+    A column of texts must have the same list of texts in all parts. The function empties the parts, so that at most
+    one column is in memory twice.
     """
     return {name: TypedColumn.joined([part.pop(name) for part in parts]) for name in [*parts[0]]}

@@ -26,7 +26,10 @@ class TypedColumn:
 
     @staticmethod
     def of_texts(texts: Iterable[str | None], codes: dict[str, int]) -> TypedColumn:
-        """Return a column of `texts`. `codes` maps a text to its position, and new texts are added to it."""
+        """Return a column of `texts`. `codes` maps a text to its code in the column.
+
+        A text that is missing in `codes` is added.
+        """
         values = [NO_TEXT if text is None else codes.setdefault(text, len(codes)) for text in texts]
         return TypedColumn(np.array(values, np.int32), codes)
 
@@ -38,8 +41,9 @@ class TypedColumn:
 
     @staticmethod
     def joined(parts: Sequence[TypedColumn]) -> TypedColumn:
-        """Join the columns `parts` (at least one) to one column with all of their rows. They must have the same
-        texts.
+        """Join the columns `parts` (at least one) to one column with all of their rows.
+
+        All parts must have the same list `texts`.
         """
         if len(parts) == 1:
             return parts[0]

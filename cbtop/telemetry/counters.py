@@ -1,8 +1,9 @@
 """Keep the counters of an export from decreasing, even if the data of their sources does."""
 
-# The sum that a counter exports may decrease in its source. This happens if a keyframe was partly lost, if a process
-# returns, or if another process begins with the same labels. A brick's exclusive time decreases when records of inner
-# bricks arrive late. Prometheus treats every decrease as a restart, and adds the whole value to the rate again.
+# A counter exports a sum, and this sum may decrease in its source. This happens if a keyframe was partly lost, if a
+# process returns, or if another process begins with the same labels. A brick's exclusive time decreases when records
+# of inner bricks arrive late. Prometheus treats every decrease as a restart, and adds the whole value to the rate
+# again.
 
 from __future__ import annotations
 
@@ -14,36 +15,37 @@ from cbtop.client.store import Store
 from cbtop.protocol.messages import HostHello
 from cbtop.telemetry.metrics import MAX_SERIES, DurationHistogram, Metric, MetricType, Point, Snapshot
 
-# At most this many series are stored. Beyond it, the series with the oldest export is dropped and starts again at
-# zero.
+# At most this many series are stored. If there are more, the series with the oldest export is dropped. A dropped
+# series starts again at zero.
 MAX_KEPT = 4 * MAX_SERIES
 
 
 @dataclass(slots=True)
 class _Counted:
-    """The state of one exported series. `highest` is the highest value of the current life of its process."""
+    """The state of one exported series. `highest` is the highest value since the process of the series started."""
 
     life: HostHello | None
     since_ns: int
-    before: float | DurationHistogram  # sum of this series over earlier lives of the process, 0 without earlier lives
+    # sum of this series over earlier processes with the same labels, 0 without such processes
+    before: float | DurationHistogram
     highest: float | DurationHistogram
 
 
 class Counters:
     """Stores the exported values, so that later exports are never lower.
 
-    During the life of a process, the exported value is the highest one. If a process starts again with the same
-    labels, its values are added to the values of the earlier life.
+    While a process lives, the exported value is its highest value until now. If a process starts again with the same
+    labels, its values are added to the values of the earlier process.
     """
 
     def __init__(self) -> None:
         self._counted: OrderedDict[tuple[Metric, tuple[str, ...]], _Counted] = OrderedDict()
 
     def held(self, found: Snapshot, store: Store) -> Snapshot:
-        """Return the snapshot `found` with corrected values: a counter or histogram that is lower than before gets
-        its previous value.
+        """Return the snapshot `found` with corrected values: a counter or histogram that has decreased gets its
+        previous value.
 
-        `found` must have been made from `store`.
+        `found` must be a snapshot of `store`.
         """
         held: Snapshot = {}
         for metric, points in found.items():

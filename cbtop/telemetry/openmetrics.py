@@ -30,7 +30,7 @@ HELP = "serve OpenMetrics over HTTP, on 127.0.0.1 unless HOST is given"
 
 DEFAULT_HOST = "127.0.0.1"
 MAX_CONNECTIONS = 32  # At most this many connections are open. Each has its own thread.
-SLOW_S = 5.0  # Maximum seconds for a request and its response. After that, the scraper is disconnected.
+SLOW_S = 5.0  # Maximum seconds for a request and its response. A slower scraper is disconnected.
 
 _log = logging.getLogger("cbtop.daemon")
 
@@ -167,7 +167,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def _cut_off(self, request: Any) -> None:
         self._forget(request)
-        with suppress(OSError):  # The thread of the connection may have closed it already.
+        with suppress(OSError):  # The connection's thread may have closed the socket already.
             request.shutdown(socket.SHUT_RDWR)
 
     def _forget(self, request: Any) -> None:

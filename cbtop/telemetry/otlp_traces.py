@@ -27,7 +27,7 @@ MAX_TIME_NS = 1 << 63
 # a RUN_BEFORE link, to an earlier run.
 PREVIOUS = "previous step sent of this process"
 RUN_BEFORE = "same place in the last step sent of this program before this process began"
-MAX_PROGRAMS = 16  # Spans are stored for at most this many programs. The last step of each takes up to 2 MB.
+MAX_PROGRAMS = 16  # Spans are stored for at most this many programs. The last step of one program takes up to 2 MB.
 
 # Position of a span in its trace: the names from the step down to the span. Numbers distinguish siblings with equal
 # names.
@@ -42,11 +42,12 @@ def spans(
     before: SpanContext | None = None,
     run_before: Places | None = None,
 ) -> list[ReadableSpan]:
-    """Return the trace of a step: a span for each record. The parent of a span is the nearest enclosing node.
+    """Return the trace of a step: a span for each record. Returns [] if the times are impossible.
 
-    The span of the step comes first. It links to `before`, the previously sent step of this process. `run_before` has
-    the spans of a step of an earlier run. Each span links to the span at the same position there. Times are Unix
-    times, converted with the two clocks that the process read at its start. Returns [] if the times are impossible.
+    The parent of a span is the nearest enclosing node. The span of the step comes first. This span links to `before`,
+    the previously sent step of this process. `run_before` has the spans of a step of an earlier run. Each span links
+    to the span of the earlier run at the same position. Times are Unix times, converted with the two clocks that the
+    process read at its start.
     """
     # Imported here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.trace import ReadableSpan

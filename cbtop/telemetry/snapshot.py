@@ -1,7 +1,7 @@
 """Make the content of an export from a store: the points of every metric, and how many items were left out."""
 
-# A counter must never decrease, because its rate would be wrong. So a time that is computed as a difference covers
-# ended steps only, because the records of their bricks are complete. The daemon counts lost records.
+# A counter must never decrease, because its rate would then be wrong. So if a time is computed as a difference, it
+# covers only ended steps, because all records of their bricks have arrived. The daemon counts lost records.
 
 from __future__ import annotations
 
@@ -281,7 +281,8 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
 
 
 def _durations(stats: NodeStats, nodes: list[int], calls: Calls) -> DurationHistogram:
-    # The minimum and maximum are always known here, because the totals are of a process and not of a window.
+    # The totals cover the whole life of the process and not only a window. So the minimum and maximum are always
+    # known here.
     assert calls.min_ns is not None
     assert calls.max_ns is not None
     counts = tuple(np.add.reduceat(stats.histogram(nodes), _CUTS).tolist())

@@ -32,9 +32,9 @@ MAX_STEP_RECORDS = 4_096
 
 
 def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) -> list[tuple[SourceRecord, Batch]]:
-    """Return the next whole step of each live process of the daemon at `endpoint`, with the source of each.
+    """Return the next whole step of each live process of the daemon at `endpoint`. Each step comes with its source.
 
-    Returns after SAMPLE_S, or when `stop` is set, with the steps found until then.
+    Returns after SAMPLE_S, or when `stop` is set. Then a process without a whole step is missing.
     """
     store = Store()
     waiting: dict[str, GaplessRecords] = {}
@@ -90,8 +90,9 @@ def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
 
 
 class GaplessRecords:
-    """The records of one source since its last gap (missing records). They are stored until they contain a whole
-    step.
+    """The records of one source since its last gap (missing records).
+
+    The records are stored until they contain a whole step.
     """
 
     def __init__(self) -> None:

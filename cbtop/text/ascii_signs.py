@@ -1,4 +1,4 @@
-"""Replace lines, bars and other signs by one ASCII character each, for terminals with an encoding that lacks them."""
+"""Replace each line, bar or other sign by one ASCII character, for terminals with encodings that lack these signs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def are_wanted(
 ) -> bool:
     """Whether the terminal or the locale lacks the characters that we use.
 
-    The console of Linux (TERM=linux) decodes UTF-8, but its font has only 256 or 512 characters.
+    The console of Linux (TERM=linux) decodes UTF-8, but the console's font has only 256 or 512 characters.
 
     The user's locale may lack UTF-8 although Python writes UTF-8. If the locale is C or POSIX, or is not installed,
     Python uses UTF-8 (PEP 538, PEP 540). Python then sets LC_CTYPE=C.UTF-8 in the environment, even if LANG=C.
@@ -66,8 +66,8 @@ def are_wanted(
     if environment.get("TERM") == "linux":
         return not environment.get("PYTHONIOENCODING")
     if not is_utf8_mode or environment.get("PYTHONUTF8") == "1" or environment.get("PYTHONIOENCODING"):
-        # Python already encodes as the locale or an explicit setting requires. Signs that are missing in this
-        # encoding are replaced anyway.
+        # Python already encodes text as the locale or an explicit setting requires. If that encoding lacks a sign,
+        # replace the sign in any case.
         return False
     set_by_python = "" if environment.get("LC_ALL") else "C.UTF-8"
     ctype = environment.get("LC_CTYPE", "")

@@ -1,4 +1,4 @@
-"""Write the time breakdown of steps (in names: `books`), and reasons to doubt it."""
+"""Write the time breakdown of steps, and reasons to doubt it. Names in the code call the breakdown `books`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def no_books(source: SourceView) -> str:
 def books_trouble(books: TimeBreakdownView | None) -> str:
     """Return why the parts of the time breakdown do not add up, and by how much. Return "" if they add up.
 
-    If they do not, shares of wall time may be above 100 % or below 0.
+    If the parts do not add up, a share of wall time may be above 100 % or below 0.
     """
     if books is None or books.close:
         return ""

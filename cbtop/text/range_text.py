@@ -79,8 +79,8 @@ def time_range(source: SourceView) -> str:
 def steps_ran(source: SourceView, steps: StepsView) -> str:
     """Format the time in which steps of a phase ran: `steps ran 352 ms of 18.99 s`.
 
-    If several models ran one after another, the rates of each model cover only a part of the shown time, which the
-    text names.
+    If several models ran one after another, the rates of a model cover only a part of the shown time. The text then
+    names this part.
     """
     found, ran_us = source.time_range, None
     if found is not None:

@@ -18,8 +18,9 @@ def sample(every: int | None) -> str:
 
 
 def inside_of_all(source: SourceView) -> str:
-    """Return a note with the number of recorded steps that the figures of bricks come from. Return "" if they are
-    enough.
+    """Return a note with the number of recorded steps that give the figures of bricks.
+
+    Return "" if there are enough recorded steps.
     """
     steps = source.steps
     if steps is None or not steps.recorded:

@@ -18,11 +18,11 @@ _STATISTICS = {
     for place in (*BRICK_COLUMNS, *HOST_COLUMNS, *BUDGET_COLUMNS, *CHECK_COLUMNS, *POINT_COLUMNS)
     if place.statistic.unit != "word"
 }
-SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # titles of the columns on the screen that bricks can be sorted by
+SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # titles of the columns that can sort the bricks on the screen
 
 
 def bare(name: str) -> str:
-    """Return `name` in the form that names of columns are compared in: `P95 µs` becomes `p95us`."""
+    """Return `name` in a simplified form for comparisons of column names: `P95 µs` becomes `p95us`."""
     return re.sub(r"[^a-z0-9%]", "", name.casefold().replace("\u03bc", "u").replace("\xb5", "u"))
 
 
@@ -37,9 +37,9 @@ def _sort_names() -> dict[str, str]:
 SORT_NAMES = _sort_names()  # maps each accepted name, such as `p95` or `p95us`, to the title of its column
 
 
-# Names of bricks are untrusted, and a regular expression may take exponential time on them. So the number of its
-# binary choices is limited to MAX_CHOICES. A repetition has as many choices as a name has characters, and it counts
-# as REPETITION. `?` and `|` count as ALTERNATIVE.
+# Names of bricks are untrusted, and a regular expression may take exponential time on such a name. So the number of
+# binary choices in an expression is limited to MAX_CHOICES. A repetition has as many choices as a name has
+# characters, and counts as REPETITION choices. `?` and `|` count as ALTERNATIVE choices.
 MAX_CHOICES, REPETITION, ALTERNATIVE = 16, 8, 2
 # A regular expression is applied to this many characters of a name. Plain text is searched in the whole name.
 MAX_SEARCHED = 128
@@ -51,8 +51,8 @@ _REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")
 def matcher(text: str) -> Callable[[str], bool]:
     """Return a function that searches a word for `text`, ignoring case.
 
-    If `text` is a valid regular expression, it is used as such. Expressions that repeat a group or have more than
-    MAX_CHOICES choices are searched as plain text, because they might take too long.
+    If `text` is a valid regular expression, the function searches for this expression. Expressions that repeat a
+    group or have more than MAX_CHOICES choices are searched as plain text, because they might take too long.
     """
     if _ends_soon(text):
         try:
@@ -86,7 +86,7 @@ def _ends_soon(expression: str) -> bool:
 
 
 def words_of(row: BrickRow) -> tuple[str, str]:
-    """Return the texts of a table row that a filter is applied to."""
+    """Return the texts of a table row that the filter compares with its pattern."""
     return row.name, row.category.display_name
 
 

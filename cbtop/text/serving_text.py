@@ -7,7 +7,7 @@ from cbtop.viewmodels.serving import LatencyView, LoadView, ServingView
 
 
 def lines(found: ServingView) -> list[str]:
-    """Return the latencies and the load in one line, and the parts of an iteration in another."""
+    """Return two lines: the latencies and the load, and the parts of an iteration."""
     shown = [latencies(found)]
     if found.load is not None:
         shown[0] += f"; {load(found.load)}"

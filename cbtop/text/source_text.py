@@ -40,8 +40,10 @@ def process_cost(cost: ProcessCost) -> str:
 
 
 def unknown_figures(rows: Sequence[SourceRow]) -> list[str]:
-    """Return each reason for unknown figures once, with the figure and the processes: `recording costs of pid 7, pid
-    8: it does not measure …`.
+    """Return a line for each reason why a figure is unknown.
+
+    The line names the figure and all processes with this reason: `recording costs of pid 7, pid 8: it does not
+    measure …`.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -114,7 +116,7 @@ def stall(found: StallView) -> str:
     """
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
-    # A suspended process may have stalled before it was suspended, so the text mentions both.
+    # A process may have stalled before it was suspended, so the text mentions the suspension and the stall.
     standing = "suspended, without progress" if found.word is StallKind.SUSPENDED else found.word
     parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:

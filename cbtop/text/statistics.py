@@ -27,8 +27,9 @@ Value = float | str | bool | None
 
 
 class Of(StrEnum):
-    """The type of table row that a statistic belongs to: BrickRow, CategoryRow, GraphRow, Device (GPU or CPU) or
-    ProcessRow.
+    """The types of table rows: BrickRow, CategoryRow, GraphRow, Device (GPU or CPU) and ProcessRow.
+
+    Each statistic belongs to one type.
     """
 
     BRICK = "brick"
@@ -49,7 +50,7 @@ class Origin(StrEnum):
 
     @property
     def provenance(self) -> Provenance:
-        """The origin of a number in one word."""
+        """the word for the origin of a number"""
         if self in (Origin.SHAPES, Origin.MEASUREMENTS):
             return Provenance.DERIVED
         return Provenance.STATIC if self is Origin.DECLARED else Provenance.MEASURED
@@ -57,8 +58,9 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Two functions that write a value: `bare` without its unit, for columns that have the unit in their head, and
-    `in_full` with it.
+    """The two functions that write a value.
+
+    `bare` leaves out the unit, for columns that have the unit in their head. `in_full` writes the unit.
     """
 
     bare: Callable[[Any], str]
@@ -97,7 +99,7 @@ def _celsius(value: float | None) -> str:
     return units.with_unit(units.whole(value), "°C")
 
 
-# For each unit, the functions that write its values. The unit of a statistic must be one of these.
+# Maps a unit to the functions that write values with this unit. The unit of a statistic must be a key here.
 FORMATS = {
     "µs": Format(units.number, units.duration),
     "µs/token": Format(units.number, units.number),
@@ -131,9 +133,10 @@ class Statistic:
     of: tuple[Of, ...] = (Of.BRICK,)
     report_title: str = ""  # title of the statistic's column in the text report, if different
     word: str = ""  # label of the statistic in the panel of a brick, if different
-    sort_key: str = ""  # key of the statistic that this column is sorted by, if it is not its own
-    # Whether the value is derived if it covers a recent window, although it is measured if it covers the time since
-    # the start.
+    # key of another statistic that this column sorts rows by; "" means the values of the column itself
+    sort_key: str = ""
+    # Whether the value is derived when it covers a recent window. Over the time since the start, the value is
+    # measured.
     derived_in_window: bool = False
     # Whether the value comes from few calls and therefore scatters. Rows that are sorted by such a value change
     # places less often.
@@ -349,9 +352,9 @@ class ScreenColumn:
     statistic: Statistic
     width: int
     priority: int
-    # If it is set, this statistic is the limit of the value. It is shown after the value, as in 412/700.
+    # The statistic that limits this value, or None. The limit is shown after the value, as in 412/700.
     limit: Statistic | None = None
-    instead: Statistic | None = None  # If it is set, this statistic is shown when the value was not measured.
+    instead: Statistic | None = None  # the statistic that is shown if this one was not measured
 
     def bare(self, row: object) -> str:
         """Return the value of the column in `row` as text, with its limit if it is known."""
@@ -375,7 +378,7 @@ def _rows(*keys: str, of: Of = Of.BRICK) -> tuple[Statistic, ...]:
 BRICK_COLUMNS = _places(
     Of.BRICK,
     ("percent", 7, 1),
-    # The exclusive time, because `wall %` next to it is also exclusive and users compare the two.
+    # The time is exclusive, because `wall %` in the next column is also exclusive and users compare the two columns.
     ("exclusive_us_per_token", 8, 2),
     ("avg_inclusive_us", 12, 11),
     ("p50_us", 8, 4),
@@ -407,7 +410,7 @@ CATEGORY_COLUMNS = _places(
     Of.CATEGORY, ("percent", 7, 1), ("exclusive_us_per_token", 11, 2), ("avg_exclusive_us", 11, 4), ("count", 10, 5)
 )
 NODE_COLUMNS = _places(Of.NODE, ("avg_inclusive_us", 11, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
-NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # The column of a graph node that is shown next to the bar.
+NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # the column next to the bar of a graph node
 # The columns of a graph node that are shown only if a node is off the critical path.
 PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))
 # The figures of a device that the screen shows, with their limits.

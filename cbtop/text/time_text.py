@@ -9,7 +9,7 @@ from cbtop.units import NOT_MEASURED
 # The latest moment that can be shown, in the year 9892. A file may contain any number, so later moments must be
 # caught.
 _MAX_DATE_S = 250_000_000_000
-# For moments that are older than this, the date is added. A time of day alone would be ambiguous.
+# If a moment is older than this, the date is added, because a time of day alone would be ambiguous.
 _DATE_FROM_US = 12 * 3600e6
 
 

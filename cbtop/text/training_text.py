@@ -92,7 +92,7 @@ def memory(found: TrainingMemoryView) -> str:
 
 
 def memory_details(found: TrainingMemoryView) -> str:
-    """Return what the allocator holds without use, torch's own peak and the retries, as one line."""
+    """Return one line about the allocator: its unused memory, torch's own peak, and the number of retries."""
     parts = []
     if found.unused_percent is not None:
         parts.append(f"{percent(found.unused_percent)} of the reserved memory is unused at the peak")
@@ -114,9 +114,10 @@ def _norm(value: float) -> str:
 
 
 def of_steps(found: TrainingView) -> str:
-    """Return a text with the steps that the parts are measured in: `mean of the latest 64 steps`.
+    """Return a text with the steps over which the parts were measured: `mean of the latest 64 steps`.
 
-    On a GPU with the number of recorded steps: `mean of the latest 64 steps, kernels of 3`.
+    If the kernels of some steps were recorded on a GPU, the number of these steps is added: `mean of the latest 64
+    steps, kernels of 3`.
     """
     latest = "the latest step" if found.steps == 1 else f"mean of the latest {counted(found.steps, 'step')}"
     return f"{latest}, kernels of {count(found.by_kernels)}" if found.by_kernels else latest

@@ -151,11 +151,11 @@ class CbtopApp(App[int]):
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
-        # key of the shown process if the daemon's history does not contain this process, otherwise None
+        # key of the shown process if this process is missing in the daemon's history, otherwise None
         self._missed: str | None = None
         self.rows = AS_THEY_COME
-        # For each table that `rows` does not cover: (title of the sort column, whether the largest values come
-        # first).
+        # The order of each table that `rows` does not sort: (title of the sort column, whether the largest values
+        # come first).
         self.orders: dict[str, tuple[str, bool]] = {}
         self._tick_timer: Timer | None = None
         self._views: list[View] = []
@@ -268,7 +268,10 @@ class CbtopApp(App[int]):
         self._show_content()
 
     def arrive(self) -> None:
-        """Let all views drop cached pictures of the previous moment. Then draw the screen for the new moment."""
+        """Let all views drop their cached pictures, because the screen has moved in time.
+
+        Then draw the screen for the new moment.
+        """
         for view in self._views:
             view.let_go()
         self.show()
@@ -311,8 +314,8 @@ class CbtopApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the keys that move in time while the help or the filter is open.
 
-        Esc is also disabled if no range is shown, and End if the screen is live. A disabled key keeps the meaning
-        that it has elsewhere, such as closing the filter.
+        Esc is also disabled if no range is shown. End is also disabled if the screen is live. Then these keys only
+        have their other meanings, such as closing the filter.
         """
         if action not in ("steps", "seek", "seek_to", "range", "leave_range", "now"):
             return True
@@ -349,8 +352,8 @@ class CbtopApp(App[int]):
         """Show the view with this index in the list of tabs."""
         self._tabs.set_active(index)
         self._follow_records()
-        # If a recording is shown, it can provide the records of the paused moment at once. So show them even if the
-        # screen is paused.
+        # A recording can provide the records of the paused moment at once. So show the records even if the screen is
+        # paused.
         if self.SHOWN[index].needs_records and (self.replay() is not None or not self.paused):
             self.show()
         else:
@@ -382,8 +385,8 @@ class CbtopApp(App[int]):
 
     def _freeze(self) -> None:
         self.paused = True
-        # Make all parts of the shown source now. If the user scrolls or unfolds a part while the screen is paused, it
-        # must show this moment.
+        # Make all parts of the shown source now. The user may scroll or unfold a part while the screen is paused. The
+        # part must then show the paused moment.
         if self.source is not None:
             self.source = self.source.held()
         self._show_surroundings()
@@ -444,7 +447,7 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_mark_baseline(self) -> None:
-        """Make the recent window the baseline to compare with. It replaces an earlier baseline."""
+        """Make the recent window the baseline for comparisons. An earlier baseline is dropped."""
         if self.source is None:
             self._tell_baseline("there is no process yet that could be compared with", severity="warning")
         elif self._shown_feed.mark_baseline(self.source.key):
@@ -457,7 +460,7 @@ class CbtopApp(App[int]):
             self._tell_baseline(why, severity="warning")
 
     def action_clear_baseline(self) -> None:
-        """Forget the baselines, and stop comparing with them."""
+        """Forget the baselines, so that nothing is compared with a baseline any longer."""
         for feed in (self.feed, self._shown_feed):
             feed.clear_baseline()
         self._tell_baseline("cleared")

@@ -29,7 +29,8 @@ _ANSWER = re.compile(r"\x1b?\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
 # Matches the beginning of an answer that is not complete. The rest comes with the next input.
 _BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")
 _COLOUR = re.compile(r"rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
-# On a background with a higher relative luminance than this, black text is more readable than white text (WCAG 2).
+# If a background has a higher relative luminance than this, black text on it is more readable than white text (WCAG
+# 2).
 _BLACK_ON_IT = 0.179
 _NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # terminals that do not answer, by their value of TERM
 
@@ -61,7 +62,7 @@ class AnswerParser(XTermParser):
         return chain(told, super().feed(data)) if data else told
 
 
-# Replace the parser and the selector of Textual's driver. Textual finds them in its module by these names.
+# Replace the parser and the selector of Textual's driver. Textual looks for these names in the module of the driver.
 vars(linux_driver)["XTermParser"] = AnswerParser
 vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSelector": SlowPollSelector})
 

@@ -88,7 +88,7 @@ class BackgroundTask(ABC, Generic[Found]):
     def _is_confirmed(self, source: SourceView) -> bool:
         """Return whether the user has seen the question about this source during the last READ_S seconds.
 
-        If not, the question appears now, so store this.
+        If the user has not, the question appears now, so store the time of the question.
         """
         now_s = time.monotonic()
         if self._asked is not None and self._asked[0] == source.key and now_s - self._asked[1] < READ_S:

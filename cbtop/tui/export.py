@@ -28,7 +28,7 @@ from cbtop.viewmodels.time_travel import ReplayView
 # Matches a number on the screen that has four digits or more. Commas separate groups of three digits.
 _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 
-# For each export format: key, file extension, description.
+# The export formats, each as (key, file extension, description).
 KINDS = {
     "s": ("svg", "the picture on the screen"),
     "j": ("json", "all that is known of the process, as the JSON report has it"),
@@ -108,8 +108,9 @@ def write_export(ending: str, view: View, source: SourceView, replay: ReplayView
 
 
 def as_csv(cells: Cells) -> str:
-    """Return the cells as CSV. Numbers keep their displayed digits but lose their commas. Names lose the glyphs in
-    front of them.
+    """Return the cells as CSV. Numbers keep their displayed digits, but without commas.
+
+    The glyphs before names are removed.
     """
     written = io.StringIO()
     csv.writer(written).writerows([cells.head, *([_as_read(cell) for cell in row] for row in cells.rows)])

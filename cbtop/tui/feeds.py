@@ -30,7 +30,7 @@ class HistoryFile(Protocol):
 
 
 class AppFeed(Protocol):
-    """The source of all data on the screen. Its methods never block."""
+    """The source of all data on the screen. The methods of a feed never block."""
 
     def poll(self) -> None:
         """Apply the data that has arrived. The app calls this at every tick, also while the screen is paused."""
@@ -46,25 +46,28 @@ class AppFeed(Protocol):
         """
 
     def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """Return one view that merges all sources that belong together with the source `key`."""
+        """Return one view of several sources: the source `key`, and all sources that can be merged with it."""
 
     def follow_records(self, on: bool) -> None:
         """Start or stop receiving every single record, which only a timeline needs."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all processes that were already running are known. If so, a new process must have just started."""
+        """Whether the feed has reported all running processes.
+
+        If so, a process that appears later has just started.
+        """
 
     def mark_baseline(self, key: str) -> bool:
-        """Use the recent window of each process as its baseline.
+        """Use the recent window of each process as the baseline of this process.
 
         Returns False if the process `key` has too few steps.
         """
 
     def clear_baseline(self) -> None:
-        """Forget the baselines, and stop comparing with them."""
+        """Forget the baselines, so that nothing is compared with a baseline any longer."""
 
-    baselines: Sequence[Snapshot]  # the baselines to compare with, at most one per process
+    baselines: Sequence[Snapshot]  # the baselines for comparisons, at most one per process
 
     def watched(self) -> TimeView | None:
         """Return the time bar of the last minutes with its notable events (such as stalls).
@@ -77,9 +80,9 @@ class AppFeed(Protocol):
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer will never accept each other, such as different versions.
+        """The reason why the daemon and this viewer will never accept each other, such as different versions.
 
-        Empty if they may.
+        The text is "" without such a reason.
         """
 
     def finished(self) -> AppFeedEnd | None:

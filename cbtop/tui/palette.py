@@ -28,8 +28,8 @@ class KeysByName(Provider):
     def _bindings(self) -> Iterator[Binding]:
         """Yield one key binding for each action.
 
-        Bindings of the focused widget come first. Actions that are disabled while the palette is open are included.
-        Textual's own actions are left out.
+        The bindings of the focused widget come first. Actions that are disabled only while the palette is open are
+        included. Textual's own actions are left out.
         """
         told: set[str] = set()
         for active in self.screen.active_bindings.values():

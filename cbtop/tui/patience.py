@@ -6,7 +6,8 @@ import selectors
 
 # Seconds between polls of the input. If the app exits without a key, it waits at most this long for the input thread.
 PATIENT_S = 0.5
-# Polling slows down after this many polls without input. A sequence for one key is complete by then.
+# Polling slows down after this many polls without input. A key may send a sequence of characters, which has arrived
+# completely by then.
 TYPING_LOOKS = 10
 
 

@@ -28,7 +28,10 @@ class AppProgram(Protocol):
     def is_running(self) -> bool: ...
 
     def written(self) -> Sequence[str]:
-        """Return the newest lines of the program's output. Without new output, it is the same object as before."""
+        """Return the newest lines of the program's output.
+
+        Without new output, return the same object as in the last call.
+        """
 
     def interrupt(self) -> None:
         """Interrupt the program, as Ctrl-C on the program's terminal does."""

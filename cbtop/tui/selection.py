@@ -18,7 +18,7 @@ class Selection:
     def __init__(self, *, follows: bool = True) -> None:
         self.key: str | None = None  # key of the selected process; None selects the newest live process
         self._follows = follows
-        # for each process that was live at the last call of `look`: its key and its label
+        # (key, label) of each process that was live at the last call of `look`
         self._live: dict[str, str] = {}
         self._known: frozenset[str] = frozenset()  # keys of all processes that existed at the last call of `look`
 
@@ -29,9 +29,10 @@ class Selection:
     def look(self, sources: Sequence[SourceSummary], *, is_complete: bool, may_move: bool = True) -> str:
         """Select the newest live process if the selection may change. Return a message for the user, or "".
 
-        The selection does not change if the user chose a process or if `may_move` is false. If it changes, the
-        message names the new process. Otherwise the message names a process that started or ended, and the key to
-        show it. While `is_complete` is false, some running processes may be unknown, so nothing is selected yet.
+        The selection does not change if the user chose a process or if `may_move` is false. If the selection changes,
+        the message names the new process. Otherwise the message names a process that has started or ended, and a key
+        that shows this process. While `is_complete` is false, no process is selected yet, because the feed may not
+        know all running processes.
         """
         live = {summary.key: clean(summary.label) for summary in sources if summary.state == SourceStatus.LIVE}
         before, self._live = self._live, live
@@ -45,8 +46,8 @@ class Selection:
             self.key = first.key
             why = f"{ended} has ended: " if ended else ""
             return f"{why}{live[first.key]} {'runs' if first.key in known else 'started'} and is shown now"
-        # If a recording is moved backwards, an ended process runs again. It does not count as newly started, because
-        # `known` contains it.
+        # If a recording is moved backwards, an ended process runs again. `known` contains this process, so it does
+        # not count as newly started.
         if started := [key for key in live if key not in known]:
             what = live[started[0]] if len(started) == 1 else f"{len(started)} processes"
             return f"{what} started: {self._way_to(started[0], sources)}"

@@ -24,7 +24,8 @@ HANG_UP_EXIT = 129
 # sizes, mouse and focus. They turn on line wrap, normal keys, the main screen and the cursor.
 _MODES = "?2026l ?2004l ?2048l ?1000l ?1003l ?1015l ?1006l ?1004l ?7h <u ?1049l ?25h"
 AS_BEFORE = "".join(f"\x1b[{mode}" for mode in _MODES.split()).encode()
-_KEYS, _DRAWN_ON = 0, 2  # Textual reads keys from the first of these file descriptors, and draws on the second.
+# Textual reads keys from the first of these two file descriptors, and draws on the second one.
+_KEYS, _DRAWN_ON = 0, 2
 
 
 class TerminalWatch:
@@ -65,7 +66,7 @@ class TerminalWatch:
         """Wait until the app has left. If the terminal's output is blocked, discard this output meanwhile."""
         deadline_s, is_unread = time.monotonic() + LEAVE_WITHIN_S, False
         while time.monotonic() < deadline_s:
-            if self._loop.is_closed():  # The app has left the screen, and the command continues without it.
+            if self._loop.is_closed():  # The app has left the screen, and the command continues without the app.
                 return
             if not is_unread and not _has_room(_DRAWN_ON):
                 is_unread = True
@@ -79,7 +80,9 @@ class TerminalWatch:
 
         The terminal's modes are not restored, because no terminal is left.
         """
-        _write_nowhere()  # Otherwise Python cannot flush its output at exit, and ends with exit code 120.
+        # Discard all output. Without a terminal, Python could not flush its output at exit and would end with exit
+        # code 120.
+        _write_nowhere()
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._leave, HANG_UP_EXIT)
         time.sleep(LEAVE_WITHIN_S)

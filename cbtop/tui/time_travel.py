@@ -23,7 +23,7 @@ from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.time_travel import TimeView
 
-# Read a recording for this many seconds at a time, and handle keys for this many seconds in between.
+# Read a recording for the first number of seconds, then handle keys for the second number of seconds, and repeat.
 ADVANCE_S, ANSWER_S = 0.05, 0.005
 # Requests the history from the daemon. The returned function blocks until the history has been read.
 AskBack = Callable[[], Callable[[], ReplayFeed]]
@@ -36,8 +36,8 @@ class TimeTravel:
     """Moves the screen through the recording `past`. If `past` is None, moves through the history that `ask`
     requests.
 
-    `show` redraws the same moment, and `arrive` draws a different moment. `source` returns a process. If the user
-    moves by steps, the steps of this process count.
+    `show` redraws the same moment, and `arrive` draws a different moment. `source` returns the key of a process. If
+    the user moves by steps, only steps of this process count.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class TimeTravel:
         self._ask = ask
         self._clock_s = clock_s
         self._held_s = 0.0  # time (on `clock_s`) when the screen was paused
-        # Time when the daemon's history was requested. None if no answer is expected.
+        # Time when the daemon's history was requested. None if no answer is expected from the daemon.
         self._asked_s: float | None = None
         self._ways: list[Way] = []  # moves in time that the user has requested before the history has arrived
-        # If the user has begun a range before the history has arrived, this is the number of moves in `_ways` that
-        # came before.
+        # The user may have begun a range before the history has arrived. Then this is the number of moves in `_ways`
+        # before the begin of the range.
         self._begins_after: int | None = None
         self._source = source
-        self._told_none = False  # whether the user already knows that no step is near the last move
+        self._told_none = False  # whether the user has already seen the message that no step is near
 
     @property
     def can_look_back(self) -> bool:
@@ -167,7 +167,7 @@ class TimeTravel:
     def _steps_away(self, steps: int, past: ReplayFeed, from_s: float) -> float:
         """Return the moment `steps` steps later, or earlier if `steps` is negative.
 
-        If no step is near, the result is one second away for each step.
+        If no step is near, move by one second in place of each step.
         """
         to_s, found = past.search.steps_away(from_s, steps, self._source())
         if not found and not self._told_none:

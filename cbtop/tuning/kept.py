@@ -1,7 +1,8 @@
 """Store the fastest settings found by `cbtop tune`, in one JSON file in the user's cache directory."""
 
-# A result is stored for the model, the type of processor and the number of available processors. A model is
-# identified by the name and size of its file. Reading the whole file would take more time than the setting saves.
+# A result is stored for three things: the model, the type of processor, and the number of available processors. A
+# model is identified by the name and size of its file. Reading the whole file would take more time than the setting
+# saves.
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def store_setting(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
     try:
         known = known_settings()
     except CbtopError:
-        known = ()  # Replace the file, because it cannot be read.
+        known = ()  # The file cannot be read, so replace it.
     found = [*(one for one in known if one.key != new.key), new][-MAX_KEPT:]
     document = {"schema": SCHEMA, "settings": [_plain(one) for one in found]}
     file = settings_file()

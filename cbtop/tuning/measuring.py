@@ -24,7 +24,7 @@ class InterruptedTurnError(Exception):
 class Test:
     """A speed test that begins with an empty cache: a prompt of `n_prompt` tokens, or `n_gen` generated tokens.
 
-    The other of both numbers is 0.
+    If one of the two numbers is above 0, the other number is 0.
     """
 
     n_prompt: int
@@ -123,8 +123,8 @@ class Bench:
         if setting not in self._decoders:
             model = self.model(setting)
             self._decoders[setting] = bare_decoder(model, setting.threads, self.context, setting.cache_type)
-        # Set the number of threads each time. It is valid for the whole process, and another setting may have changed
-        # it.
+        # Set the number of threads each time. The number is valid for the whole process, so another setting may have
+        # changed it.
         cpu_backend(setting.threads)
         return self._decoders[setting]
 
@@ -141,7 +141,7 @@ class Bench:
         return request.run(self.decoder(setting), should_stop)
 
     def recorded(self, setting: Setting, profiler: BrickProfiler) -> Decoder:
-        """Return a new decoder with this setting. It records its bricks with `profiler`."""
+        """Return a new decoder with this setting. The decoder records its bricks with `profiler`."""
         from cbtop.compute.backends import cpu_backend
         from cbtop.compute.decoder.decoder import Decoder
         from cbtop.compute.settings import DecoderSettings

@@ -1,6 +1,6 @@
 """Measure two sides A and B in turns in one job, and compute how many times as fast B is as A."""
 
-# Two runs on one machine differ by some percent without a cause. Two machines differ by more. So both sides are
+# Two runs on one machine differ by some percent without a cause, and two machines differ by more. So both sides are
 # measured in turns (A B, B A, A B, …). Then no side is always first, and disturbances and drifts affect both sides
 # equally.
 
@@ -15,7 +15,7 @@ import numpy as np
 from cbtop.comparison.noise import CONFIDENCE, MIN_BLOCKS, Change, Figure, change, figures
 
 SIDES = ("A", "B")
-# A turn runs one side once. It returns the time (ns) of each of its tests, by name.
+# A function that runs one side once. It returns the time (ns) of each speed test of this side, by name of the test.
 Turn = Callable[[], Mapping[str, int]]
 Round = tuple[Mapping[str, int], Mapping[str, int]]  # the times of one round: (times of A, times of B)
 # A progress function is called with the number of the round from 0, and the index of the side.
@@ -61,7 +61,8 @@ class PairedTest:
         """The change of the speed from A (1.0) to B with its noise. None if there are too few rounds to know how they
         scatter.
 
-        The noise is the scatter of the ratio of both times in a round, because both were measured together.
+        The noise is the scatter of the ratio of B to A within a round, because both sides of a round were measured
+        together.
         """
         if len(self.a_ns) < MIN_BLOCKS:
             return None

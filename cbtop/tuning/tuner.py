@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported for types only, because this import loads Numba
 
 MAX_ROUNDS = 20  # A try has at most this many rounds. More rounds would only show negligible differences.
 PROFILED = 3  # This many requests are recorded to find the time of each brick.
-SPARE = 1.2  # Later rounds may take this many times as long as the first ones.
+SPARE = 1.2  # A later round may take this many times as long as the first round.
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
 # Names of kernel contracts. The kernels in PRODUCTS change with the type of matrix product, those in CACHES with the
 # type of the KV cache.
@@ -81,8 +81,8 @@ class Try:
     def rounds_to_tell(self) -> int | None:
         """About how many rounds are needed to distinguish LEAST_PERCENT from noise (derived).
 
-        The scatter is assumed not to change. None if the difference is not noise, or if the measured rounds are
-        enough.
+        The scatter of the rounds is assumed not to change. The result is None if the measured difference is already
+        beyond noise, or if the measured rounds are enough.
         """
         change = self.request.change
         if change is None or self.request.is_beyond_noise or change.half <= LEAST_PERCENT / 100:
@@ -92,7 +92,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Untried:
-    """A setting that was not tried. `why` is the reason, or the condition under which it would be tried."""
+    """A setting that was not tried. `why` is the reason, or the condition for a try."""
 
     what: str
     why: str
@@ -102,9 +102,9 @@ class Untried:
 class Tuned:
     """The result of `BrickTuner.tune`.
 
-    `best` is equal to `before` if no measured setting was faster. `together` compares `best` with `before` directly.
-    It is measured if more than one try was kept and there was time. `load_percent` is the share of all processors
-    that other processes used meanwhile.
+    `best` is equal to `before` if no measured setting was faster. `together` is the direct comparison of `best` with
+    `before`. It was measured only if at least two tries were successful and there was time. `load_percent` is the
+    share of all processors that other processes used during the measurement.
     """
 
     request: TuningRequest
@@ -119,13 +119,14 @@ class Tuned:
 
     @property
     def has_told(self) -> bool:
-        """Whether any setting was faster or slower, beyond noise, than the setting that it was compared with."""
+        """Whether the difference between any setting and its comparison setting was beyond noise."""
         return any([one.request.is_beyond_noise for one in self.tries])
 
     @property
     def gain(self) -> PairedTest | None:
-        """The measured comparison of the best setting with the setting before. None if they are equal or were not
-        measured together.
+        """The measured comparison of the best setting with the setting before.
+
+        None if both settings are equal, or if they were not measured together.
         """
         kept = [one for one in self.tries if one.is_kept]
         return kept[0].request if len(kept) == 1 else self.together
@@ -134,8 +135,8 @@ class Tuned:
 class BrickTuner:
     """Finds the fastest setting of a model on this machine, beginning with the one in use.
 
-    The tuner records the bricks of some requests. The bricks suggest settings that could be faster, and limit how
-    much faster. The tuner measures these settings in turns with the best setting, and keeps a setting only if whole
+    The tuner records the bricks of some requests. The bricks suggest faster settings, and limit the possible gain of
+    each setting. The tuner measures these settings in turns with the best setting, and keeps a setting only if whole
     requests are faster beyond chance. A setting is not tried if it could gain less than 3 %, or if time is up.
 
         bench = Bench(Path("model.gguf"), TuningRequest(128, 32).tokens)
@@ -143,8 +144,8 @@ class BrickTuner:
         print(tuned.best.text, tuned.gain)
 
     `budget_s` (seconds of `clock_s`) limits measurements, but not loading and compiling. `progress` is called with
-    the current task and its completed share. `should_stop` is called between tokens. Once it returns true, the tuner
-    returns the results so far. Raises ComputeError if the model cannot be run.
+    the current task and its completed share. `should_stop` is called between tokens. If `should_stop` returns true,
+    the tuner returns the results that it already has. Raises ComputeError if the model cannot be run.
     """
 
     def __init__(
@@ -207,8 +208,8 @@ class BrickTuner:
     def has_int8(self) -> bool:
         """Return whether the model uses int8 products on this machine by default.
 
-        It does not if the weights are floats, if the processor has no int8 instructions, or if the weights are read
-        faster in their stored layout.
+        The model does not use them in three cases: its weights are floats, the processor has no int8 instructions, or
+        the weights are read faster in their stored layout.
         """
         decoder = self._bench.decoder(replace(self._setting, is_exact=False))
         works = (brick.definition.work for brick in decoder.bricks.places())
@@ -221,7 +222,7 @@ class BrickTuner:
         return sum(self._bench.request_ns(setting, self._request, self._should_stop)) / 1e9
 
     def shares(self) -> tuple[Share, ...]:
-        """Record requests with the setting in use, and return the share of each brick in their time."""
+        """Record requests with the setting in use. Return the share of each brick in the time of these requests."""
         from cbtop.compute.jit.cpu import BF16_PAYS
         from cbtop.profiler.profiler import BrickProfiler
         from cbtop.profiler.recorder import RingRecorder
@@ -252,7 +253,7 @@ class BrickTuner:
         if self._was_interrupted:
             return Untried(name, "it was interrupted")
         if part_s < (least_s := MIN_BLOCKS * self._request_s * SPARE):
-            # Do not even measure the speed of this candidate, because that alone takes three requests.
+            # Measuring the speed of this candidate would already take three requests, so do not even measure that.
             why = (
                 f"{MIN_BLOCKS} rounds take {math.ceil(least_s)} s or more, and {max(part_s, 0):.0f} s are left for it"
             )
@@ -313,7 +314,8 @@ class BrickTuner:
 def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]) -> tuple[Share, ...]:
     """Return the share of each brick in the wall time of the recorded steps, the largest first.
 
-    `kernels` maps a brick to (whether one of its kernels is parallel, contracts of its kernels).
+    `kernels` maps the name of a brick to a pair: whether one of its kernels is parallel, and the contracts of its
+    kernels.
     """
     return tuple(
         Share(brick.name, brick.exclusive_ns / report.recorded_ns, brick.exclusive_ns / 1e3, *kernels[brick.name])
@@ -362,7 +364,7 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # Settings that do not change the results come first, then the others. In both groups, the largest possible
+    # Settings that do not change the results come first, then settings that do. In both groups, the largest possible
     # speed-up comes first.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 
@@ -411,7 +413,10 @@ def _other_threads(threads: int, processors: int) -> list[int]:
 
 
 def changed(best: Setting, before: Setting, wanted: Setting) -> Setting:
-    """Return a copy of the setting `best` that has the values of `wanted` which differ from `before`."""
+    """Return a copy of the setting `best`.
+
+    Each value that differs between `wanted` and `before` is taken from `wanted`.
+    """
     return Setting(
         wanted.threads if wanted.threads != before.threads else best.threads,
         wanted.is_exact if wanted.is_exact != before.is_exact else best.is_exact,

@@ -14,7 +14,8 @@ from cbtop.protocol.vocabulary import BrickCategory
 
 MIN_BLOCKS = 6  # At least this many blocks (of about a second) must contain recorded steps.
 LEAST_SHARE = 0.05  # A brick with a smaller share of all bricks' time is ignored, because its growth means little.
-ALIKE = 0.15  # The factor of a brick may differ from the common factor by at most this share of the common factor.
+# If the factor of a brick differs from the common factor by more than this share, the bricks do not grow alike.
+ALIKE = 0.15
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,16 @@ TREND_S = SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Mean time per token of a brick in steps of about this size.
+    """The mean time per token of a brick in steps of about the same size.
 
-    The size of a step is its number of cached positions or of sequences. The mean covers the seconds with such steps,
-    of the last 60 seconds.
+    The size of a step is its number of cached positions or of sequences. The mean covers all seconds with steps of
+    this size among the last 60 seconds.
     """
 
-    from_size: int  # smallest size in this range; the size of a second is the rounded mean over its steps
+    from_size: int  # smallest size in this range; the size in a second is the rounded mean size of its steps
     to_size: int  # largest step size in this range, plus 1
     seconds: int
-    us_per_token: float  # mean time per token in the seconds with steps of such a size (derived)
+    us_per_token: float  # mean time per token in the seconds with a step size in this range (derived)
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,21 @@ class BrickRow:
     backend: str
     # How far the brick is from its roof. None if the brick's work or the machine's roofs are unknown.
     roof: Distance | None = None
-    # name of the rank that the figures are from; only set in a view of the slowest rank of each brick
+    # name of the rank that the figures come from; only set in a view of the slowest rank of each brick
     rank: str | None = None
-    # The token rate that the budget per token was derived from. None for a fixed budget.
+    # The token rate that determines the budget per token. None for a fixed budget.
     budget_gb_per_sec: float | None = None
     uncounted: int = 0  # Number of calls without a number of elements, because the program did not count them.
     # bytes that the brick exchanges if it is a collective operation, derived from shapes
     size_bytes: float | None = None
-    dtypes: tuple[str, ...] = ()  # data types that the brick multiplies, as in `Work`
+    dtypes: tuple[str, ...] = ()  # data types that the brick multiplies, named as in `Work.dtype`
     # for a brick on a device: host time of the median call, without bricks inside this brick
     host_us: float | None = None
     launches: int | None = None  # number of kernels that a step launches for this brick
     # Histogram of the durations of the brick's calls, from short to long. It is empty unless every call is counted.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
-    # µs per token in each of the last 60 s, oldest first. Outside of steps it is µs per call. None if no call ended.
+    # µs per token in each of the last 60 s, oldest first. For calls outside of steps, the values are µs per call. A
+    # second without an ended call is None.
     trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
     # (intensity, GFLOP/s) in each of the last 60 s, or None for an unknown second. Empty if all seconds are unknown.
     trail: Lazy[tuple[tuple[float, float] | None, ...]] = Lazy(())
@@ -101,8 +102,9 @@ class BrickRow:
 
     @property
     def budget_used_percent(self) -> float | None:
-        """Percentage of its budget (µs per token) that the brick uses. None without a budget or without a measured
-        token.
+        """Percentage of the brick's budget (µs per token) that is used.
+
+        None without a budget or without a measured token.
         """
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
@@ -135,10 +137,10 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """The limit of the brick's speed: `memory` or `compute`, or `latency or overhead` if its rate is far below
-        all roofs.
+        """The limit of the brick's speed: `memory` or `compute`.
 
-        It is `several at once` if concurrent steps share the roofs.
+        The limit is `latency or overhead` if the brick's rate is far below all roofs, and `several at once` if
+        concurrent steps share the roofs.
         """
         return self.roof.bound if self.roof else None
 
@@ -255,8 +257,9 @@ def _row(
 
 
 def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:
-    """Return the mean time per token for each range of step sizes. Ranges are powers of two. Keys of both arguments
-    are seconds.
+    """Return the mean time per token for each range of step sizes. Ranges are powers of two.
+
+    `us_of` maps a second to the time per token, and `size_of` maps a second to the size of its steps.
     """
     found: dict[int, list[float]] = {}
     for second, us in us_of.items():
@@ -270,7 +273,7 @@ def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[
 
 def _durations(stats: BrickStats, nodes: Column, totals: PhaseTotals) -> tuple[DurationBar, ...]:
     counts = totals.stats.histogram(nodes.tolist())
-    # Leave out the histogram if some calls are missing in it, because it would mislead.
+    # Leave out the histogram if it lacks some calls, because such a histogram would mislead.
     is_complete = counts.sum() == stats.calls.count
     return duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else ()
 

@@ -22,12 +22,12 @@ class CheckRow:
 
     @property
     def is_of_input(self) -> bool:
-        """Whether the check tests the input of its brick. If it fails, an earlier brick is the cause."""
+        """Whether the check tests the input of its brick. If such a check fails, an earlier brick is the cause."""
         return self.assertion.startswith(PRECONDITION)
 
     @property
     def is_of_step(self) -> bool:
-        """Whether the check tests a whole step. If it fails, any brick of the step may be the cause."""
+        """Whether the check tests a whole step. If such a check fails, any brick of the step may be the cause."""
         return self.assertion == LOGITS_CHECK
 
     @property

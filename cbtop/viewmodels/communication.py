@@ -1,4 +1,4 @@
-"""The communication of training steps, and how much of it is waiting for a slower rank."""
+"""The communication of training steps, and how much of this time a rank waits for a slower rank."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class RankWaits:
     """
 
     ranks: int
-    # number of the slowest rank; it has the least exposed communication, and the other ranks wait for it
+    # number of the rank with the least exposed communication, which is the slowest one; other ranks wait for this
+    # rank
     slowest: int
-    # Upper limit of the time that the communication itself takes. It is the least exposed time of any rank, by mean
-    # or median.
+    # Upper limit of the time that the communication itself takes: the smallest exposed time of any rank. The exposed
+    # time of a rank is its mean or its median, whichever is smaller.
     communication_us: float
     waiting_us: float  # time that this rank waits for others: its exposed time minus `communication_us`
 
@@ -44,14 +45,14 @@ class RankWaits:
 class CommunicationView:
     """The communication of the latest training steps.
 
-    Exposed communication does not overlap with computation, so a step waits for it. It is also the part
-    `communication` of a step.
+    Exposed communication does not overlap with computation, so a step waits for it. The part `communication` of a
+    step is its exposed communication.
     """
 
     exposed: tuple[ExposedRow, ...]  # the communication that a step waits for, by kind, the longest first
     # upper limit of the communication that overlaps with other parts of the mean step; None if unknown
     overlapped_us: float | None
-    why_unknown: str  # why one of these times of communication is not known, or ""
+    why_unknown: str  # the reason why the time of exposed or overlapped communication is unknown, or ""
     # The split into communication and waiting. None if some ranks are not visible, or if ranks cannot be compared.
     ranks: RankWaits | None = None
 
@@ -103,9 +104,9 @@ def _life_s(record: SourceRecord) -> tuple[float, float]:
 def with_ranks(
     found: CommunicationView, record: SourceRecord, others: Iterable[SourceRecord], phase: str
 ) -> CommunicationView:
-    """Return `found` with the comparison of all ranks of its job. `found` is the communication of `record`.
+    """Return a copy of `found` that also has the comparison of all ranks of the job.
 
-    `others` contains the records of the other ranks.
+    `found` is the communication of `record`. `others` contains the records of the other ranks.
     """
     return replace(found, ranks=_rank_waits(record, others, phase))
 
@@ -126,7 +127,8 @@ def _rank_waits(record: SourceRecord, others: Iterable[SourceRecord], phase: str
     if len(of_rank) < record.hello.world_size or len(of_rank) < 2:
         return None
     if any(abs(one.step_us - own.step_us) > WAIT_WITHIN * own.step_us for one in of_rank.values()):
-        return None  # The times of steps differ between ranks, so their latest steps are not the same steps.
+        # The times of steps differ between ranks, so the latest steps of these ranks are not the same steps.
+        return None
     slowest = min(of_rank, key=lambda rank: of_rank[rank].mean_us)
     least = of_rank[slowest]
     return RankWaits(

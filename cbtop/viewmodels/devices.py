@@ -12,7 +12,7 @@ from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
 STALE_AFTER_S = 3.0  # A sample is old after this many seconds. A sample is taken every second.
-# The newest samples are used: how many at most, and how many at least. There is one sample a second.
+# maximum and minimum number of the newest samples that are used; there is one sample a second
 LATEST, LEAST_SAMPLES = 10, 3
 
 
@@ -168,8 +168,9 @@ def _namespaces(store: Store) -> set[int | None]:
 
 
 def _elsewhere(store: Store) -> tuple[str, ...]:
-    """Return the running sources in other pid namespaces than the daemon, which cannot find their processes
-    by pid.
+    """Return the keys of the running sources in a different pid namespace than the daemon.
+
+    The daemon cannot find the processes of these sources by pid.
     """
     spaces = _namespaces(store)
     return tuple(
@@ -206,7 +207,7 @@ def _process(
 
 
 def _why(rows: Iterable[DeviceRow], elsewhere: int) -> Iterable[WhyView]:
-    """Yield each reason for missing figures once, with all figures and devices that have it."""
+    """Yield each reason for missing figures once, with all figures and devices that lack a figure for this reason."""
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         reasons: dict[str, list[str]] = {}

@@ -49,8 +49,9 @@ def at_most(bars: int, counts: Column) -> int:
 
 
 def coarser(bars: Sequence[DurationBar], most: int) -> tuple[DurationBar, ...]:
-    """Return at most `most` bars. If there are more, each new bar merges equally many old bars. The last one may
-    merge fewer.
+    """Return at most `most` bars. If there are more bars, each new bar merges the same number of old bars.
+
+    The last new bar may merge fewer old bars.
     """
     each = -(-len(bars) // max(1, most))
     groups = [bars[at : at + each] for at in range(0, len(bars), max(1, each))]

@@ -17,18 +17,23 @@ Kind = TypeVar("Kind", bound="GradientMessage")
 class GradientNormView:
     """The L2 norm of the gradients before a step of the optimizer, over the parameters of this process."""
 
-    step: int  # number (from 1) of the optimizer's step that `norm` is from
+    step: int  # number (from 1) of the optimizer's step that used these gradients
     norm: float
     p50: float  # median of the newest norms of the gradients
     max: float  # maximum of the newest norms of the gradients
     measured: int  # number of the newest norms that are stored, at most 64
-    clipping: str | None  # whether the norm was taken "before" or "after" clipping; None if no clipping was seen
+    # whether the norm was taken "before" or "after" clipping; None if the process was not seen to clip gradients
+    clipping: str | None
     is_shard: bool  # whether this process has only a part of some gradients, because they are divided among ranks
 
 
 @dataclass(frozen=True, slots=True)
 class GradientFaultView:
-    """The first step with a NaN or Inf gradient, and the parameter that the backward pass reached first."""
+    """The first step with a NaN or Inf gradient.
+
+    `parameter` is the parameter with this gradient. If several parameters have one, it is the first that the backward
+    pass reached.
+    """
 
     parameter: str | None  # name of the parameter that the backward pass reached first, or None if it is not known
     kind: str  # NaN or Inf
@@ -41,7 +46,7 @@ class GradientFaultView:
 
     @property
     def is_certain(self) -> bool:
-        """Whether it is known that all gradients of the step before the fault were finite."""
+        """Whether all gradients of the step before the fault are known to have been finite."""
         return self.finite_step == self.step - 1
 
     @property
@@ -52,11 +57,11 @@ class GradientFaultView:
 
 @dataclass(frozen=True, slots=True)
 class LossScaleView:
-    """The loss scale of a gradient scaler. If a gradient is not finite, the scaler skips the step and lowers the
-    scale.
+    """The loss scale of a gradient scaler.
 
-    `latest` counts updates of the scale: of the newest 64, those from the first decrease on, without the first 32
-    updates of the program.
+    If a gradient is not finite, the scaler skips the step and lowers the scale. `latest` is a number of updates of
+    the scale. Among the newest 64 updates, it counts the updates from the first decrease on. The first 32 updates of
+    the program are never counted.
     """
 
     scale: float

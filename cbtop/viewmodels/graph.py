@@ -23,8 +23,9 @@ from cbtop.protocol.kernel_messages import KernelTimes
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# A graph with more nodes than this has no critical path. For this many nodes, the path and its graph take 0.3 s, and
-# the rest of the view takes 0.03 s (2 shared cores). A view is made twice a second, so more would be too slow.
+# A graph with more nodes than this has no critical path, because computing the path would take too long. For this
+# many nodes, the path and its graph take 0.3 s, and the rest of the view takes 0.03 s (2 shared cores). A view is
+# made twice a second.
 MAX_PATH_NODES = 10_000
 # The critical path may be this many times as long as the mean step, because the two times come from different clocks.
 LONGER = 1.01
@@ -64,7 +65,8 @@ class GraphRow:
     # Times of the kernel in the last burst (a few steps that were recorded on request). The fields above do not
     # include them.
     burst: KernelTimes | None = None
-    place: Place | None = None  # key of this node in a baseline: (None, layer), or a brick with its layer
+    # key of this node in a baseline: (None, layer) for a layer, (brick, layer) for a brick
+    place: Place | None = None
 
     @property
     def copied_gb_per_sec(self) -> float | None:
@@ -81,7 +83,7 @@ class CriticalPathView:
     total_us: float
     nodes: int  # number of nodes on the critical path
     timed_nodes: int  # number of nodes in the graph that have exclusive time
-    unknown: str = ""  # why the critical path is unknown, or ""; if it is set, all numbers are 0
+    unknown: str = ""  # the reason why the critical path is unknown, or ""; with a reason, all numbers are 0
 
 
 class GraphRows(Sequence[GraphRow]):
@@ -123,7 +125,7 @@ class GraphRows(Sequence[GraphRow]):
         return id(self.places)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two sequences have the same nodes and counts. No rows are made for this."""
+        """Return whether two sequences have the same nodes and counts. The comparison makes no rows."""
         if not isinstance(other, GraphRows):
             return NotImplemented
         mine, theirs = self._totals.columns, other._totals.columns
@@ -135,8 +137,9 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def some(self, places: Iterable[int]) -> list[GraphRow]:
-        """Return the rows of the nodes at the indices `places`. Forty rows made together take as long as three made
-        one by one.
+        """Return the rows of the nodes at the indices `places`.
+
+        Making forty rows together takes as long as making three rows one by one.
         """
         return self._rows([self.places[at] for at in places])
 
@@ -241,7 +244,7 @@ def graph_rows(
 
 
 def places_of(graph: Sequence[GraphRow]) -> Sequence[GraphRow | Node]:
-    """Return the nodes of `graph` in drawing order. The returned object is the same until a node is added."""
+    """Return the nodes of `graph` in drawing order. Returns the same object until a node is added."""
     return graph.places if isinstance(graph, GraphRows) else graph
 
 
@@ -278,8 +281,9 @@ def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda
 
 
 def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
-    """Return the critical path of `graph`. If a graph with the same contents was used recently, return its path (4 ms
-    instead of 130).
+    """Return the critical path of `graph`.
+
+    If a graph with the same contents was used recently, the path of this graph is returned (4 ms instead of 130).
     """
     for known, path in tuple(_recent):
         if known == graph:
@@ -287,7 +291,8 @@ def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     try:
         found: CriticalPath | CycleError = critical_path(graph)
     except CycleError as error:
-        # Store the error without its traceback, which refers to all frames and would keep the whole view in memory.
+        # Store the error without its traceback. The traceback refers to all frames and would keep the whole view in
+        # memory.
         found = error.with_traceback(None)
     _recent.append((graph, found))
     return found

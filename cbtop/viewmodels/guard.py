@@ -13,14 +13,14 @@ class GuardFaultView:
     """The first fault that the guard has found: the brick with a faulty output, in the first step with a fault."""
 
     kind: str  # the kind of the fault: NaN, Inf or "over the bound"
-    # Name of the brick. None if the output of a layer was faulty, and the outputs of its bricks were not.
+    # Name of the brick. None if the output of a layer was faulty, but no output of its bricks was.
     brick: str | None
     module: str | None  # the name of the brick's module in the model, such as `layers.2.mlp.down_proj`
     layer: int | None  # number of the layer; None outside of layers
     phase: str
     step: int  # number of the faulty step, from 1 for the first step of the phase
     last_step: int  # number of the latest faulty step of the phase
-    # Whether the brick's input was "finite" or "faulty". None if the input contains no tensor that was checked.
+    # Whether the brick's input was "finite" or "faulty". None if no tensor in the input was checked.
     input: str | None
     inside: str | None  # If the input was faulty, the innermost module around the brick that had a finite input.
     weight: str | None  # the brick's first weight that is not finite

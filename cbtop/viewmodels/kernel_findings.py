@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 from cbtop.viewmodels.kernels import KernelRow, PhaseKernels, Waves
 
-LEAST_EMPTY = 0.2  # A loss is reported if at least this share of the places for blocks in all waves is empty.
+# All waves together have room for a number of blocks. A loss is reported if at least this share of the room is empty.
+LEAST_EMPTY = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFinding:
-    """A loss in the launches of a kernel. `us_per_step` is the measured time of these launches, not of the loss."""
+    """A loss in the launches of a kernel. `us_per_step` is the measured time of these launches.
+
+    The size of the loss is not measured.
+    """
 
     brick: str
     kernel: str

@@ -25,7 +25,8 @@ class KernelMaker:
 
     maker: str = ""
     source: str = ""
-    loader: str = ""  # name of the library that loaded the kernel; known only if it called a hook itself
+    # name of the library that loaded the kernel; known only if this library reported the kernel by a hook
+    loader: str = ""
     tile: str = ""  # size of a block of a matrix product (rows x columns), taken from the kernel's name
     evidence: MakerEvidence = MakerEvidence.NOTHING
 

@@ -31,7 +31,7 @@ class Waves:
 
     @property
     def empty(self) -> float:
-        """The share of the places for blocks in all waves that are empty, below 1."""
+        """The waves have room for a number of blocks. This is the share of the room that is empty, below 1."""
         return 1 - self.waves / math.ceil(self.waves)
 
 
@@ -104,7 +104,7 @@ class BurstView:
 
 
 def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst) -> BurstView:
-    """Return the kernels that `burst` recorded as a view of the process with this pid and source key."""
+    """Return the view of the kernels that `burst` recorded. The process has this pid, and `source` is its key."""
     phases = kernels_of(nodes, burst)
     return BurstView(source, pid, burst.steps, burst.unplaced, burst.lost, burst.left_out, phases)
 
@@ -144,7 +144,7 @@ def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels,
 
 
 def path_of(nodes: Sequence[Node], node: int) -> list[Node]:
-    """Return all nodes from the outermost one to `node`, each the parent of the next."""
+    """Return `node` and all nodes around it, in order from the outermost node to `node`."""
     found: list[Node] = []
     at: int | None = node
     while at is not None and 1 <= at <= len(nodes):

@@ -52,7 +52,7 @@ class LaneMaker:
         bricks = self._has_steps + layers
         rows: dict[int, list[TimelineSpan]] = {}
         open_: list[TimelineSpan] = []  # the spans that may contain the next record, outermost first
-        # by node id: (the node, its name, whether it is a layer or a step)
+        # maps the id of a node to (the node, its name, whether it is a layer or a step)
         known: dict[int, tuple[Node, str, bool]] = {}
         for depth, record in records:
             self._close(open_, depth, bricks)
@@ -101,7 +101,7 @@ class LaneMaker:
 
     def _layers(self, records: Sequence[tuple[int, TimedRecord]]) -> int:
         """Return the largest number of layers that are nested, not counting layers inside of bricks."""
-        # for each record that is open: whether it and all records around it are steps or layers
+        # for each enclosing record: whether this record and all records around it are steps or layers
         deepest, open_ = 0, list[bool]()
         for depth, record in records:
             del open_[depth:]
@@ -113,8 +113,8 @@ class LaneMaker:
     def _holds(self, outer: int, node: int) -> bool:
         """Return whether node `outer` contains `node` in the graph.
 
-        The times of records do not show this, because a record of zero length fits into any record that began at the
-        same moment.
+        The times of records are not sufficient: a record of zero length fits into any record that began at the same
+        moment.
         """
         at = self._nodes.parent_of[node]
         while at > outer:
@@ -122,8 +122,9 @@ class LaneMaker:
         return at == outer
 
     def _close(self, open_: list[TimelineSpan], depth: int, bricks: int) -> None:
-        """Close all open spans except the outermost `depth` ones. The rest of a step or layer without bricks becomes
-        a gap.
+        """Close all open spans except the outermost `depth` ones.
+
+        If the end of a closed step or layer is in no brick, this time becomes a gap.
         """
         while len(open_) > depth:
             if open_[-1].level < bricks:
@@ -153,7 +154,7 @@ class GapNames:
     between: str
     begin_ns: int
     holes: Sequence[Hole]
-    # by node of a step or layer: the name that gaps inside this step or layer get
+    # maps the node of a step or layer to the name of the gaps inside
     inside: dict[int, str] = field(default_factory=dict)
 
     def of(self, start_ns: int, end_ns: int, around: Sequence[TimelineSpan]) -> Iterator[Gap]:

@@ -5,8 +5,10 @@ Lanes
 - If two steps overlap, the second one takes the next lane. Overlapping work inside a step is treated in the same way.
 - Three kinds of records have separate lanes: work that other threads or tasks do for a step (adopted work), work
   outside of steps, and the host times of a step that was timed on a device.
-- The requests of an engine have lanes without records. Their row of bricks has the phases of each request.
-- On every lane, the outermost bricks and the gaps between them add up to the whole timeline, to the nanosecond.
+- The requests of an engine have lanes without records. The row of bricks in such a lane has the phases of each
+  request.
+- On every lane, the outermost bricks and the gaps between these bricks add up to the whole timeline, to the
+  nanosecond.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # These names of gaps exist only in a timeline, and not in the time breakdown.
 BETWEEN_STEPS, BETWEEN_RECORDED = "between steps", "between recorded steps"
-NOT_LOOKED_INTO = "not recorded inside"  # name of a gap that is a step which was timed only as a whole
+# name of a gap that fills a whole step, because nothing inside of the step was recorded
+NOT_LOOKED_INTO = "not recorded inside"
 UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
@@ -99,7 +102,7 @@ class Lane:
     def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
         """Return how much time each part of the lane takes between two moments, the longest first.
 
-        The key `bricks` (the name of that row) is the time in bricks. The other keys are names of gaps.
+        The key BRICKS has the time in bricks. The other keys are names of gaps.
         """
         bricks = self.rows[self.bricks].name
         found = {bricks: 0}

@@ -17,7 +17,10 @@ class Launches(NamedTuple):
 
 
 class LaunchesByNode:
-    """The host time and the number of launched kernels of each node, from the newest steps that measured them."""
+    """The host time and the number of launched kernels of each node.
+
+    The figures are from the newest steps with such measurements.
+    """
 
     def __init__(self, times: HostTimes | None, burst: KernelBurst | None, nodes: NodeTable) -> None:
         self._times = {one.node: one for one in times.bricks} if times else {}

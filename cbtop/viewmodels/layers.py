@@ -22,19 +22,21 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-P50_OF_A_CALL = "p50 µs a call"  # title of the column with times of a call, which is next to columns with µs a step
-# A layer is odd (conspicuously slow) if its time is at least this many times the median of its peers. Noise stays
-# below it.
+P50_OF_A_CALL = "p50 µs a call"  # title of the column with times per call; other columns have µs per step
+# A layer is odd (conspicuously slow) if its time is at least this many times the median of its peers. Noise alone
+# does not make a layer this slow.
 ODD = 1.2
-# Width of the confidence interval of a median, in standard deviations of the number of calls below the median. Its
-# lower end is above one true median in 1,500. It is this wide because the slowest of many layers is judged.
+# Width of the confidence interval of a median, in standard deviations of the number of calls below the median. For
+# one median in 1,500, the lower end of the interval is above the true median. The interval is this wide, because the
+# slowest of many layers is judged.
 Z = 3.0
 MIN_STEPS = 20  # At least this many steps must be recorded, because the medians of fewer vary too much.
 MIN_LAYERS = 6  # A layer must have at least this many peers, because the variation of fewer is unknown.
 # A layer is an outlier if its modified z-score 0.6745 (x - median) / MAD exceeds the limit. These are the factor and
 # the limit. Source: Iglewicz and Hoaglin, "How to detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-# If a larger share of the layers is odd, none of them counts as odd, because the model is then built that way.
+# If more than this share of the layers would be odd, no layer counts as odd, because the model is then built that
+# way.
 ODD_PART = 0.1
 # In the first layer of a recorded step, each brick may take this many µs more. There, cbtop's own code is not yet in
 # the cache.
@@ -69,10 +71,9 @@ class LayerRow:
     calls: float  # mean number of calls of the layer per step; below 1 if only some steps run the layer
     # Median of `p50_us` over the peers: the layers with the same stack and bricks. None if there are too few peers.
     median_us: float | None
-    # The brick that causes most of an odd layer's excess over its peers, as (name, µs per step).
-    #
-    # The name may also be the time between bricks. Median calls are compared, because they ignore rare delays. If
-    # medians explain less than half of the layer's excess, means are compared. None if the layer is not odd.
+    # The brick (or the time between bricks) that causes most of an odd layer's excess over its peers, as (name, µs
+    # per step). Median calls are compared, because rare delays do not change medians. If medians explain less than
+    # half of the layer's excess, means are compared. None if the layer is not odd.
     excess: Lazy[tuple[str, float] | None] = Lazy(None)
     # Median call in µs of each brick in this layer, in the order of LayersView.bricks, as measured.
     p50_cells: Lazy[tuple[float | None, ...]] = Lazy(())
@@ -126,8 +127,8 @@ class LayersView:
     unit: str  # "step", or "call" for a process without steps; times in the rows are per this unit
     bricks: tuple[LayerBrick, ...]  # the columns: all bricks that run in layers, in execution order
     rows: tuple[LayerRow, ...]
-    # A function that returns the median call (µs) in each of `rows` of the brick with the given index. If it is None,
-    # use `p50_cells`.
+    # A function that returns the median call (µs) of one brick in each of `rows`. The argument is the index of the
+    # brick. If the function is None, use `p50_cells`.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
     steps: int | None = None  # number of recorded steps, or None if times are per call
     is_training: bool = False  # whether the steps are training steps
@@ -139,15 +140,14 @@ class LayersView:
         return median(known) if known else None
 
     def stands_out(self, row: LayerRow) -> int:
-        """Return the number of odd (conspicuously slow) peers of `row`, including itself. Return 0 if `row` is not
-        odd.
+        """Return the number of odd (conspicuously slow) peers of `row`, including `row` itself. Return 0 if `row` is
+        not odd.
 
         A peer counts if its excess over the median is at least half of the excess of `row`. If too many peers count,
-        the result is 0, because the model is then built that way.
-
-        The first layer of a stack runs with cold caches, so it is not counted for other layers. cbtop's own code is
-        also cold there, so the first layer must exceed the limit by FIRST_US for each of its bricks. In a training
-        step, the first layer is never odd, because it follows the optimizer, which has used all weights.
+        the result is 0, because the model is then built that way. The first layer of a stack runs with cold caches.
+        So the first layer does not count for other layers. cbtop's own code is also cold in the first layer, so this
+        layer must exceed the limit by FIRST_US for each of its bricks. In a training step, the first layer is never
+        odd, because it follows the optimizer, which has used all weights.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS
@@ -171,7 +171,7 @@ class LayersView:
     def slowest(self) -> LayerRow | None:
         """The layer that is slowest relative to its peers. None if no layer has enough peers.
 
-        In a training step, the first layer of each stack is left out, as in `stands_out`.
+        In a training step, the first layer of each stack is not considered, as in `stands_out`.
         """
         compared = [row for row in self.rows if row.to_median is not None]
         if self.is_training:
@@ -222,7 +222,10 @@ class LayersView:
         return sorted(found, key=lambda one: -one.us)
 
     def like(self, row: LayerRow) -> list[LayerRow]:
-        """Return the peers of `row`, which have the same stack and the same bricks. They include `row`."""
+        """Return the peers of `row`: all layers with the same stack and the same bricks.
+
+        The peers include `row` itself.
+        """
         kind = _kind(row)
         return [other for other in self.rows if _kind(other) == kind]
 
@@ -281,7 +284,8 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     p50_of = partial(_p50_of, totals, places, p50_cells)
     trains = totals.step is not None and is_training(totals.step.name)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps, trains)
-    # The excess refers to `found`. Set it in copies of the rows, because in `found` it would be a reference cycle.
+    # The lazy value of the excess refers to `found`, so it would form a reference cycle in the rows of `found`. Set
+    # it in copies of the rows.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )
@@ -291,7 +295,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
 class _Places:
     """The outermost layers of a phase as a table.
 
-    `place` has the row and the column of each brick node in `ids` that ran.
+    `place` has a table row and a table column for each brick node in `ids` that ran.
     """
 
     def __init__(self, totals: PhaseTotals, ids: Column) -> None:
@@ -317,10 +321,10 @@ class _Places:
 def _p50_of(
     totals: PhaseTotals, places: _Places, cells: LazyValue[list[tuple[float | None, ...]]], brick: int
 ) -> list[float | None]:
-    """Return the result of LayersView.p50_of for the brick with index `brick`.
+    """Return the median calls of the brick with the index `brick`, as `LayersView.p50_of` does.
 
-    If `cells` was already made, its values are used, so that all values are from the same time. Otherwise only this
-    brick is computed.
+    If `cells` was already made, return the values in `cells`, so that all values are from the same time. Otherwise
+    compute only the values of this brick.
     """
     ran = totals.columns["count"][places.layer_ids].tolist()
     if cells.is_made or len(places.several):
@@ -424,7 +428,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
 
 
 def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:
-    """Return for each layer the median over its peers, which include the layer itself."""
+    """Return the median over its peers for each layer. The peers include the layer itself."""
     like: dict[Hashable, list[float]] = {}
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:
@@ -434,7 +438,7 @@ def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[
 
 
 def _kind(row: LayerRow) -> tuple[str, tuple[bool, ...]]:
-    """Return a value that is equal for all peers of a layer: its stack, and for each brick whether it runs in the
-    layer.
+    """Return a value that all peers of a layer have in common: the stack, and for each brick whether the layer runs
+    the brick.
     """
     return row.stack, tuple([us is not None for us in row.cells])

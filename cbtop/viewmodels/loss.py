@@ -11,10 +11,9 @@ from cbtop.client.source_record import SourceRecord
 class LossView:
     """Counts of the records of a source. The equation produced == received + dropped always holds.
 
-    Three kinds of records are part of `dropped`. `before_attach` records were overwritten before the daemon first
-    read the ring. `rejected` records had an unknown node. `on_the_wire` records will come with the next update.
-    `unread` records are written but not read yet. `left_out` is a number of announcements beyond a limit, not of
-    records.
+    `dropped` includes three other counts. `before_attach` records were overwritten before the daemon first read the
+    ring. `rejected` records had an unknown node. `on_the_wire` records will come with the next update. `unread`
+    records have been written but not read yet. `left_out` does not count records, but announcements beyond a limit.
     """
 
     produced: int
@@ -46,11 +45,11 @@ class LossView:
 
 
 def loss_view(record: SourceRecord) -> LossView:
-    """Count how many records of the source have arrived here, and how many have not."""
+    """Count the records of the source that have arrived here, and the records that have not arrived."""
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
-    # If the totals come in several messages, the source's state is in the last one. Until that arrives, `state` is
+    # The totals may come in several messages. The last message has the source's state. Until it arrives, `state` is
     # older than the totals.
     ahead = max(0, received - state.received)
     on_the_wire = max(0, state.received - received)

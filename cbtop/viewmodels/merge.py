@@ -36,8 +36,8 @@ from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_
 
 KEYS_JOINED_BY = "+"  # text between the keys of the members in the key of a merge
 
-# Returns the properties of a node that do not depend on the process. Nodes of two processes are merged if they are
-# equal in these properties and their parents are merged.
+# Returns the properties of a node that do not depend on the process. || Nodes of two processes are merged if these
+# properties are equal and if the parents of the nodes are merged.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
 # States from good to bad. A merge has the state of its worst member.
@@ -62,8 +62,8 @@ def merged_view(
     parts of the time breakdown still add up, and percentiles are over all calls. If members report that they compute
     the same tokens together, rates count these tokens once.
 
-    The mode `max` shows each brick from the rank with the longest time per step. The mode `ranks` is the sum, with
-    the time of every brick in each rank in addition.
+    The mode `max` shows each brick from the rank with the longest time per step. The mode `ranks` shows the sum, and
+    in addition the time of every brick in each rank.
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
@@ -113,9 +113,10 @@ def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
     """Return the members of `records` that can be merged with `record`.
 
-    They have the same model, program and state. A killed process is merged with processes that ran at the same time,
-    so that its loss is visible. For ranks of a job, return the newest process of each rank, in any state. If two
-    processes of one rank ran at the same time, return both, because they belong to two jobs that look equal.
+    Members have the same model, program and state. A killed process is merged with processes that ran at the same
+    time, so that the loss of the process is visible. For ranks of a job, return the newest process of each rank, in
+    any state. If two processes of one rank ran at the same time, return both processes, because they belong to two
+    jobs that look equal.
     """
     job = job_of(record)
     if job is None:
@@ -153,9 +154,9 @@ def _what_runs(record: SourceRecord) -> tuple[str, str]:
 
 
 def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
-    """Return whether two processes may be merged by their state: both states are the same.
+    """Return whether the states of two processes allow to merge them.
 
-    If one process was killed, return whether both ran at the same time.
+    Both states must be the same. If one process was killed, both processes must have run at the same time.
     """
     states = {state_of(one), state_of(other)}
     if not (SourceStatus.GONE in states and states <= {SourceStatus.LIVE, SourceStatus.GONE}):
@@ -194,7 +195,7 @@ def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
     return roofline((), bricks, "each of the processes has its own")
 
 
-# --- the sum: one record, made of several ---------------------------------------------------------------------
+# --- the sum: one record that is made from several records ----------------------------------------------------
 
 
 class _WindowOfAll(Window):
@@ -288,7 +289,7 @@ def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int])
     Nodes that are not known yet are added to `table` and `known`.
     """
     place = np.zeros(len(nodes) + 1, np.int64)
-    # number of earlier nodes of the source that have the same properties and the same parent as a node
+    # maps (parent, properties) to the index of the latest node of the source with both
     seen: dict[Hashable, int] = {}
     for node in nodes.nodes:
         parent = None if node.parent is None else int(place[node.parent])
@@ -372,7 +373,7 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
     """Return `view` with the sum of the rates of a merge's members.
 
     The rate of a member is over the member's own time, or over the time of a chosen range. If `together` members
-    compute the same tokens, the sum is divided by `together`.
+    compute the same tokens, the summed rates are divided by `together`.
     """
     members = [shown(record, window=window) for record in records]
     walls_us = [member.time_range_view.wall_us if member.time_range_view else 0.0 for member in members]
@@ -416,9 +417,9 @@ def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tu
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """Convert the rates of `steps` from their own time `wall_us` to the whole range of `range_us`.
+    """Convert the rates of `steps` from rates over `wall_us` to rates over the whole time range `range_us`.
 
-    If `range_us` is 0, nothing is changed.
+    If `range_us` is 0, the rates are not changed.
     """
     if not range_us:
         return steps
@@ -449,10 +450,10 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
 
 
 def _sum_of_rates(rates: Iterable[tuple[float | None, int]], together: int) -> float | None:
-    """Return the sum of rates, divided by `together`.
+    """Return the sum of rates, divided by `together`. `together` is the number of members that compute the same
+    tokens.
 
-    Returns None if a member ran steps but its rate is unknown, because a partial sum would be wrong. `together` is
-    the number of members that compute the same tokens.
+    Returns None if a member ran steps but its rate is unknown, because a sum without this rate would be wrong.
     """
     found = [(rate, count) for rate, count in rates if rate is not None or count]
     known = [rate for rate, _ in found if rate is not None]

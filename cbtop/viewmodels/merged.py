@@ -15,7 +15,7 @@ class TroubledMember:
     name: str
     state: str
     reason: str  # why the member is gone, or "" if it is not gone
-    stall: StallView | None  # why the member makes no progress, or None if it does
+    stall: StallView | None  # the member's lack of progress, or None if the member makes progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,13 @@ class MergedView:
     # Number of sources of this model that are left out of the merge, because they are silent, not read yet, or too
     # large.
     left_out: int
-    # Number of running members with a window. If it is not 0, the recent window covers only these members.
+    # Number of running members with a window. If the number is above 0, the recent window covers only these members.
     running: int = 0
-    # Members that are gone, suspended or stalled, the worst first. The very worst is left out, because the merge
-    # itself has its state.
+    # Members that are gone, suspended or stalled, the worst first. The first of all is left out, because the merge
+    # itself has the state of this member.
     troubled: tuple[TroubledMember, ...] = ()
-    # Number of members that compute each token together, according to their reports. Rates count such a token once.
+    # Number of members that compute each token together, according to the reports of the members. Rates count such a
+    # token once.
     together: int = 1
     # whether members exchange data but do not report whether they compute the same tokens
     may_share_tokens: bool = False
@@ -54,7 +55,7 @@ class RankColumn:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """The time of one brick in every rank. Times are exclusive and per RanksView.unit (derived)."""
+    """The exclusive times of one brick in every rank (derived). They are per `RanksView.unit`."""
 
     brick: str
     category: str

@@ -20,7 +20,7 @@ UNKNOWN = "no brick covers it: operations between a layer's bricks, a fused path
 class NotInstrumented:
     """The time of the recorded steps outside of bricks (derived).
 
-    It is unknown which code ran in this time, and on which device.
+    The code and the device of this time are unknown.
     """
 
     percent: float

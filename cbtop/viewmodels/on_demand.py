@@ -33,7 +33,7 @@ class LazyValue(Generic[T]):
     def value(self) -> T:
         if self._make is not None:
             self._made = self._make()
-            self._make = None  # Forget `make`, so that the objects that it refers to can be freed.
+            self._make = None  # Forget `make`, so that the objects used by `make` can be freed.
         return self._made
 
 
@@ -55,7 +55,9 @@ class Lazy(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> T: ...
     def __get__(self, instance: object | None, owner: type | None = None) -> T:
-        if instance is None:  # The field is accessed on the class: the dataclass reads its default value.
+        # The field is read from the class and not from an instance. A dataclass does this to find the field's default
+        # value.
+        if instance is None:
             if not self._default:
                 raise AttributeError(self._name)
             return self._default[0]

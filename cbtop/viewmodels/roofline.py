@@ -39,15 +39,16 @@ class CeilingRow:
     # How much other programs used the processors or the GPU while the roof was measured.
     load_percent: float | None = None
     age_s: float | None = None
-    gpu: str = ""  # UUID of the GPU that the roof belongs to, or "" for processors
+    gpu: str = ""  # UUID of the GPU that has this roof, or "" if processors have it
     dtype: str = ""  # data type of the matrix products that measured a compute roof, or "" if not reported
     rounds: int | None = None  # number of rounds that measured the roof, or None if not reported
     is_short: bool = False  # whether cbtop measured the roof without being asked, in a quiet second
 
     @property
     def spread_percent(self) -> float | None:
-        """Difference between the best and the median round of the measurement, in percent of the best. None if only
-        one is known.
+        """Difference between the best and the median round of the measurement, in percent of the best round.
+
+        None if only one of the two is known.
         """
         return spread_percent(self.value, self.median)
 
@@ -80,7 +81,10 @@ class RooflineView:
 
     @property
     def has_roofs(self) -> bool:
-        """Whether any roof for bandwidth or compute is known, so that bricks can be compared with it."""
+        """Whether any roof for bandwidth or compute is known.
+
+        Without such a roof, bricks cannot be compared with roofs.
+        """
         return any(ceiling.kind in ("bandwidth", "compute") for ceiling in self.ceilings)
 
     @property
@@ -209,8 +213,9 @@ def _without_peak(bricks: Iterable[BrickRow], ceilings: Iterable[CeilingRow]) ->
 
 
 def _never_measured(dtypes: Iterable[str], ceilings: Iterable[CeilingRow]) -> list[str]:
-    """If these roofs are a processor's, return the types in `dtypes` that have no measured compute roof on a
-    processor.
+    """Return the types in `dtypes` that have no measured compute roof on a processor.
+
+    Return [] if `ceilings` contains the roof of a GPU.
     """
     if any(ceiling.gpu for ceiling in ceilings):
         return []

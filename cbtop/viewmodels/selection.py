@@ -31,7 +31,7 @@ class WindowView:
 
     asked_s: float
     covers_s: float  # actual length in seconds; shorter than `asked_s` if the process was watched for less time
-    lost: int = 0  # number of lost records among `seen` records; both are 0 in a merge
+    lost: int = 0  # number of records that were lost among the `seen` records of this range; both are 0 in a merge
     seen: int = 0
     range_s: tuple[float, float] | None = None  # (begin, end) of the chosen range in Unix time, or None
 
@@ -74,18 +74,17 @@ def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
 
 
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
-    """Return `phase` if the source has steps of this phase. Otherwise return the source's most relevant phase. Return
-    None without steps.
+    """Return `phase` if the source has steps of this phase. Otherwise return the source's most relevant phase.
 
-    The criteria for relevance, the most important first:
+    Return None without steps. The criteria for relevance, the most important first:
     - The phase is not a warm-up.
-    - It trains, and training took most of the time of all steps.
-    - Its model ran for at least a tenth of the time of any other model.
-    - It decodes.
-    - Its model is the one that the manifest names. In addition, it decodes, or the model ran for at least half of the
+    - The phase trains, and training took most of the time of all steps.
+    - The phase's model ran for at least a tenth of the time of any other model.
+    - The phase decodes.
+    - The manifest names the phase's model. In addition, the phase decodes, or its model ran for at least half of the
       time of any other model.
-    - It is `decode` itself.
-    - It took the most time.
+    - The phase has the name `decode`.
+    - The phase took the most time.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     named = record.manifest.steps_of if record.manifest else ""

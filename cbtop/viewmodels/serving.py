@@ -24,7 +24,7 @@ class EnginePartRow:
 
 @dataclass(frozen=True, slots=True)
 class LatencyView:
-    """Quantiles of the latest `measured` latencies."""
+    """The median and the 99th percentile of the latest latencies. `measured` is the number of these latencies."""
 
     measured: int
     p50_us: float
@@ -35,7 +35,7 @@ class LatencyView:
 class LoadView:
     """The load of an engine at one moment."""
 
-    at_s: float  # seconds since the oldest request or load shown
+    at_s: float  # seconds from the oldest shown request or load to this moment
     running: int
     waiting: int
     cache_percent: float | None  # share of the KV cache's blocks that are in use; None if unknown
@@ -43,20 +43,21 @@ class LoadView:
 
 @dataclass(frozen=True, slots=True)
 class ServedRow:
-    """One request. A time is None if that moment has not come."""
+    """One request. A time is None until the request has reached the end of this time."""
 
     number: int
     name: str
-    arrived_s: float  # seconds since the oldest request or load shown
-    queued_us: float | None  # from the arrival until it was scheduled
-    first_token_us: float | None  # from the arrival until the first token
-    total_us: float | None  # from the arrival until the end
-    per_token_us: float | None  # mean time between two tokens of an ended request; None with one token
+    arrived_s: float  # seconds from the oldest shown request or load to this request's arrival
+    queued_us: float | None  # time from the arrival until the engine scheduled the request
+    first_token_us: float | None  # time from the arrival until the first token
+    total_us: float | None  # time from the arrival until the end of the request
+    # mean time between two tokens of an ended request; None if the request made only one token
+    per_token_us: float | None
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     preemptions: int
-    reason: str  # why it ended, or "" if it runs
+    reason: str  # the reason why the request ended, or "" if it is still running
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,18 @@ class ServingView:
     mean_us: float | None  # mean time of these iterations
     parts: tuple[EnginePartRow, ...]
     ended: int  # number of requests that have ended since the process began
-    first_token: LatencyView | None  # from the arrival to the first token
-    between_tokens: LatencyView | None  # between two outputs of a request
+    first_token: LatencyView | None  # latency from the arrival to the first token
+    between_tokens: LatencyView | None  # latency between two outputs of a request
     load: LoadView | None  # the newest
-    loads: tuple[LoadView, ...]  # about one a second, oldest first
+    loads: tuple[LoadView, ...]  # the load at about one moment per second, oldest first
     requests: tuple[ServedRow, ...]  # the newest requests, by arrival
     left_out: int  # number of requests that are not in `requests`
 
 
 def engine_of(record: SourceRecord, records: Iterable[SourceRecord]) -> SourceRecord:
-    """Return the one of `records` that has the engine for which `record` runs a model.
+    """Return the record of the engine that uses the process of `record` to run a model.
 
-    Returns `record` if it has an engine of its own, or if its engine is not known.
+    Returns `record` if this process is itself an engine, or if its engine is not among `records`.
     """
     hello, pid = record.hello, record.serving.engine_pid
     if hello is None or pid is None or record.serving.is_engine:
@@ -96,7 +97,10 @@ def engine_of(record: SourceRecord, records: Iterable[SourceRecord]) -> SourceRe
 
 
 def shared_engine(members: Iterable[SourceRecord], records: Sequence[SourceRecord]) -> SourceRecord | None:
-    """Return the engine of all `members`, or None if they have several, as with data parallelism."""
+    """Return the engine of all `members`.
+
+    Return None if the members have several engines, as with data parallelism.
+    """
     engines = {engine.key: engine for engine in (engine_of(member, records) for member in members)}
     return next(iter(engines.values())) if len(engines) == 1 else None
 

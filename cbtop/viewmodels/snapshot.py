@@ -36,8 +36,9 @@ def snapshot(
 ) -> Snapshot:
     """Return a snapshot of the window of `record`, with the times of all phases or only of `phase`.
 
-    If `beside` has a snapshot of the same process, blocks that overlap its time are excluded. Otherwise data would be
-    compared with itself. With `inside`, the times of bricks and layers are included.
+    If `beside` has a snapshot of the same process, blocks of steps that overlap the time of `beside` are excluded.
+    With these blocks, data would be compared with itself. If `inside` is true, the snapshot includes the times of
+    bricks and layers.
     """
     blocks = record.window.blocks()
     for other in beside:
@@ -122,7 +123,7 @@ def _times(
 ) -> PhaseTimes:
     """Return the times of the steps of one phase.
 
-    `ran` has each block of steps that contains recorded steps, with its (steps, tokens).
+    `ran` has a pair for each block of steps that contains recorded steps: the block, and its (steps, tokens).
     """
     assert totals.step is not None
     step = totals.step.id
@@ -169,7 +170,7 @@ def _median_us(calls: Calls | None) -> float | None:
 
 
 def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
-    """Return the work (FLOP and bytes) per unit of each brick that declares both.
+    """Return the work (FLOP and bytes) per unit of each brick that declares both kinds of work.
 
     `units` is the number of units (tokens or steps).
     """

@@ -129,10 +129,10 @@ class SourceView:
     warm_up: WarmUpView | None = None  # the warm-up steps, or None without warm-ups
     # Whether bricks and layers cover all data, because the window has too few recorded steps.
     is_inside_of_all: bool = False
-    # Compilations by torch.compile in the shown time. None in a merge, and without compilations.
+    # Compilations by torch.compile in the shown time. None in a merge, or if there were no compilations.
     compiling: CompilingView | None = None
     guard: GuardView | None = None  # None without `--guard`
-    serving: Lazy[ServingView | None] = Lazy(None)  # None if the process serves no requests
+    serving: Lazy[ServingView | None] = Lazy(None)  # requests of the engine; None if the process serves no requests
     rank: int | None = None  # number of the rank that the launcher reported
     local_rank: int | None = None
     world_size: int | None = None
@@ -140,11 +140,11 @@ class SourceView:
     # Percentage of the recent time that the process's busiest thread waited for a processor. None if unknown.
     waiting_percent: float | None = None
     has_compiled: bool = False  # whether torch.compile has compiled code of this process
-    sample_every: int | None = 1  # N if one step in N is recorded; None in a merge of sources that differ in this
+    sample_every: int | None = 1  # N if one step in N is recorded; None in a merge if N differs between sources
     # resolution of the clock: the smallest difference of two readings, or None if not reported
     clock_resolution_ns: int | None = None
     overhead: Sampling | None = None  # how much recording slows the process, or None if not measured
-    # The calls outside of all steps. None without such calls, and without steps.
+    # The calls outside of all steps. None if the process has no such calls, or no steps.
     outside: Lazy[BesideView | None] = Lazy(None)
     stall: StallView | None = None  # why the process makes no progress; None if it makes progress or has ended
     stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
@@ -156,7 +156,7 @@ class SourceView:
     ranks: RanksView | None = None  # the time of each brick in each rank; only set with MergeMode.RANKS
     # Critical path of the graph, or None if all nodes run one after another.
     critical_path: Lazy[CriticalPathView | None] = Lazy(None)
-    # The times of the layers. None without layers, and in a view of the slowest rank of each brick.
+    # The times of the layers. None if there are no layers, or in a view of the slowest rank of each brick.
     layer_times: Lazy[LayersView | None] = Lazy(None)
     machines: tuple[MachineView, ...] = ()  # the machines on which the process runs; a merge may have several
     # Parts and bricks of the training steps. None if the shown steps are not training steps.
@@ -171,7 +171,7 @@ class SourceView:
     baseline: Lazy[Comparison | None] = Lazy(None)
     # the verdicts (problems with advice) on the shown time range, the worst first
     verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())
-    # Verdicts that are not shown, because their figures cannot be trusted. None without any.
+    # Verdicts that are not shown, because their figures cannot be trusted. None if there are no such verdicts.
     withheld: Lazy[Withheld | None] = Lazy(None)
     # List of all sources, including this one. None if the feed has no list.
     listed: Lazy[ListView | None] = Lazy(None)
@@ -179,8 +179,8 @@ class SourceView:
     kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
     # Timeline of the last steps of all phases. None if single records are not received.
     timeline: Lazy[TimelineView | None] = Lazy(None)
-    # Second of the daemon's clock at which the view was made. Plots are drawn again when it changes. None if the view
-    # is not updated.
+    # Second of the daemon's clock at which the view was made. Plots are drawn again when this second changes. None if
+    # the view is not updated.
     second: int | None = field(default=None, compare=False)
 
     @property
@@ -205,14 +205,14 @@ class SourceView:
 
     @property
     def standing(self) -> str:
-        """The state of the process in one word, for example `live` if it runs and makes progress."""
+        """The state of the process in one word, for example `live` if the process runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
     def rows_of(self) -> tuple[object, ...]:
         """A value that identifies the rows of a table: source, phase, and whether a window is shown.
 
-        While it does not change, rows keep their order on the screen.
+        While this value does not change, rows keep their order on the screen.
         """
         # A merge is identified by its mode and not by its key, because its members may change.
         who = self.key if self.merged is None else self.merged.mode
@@ -248,7 +248,7 @@ class SourceView:
         """Lower limit of the memory traffic: the bytes that all bricks declare (from shapes), per second of
         wall-clock time.
 
-        None in a merge, if no brick declares bytes, or if some steps were not recorded.
+        None in three cases: the view is a merge, no brick declares bytes, or some steps were not recorded.
         """
         steps, time_range = self.steps, self.time_range
         known = [row.bytes for row in self.bricks if row.bytes is not None]
@@ -258,7 +258,10 @@ class SourceView:
 
     @property
     def has_data(self) -> bool:
-        """Whether a step has ended. For a process without steps: whether a brick has ended or it serves requests."""
+        """Whether there is data to show: a step has ended.
+
+        A process without steps has data if a brick has ended, or if the process serves requests.
+        """
         return self.steps is not None or (self.phase is None and (bool(self.bricks) or self.serving is not None))
 
 
@@ -279,9 +282,9 @@ def source_view(
 ) -> SourceView:
     """Return the view of `record` for `phase` (default: `shown_phase`), over its window or since the start.
 
-    `ceilings` are the roofs of its roofline (default: the roofs that it announced). `engine` is the record of the
-    process whose requests it runs (default: `record`). With `is_recording`, notes
-    contain no advice to measure roofs, because this is not possible for a recording.
+    `ceilings` are the roofs of the roofline (default: the roofs that the process announced). `engine` is the record
+    of the process that serves the requests (default: `record`). With `is_recording`, notes contain no advice to
+    measure roofs, because the roofs of a recording cannot be measured.
     """
     found = shown(record, window=window)
     phases = found.phases
@@ -331,7 +334,7 @@ def source_view(
 def _with_details(
     view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts, engine: SourceRecord
 ) -> SourceView:
-    """Return `view` with fields that few sources have, or that few outputs show."""
+    """Return a copy of `view` with additional fields. Few sources have these fields, or few outputs show them."""
     hello, phase = record.hello, view.phase
     is_sample = view.steps is not None and view.steps.is_sample
     return with_parts(
@@ -367,7 +370,10 @@ def _with_details(
 
 
 class _Parts:
-    """Intermediate results that several parts of a view use. Each is made when it is first used, and then kept."""
+    """Intermediate results that several parts of a view use.
+
+    Each result is made at its first use, and then stored.
+    """
 
     def __init__(
         self,
@@ -380,7 +386,7 @@ class _Parts:
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
         self._is_recording = is_recording
-        # Rows refer to these values and not to the view. Otherwise there would be a reference cycle, which would keep
+        # Rows refer to these values and not to the view. A reference to the view would form a cycle, which would keep
         # the view in memory until garbage collection.
         self._cached = LazyValue(partial(cached_by_second, record, phase))
         self._batch = LazyValue(partial(batch_by_second, record, phase))
@@ -459,8 +465,8 @@ class _Parts:
     def roofs_note(self) -> str:
         manifest = self._record.manifest
         said = manifest.roofs if manifest else ""
-        # Roofs are known here, although the process announced that they are unknown. They were measured later, so
-        # leave out its advice to measure them.
+        # The process announced that its roofs are unknown, with advice to measure them. All needed roofs may have
+        # been measured later. Then leave out the advice.
         if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):
             said = said if missing_ceilings(roofline(self.roofs, self.rows)) else ""
         if self._is_recording:

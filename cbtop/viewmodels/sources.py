@@ -70,7 +70,7 @@ class SourceRow:
     since_s: float | None
     wall_us: float | None  # wall-clock time over which the rates are computed
     loss: LossView
-    # Age of the newest data. None if the source has ended or the offset of its clock is unknown.
+    # Age of the newest data. None if the source has ended, or if its clock's offset is unknown.
     lag_s: float | None
     clock: ClockView | None
     devices: tuple[str, ...] | None  # the GPUs that the source is known to use, or `cpu`
@@ -79,7 +79,8 @@ class SourceRow:
     unknown: tuple[Unknown, ...] = ()
     stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
     straggler: StragglerView | None = None  # the straggler (slowest rank) of the source's job, or None
-    tokens_per_sec_history: tuple[float, ...] = ()  # tokens/s of the source in each second, as in SourceView
+    # tokens/s of the source in each second, as in `SourceView.tokens_per_sec_history`
+    tokens_per_sec_history: tuple[float, ...] = ()
     steps_per_sec_history: tuple[float, ...] = ()
     step_us_history: tuple[float | None, ...] = ()
     rate_change: Change | None = None  # how the tokens/s of the source have changed since the baseline
@@ -120,11 +121,12 @@ class ProcessCost:
 class ListView:
     """The list of all sources and the cost of cbtop.
 
-    Live sources come first, and newer ones before older ones. The first of the costs is the viewer's own cost.
+    Live sources come before ended sources, and newer sources before older sources. The first entry of the costs is
+    the viewer's own cost.
     """
 
     keys: tuple[str, ...]
-    ended: int  # number of ended sources; in `keys`, they are the last ones
+    ended: int  # number of ended sources; their keys are the last keys in `keys`
     row: Callable[[str], SourceRow]
     costs: tuple[ProcessCost, ...] = ()
     is_compared: bool = False  # whether a baseline exists to compare the rates with
@@ -143,9 +145,10 @@ def source_row(
     clock: ClockView | None = None,
     now_ns: int | None = None,
 ) -> SourceRow:
-    """Return the row of `record` in the list, with the rates of `phase` (default: decode, or else another phase).
+    """Return the row of `record` in the list, with the rates of `phase` (default: see `shown_phase`).
 
-    `machine` is the machine of its daemon. `now_ns` is the time now on its host's clock, or None if unknown.
+    `machine` is the machine of the source's daemon. `now_ns` is the current time on the clock of the source's host,
+    or None if unknown.
     """
     found, name, hello, state = shown(record, window=window), shown_phase(record, phase), record.hello, record.state
     steps = next((steps for steps in found.phases if steps.phase == name), None)
@@ -195,7 +198,7 @@ def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
 def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unread: bool) -> Iterator[Unknown]:
     """Yield the reason for each figure of the source that is not available.
 
-    For an ended process, the device and the age of its data are never available, so they get no reason.
+    An ended process never has a device or an age of its data, so these figures get no reason.
     """
     is_live, steps = row.state is SourceStatus.LIVE, row.steps
     if row.model is None:

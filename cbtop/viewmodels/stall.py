@@ -2,14 +2,14 @@
 
 Rules
 - A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is over all calls of the running step. If the
-  process has no steps, it is over the calls of the running brick. If it is unknown which step runs, the slowest phase
-  is used.
+  process has no steps, the p99 is over the calls of the running brick. If it is unknown which step runs, the p99 of
+  the slowest phase is used.
 - A process is stalled only if a step is known to run and earlier steps have ended. A first step may take any time.
-- A large step may take longer: its number of tokens times the time per token of earlier steps of its name. Sequences
-  are used if tokens are unknown. If the number of this step is unknown and earlier numbers differ, the context length
-  is used.
-- There is no limit if this context length is unknown. There is also no limit if steps have no number and the bricks
-  of this step leave no records.
+- A large step may take longer than the p99. Its limit is its number of tokens times the time per token of earlier
+  steps with the same name. If tokens are unknown, sequences are counted in place of tokens. If the number is unknown
+  for this step and differs between earlier steps, the context length is used as the number.
+- A step has no limit if this context length is unknown. A step also has no limit if steps report no number and the
+  bricks of this step leave no records.
 - A process is idle only if it is known to be in no step. If steps are sampled, or if the hot path runs in Python,
   this is unknown, because a step without a record may be running.
 - A process that announces other work (compiling) is not judged.
@@ -51,9 +51,9 @@ class StallKind(StrEnum):
 class StallView:
     """A running process that makes no progress. During the last `age_s`, nothing was recorded and nothing began.
 
-    `place` has the names of the running nodes, outermost first (`decode`, `Layer 17`, `AllReduce`). It is empty if
-    unknown. If several `threads` are running a brick, `place` is the one that began last. `after` is the node that
-    ended last inside of `place`.
+    `place` has the names of the running nodes, outermost first (`decode`, `Layer 17`, `AllReduce`). `place` is empty
+    if no node is known. If several `threads` are running a brick, `place` leads to the brick that began last. `after`
+    is the node that ended last inside of `place`.
     """
 
     word: StallKind
@@ -66,7 +66,7 @@ class StallView:
     runs_s: float | None = None  # how long the innermost node of `place` has been running, or None if unknown
     after: tuple[str, ...] = ()
     threads: int = 0
-    # p99 of the calls of `usual_of`. None if it is unknown, or if `age_s` is not compared with it.
+    # p99 of the calls of `usual_of`. None if the p99 is unknown, or if `age_s` is not compared with the p99.
     usual_s: float | None = None
     usual_of: str = ""
     why: str = ""  # additional facts about the lack of progress, or the reason why they are not known
@@ -157,7 +157,7 @@ def _path(nodes: NodeTable, innermost: int) -> list[Node]:
 
 
 def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
-    """Return the p99 of the slowest of `nodes`. Return None if none of their calls has ended."""
+    """Return the longest p99 of any node in `nodes`, in seconds. Return None if no call of these nodes has ended."""
     known = [calls.p99_ns for calls in record.stats.calls_of([[node.id] for node in nodes]) if calls]
     return max((p99_ns / 1e9 for p99_ns in known if p99_ns is not None), default=None)
 
@@ -165,7 +165,7 @@ def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
 def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool) -> float | None:
     """Return how many seconds a step of `size` tokens or sequences may take. If `size` is 0, use the context length.
 
-    Returns 0 if all steps have the same size, and None if no limit is known. `is_seen_inside` means that the bricks
+    Returns 0 if all steps have the same size, and None if no limit is known. `is_seen_inside` is true if the bricks
     of this step would leave records.
     """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None

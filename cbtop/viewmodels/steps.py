@@ -32,7 +32,7 @@ UNEVEN_TOKENS = "steps differ in tokens"
 UNEVEN_SEQUENCES = "steps differ in sequences"
 UNCOUNTED_STEPS = "not every step reports its tokens"
 
-OVERLAP = 1.05  # Steps count as sequential if fewer steps than this run concurrently on average.
+OVERLAP = 1.05  # Steps count as sequential if the mean number of concurrent steps is below this.
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,16 @@ class PaceView:
     ago_s: float  # seconds between this item and the newest item of the history
     steps: int
     us: float  # mean time of a step in these seconds
-    tokens: int  # total number of tokens over the steps in these seconds
+    tokens: int  # sum of the tokens of the steps in these seconds
     cached: float | None  # mean number of cached positions per sequence before a step, or None if not reported
 
 
 @dataclass(frozen=True)
 class StepsView:
-    """The steps of one phase (`decode`, `prefill`). Figures are over all steps, with recorded bricks or without."""
+    """The steps of one phase (`decode`, `prefill`).
+
+    The figures are over all steps, including steps without recorded bricks.
+    """
 
     phase: str
     count: int
@@ -72,7 +75,8 @@ class StepsView:
     tokens_per_sec: float | None  # tokens per second of wall-clock time, over the shown time range
     recorded: int  # number of steps of the phase that have recorded bricks
     failed: int = 0  # Number of steps that ended with an exception or were cancelled. Their tokens are also counted.
-    # Tokens per second in steps: tokens divided by `union_us`, or by the length of the time range if that is shorter.
+    # Tokens per second in steps: tokens divided by `union_us`. If the time range is shorter than `union_us`, the
+    # tokens are divided by the length of the range.
     tokens_per_sec_in_steps: float | None = None
     steps_per_sec: float | None = None  # steps per second of wall-clock time; also known for models without tokens
     # sequences (samples) per second; None if some steps do not report their sequences
@@ -93,9 +97,10 @@ class StepsView:
     at_once: float | None = None  # mean number of concurrent steps: the sum of their times, divided by `union_us`
     sequences: SpanView | None = None  # number of sequences per step of the phase
     cached: SpanView | None = None  # number of positions of each sequence that were cached before a step
-    # Wall-clock time that the rates are computed over. For several processes, it is the longest one. 0 if unknown.
+    # The rates are computed over this wall-clock time, 0 if unknown. For several processes, it is the longest time of
+    # any process.
     wall_us: float = 0.0
-    is_sample: bool = False  # whether some steps may be missing here because they left no record
+    is_sample: bool = False  # whether the view may lack some steps, because they left no record
     # Histogram of step times, as bars from short to long.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
 
@@ -106,7 +111,7 @@ class StepsView:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the rate is in tokens/s, or its unit is unknown."""
+        """Whether the rate is in tokens/s. Also true if neither tokens/s nor steps/s are known."""
         return self.tokens_per_sec is not None or self.steps_per_sec is None
 
     @property
@@ -122,13 +127,14 @@ class WarmUpView:
     steps: int
     took_us: float
     has_ended: bool  # whether other steps have ended; if none have, the warm-up steps are shown
-    # Number of recompilations during the warm-up. The verdict "recompilation" is about later ones only.
+    # Number of recompilations during the warm-up. The verdict "recompilation" does not count them.
     recompilations: int = 0
     recompiled_us: float = 0.0
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
-    """Return one entry for each phase with an ended step, in the order of their first steps. Warm-ups come last.
+    """Return one entry for each phase with an ended step, in the order of the phases' first steps. Warm-ups come
+    last.
 
     The figures come from `stats`, which cover `time_range`.
     """
@@ -144,8 +150,8 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
         """Return whether some steps of this name may be missing because they left no record.
 
         Normally, a step without recorded bricks leaves a plain record. If no step of this name has a plain record,
-        some steps may have left none (as in llama.cpp). Steps inside of a plain step also leave no record. If later
-        steps of a name are known to be a sample, earlier steps count as a sample, too.
+        some steps may have left no record at all (as in llama.cpp). Steps inside of a plain step also leave no
+        record. If later steps of a name are known to be a sample, earlier steps of this name count as a sample, too.
         """
         name = display_name(step)
         if name.endswith(SAMPLE) or name + SAMPLE in names:
@@ -156,8 +162,8 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     tokens = record.stats.column("elements")
     of = {label: time_range and of_model(record, time_range, label) for label in {step.label for step in ended}}
     has_steady = not all(is_warm_up(step.name) for step in ended)
-    # The shown time range begins after the warm-up or contains it. So it is not the time over which the warm-up's own
-    # rates are computed.
+    # The shown time range begins after the warm-up or contains it. So the rates of the warm-up itself are computed
+    # over a different time.
     return tuple(
         _steps_view(
             stats, step, None if has_steady and is_warm_up(step.name) else of[step.label],
@@ -215,15 +221,12 @@ def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | No
 
 
 def cached_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """Return the mean number of cached positions per sequence before a step.
-
-    Keys are seconds of the daemon's clock.
-    """
+    """Return the mean number of cached positions per sequence before a step, by second of the daemon's clock."""
     return _mean_by_second(record, phase, lambda sample: (sample.cached, sample.cached_given))
 
 
 def batch_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """Return the mean number of sequences per step. Keys are seconds of the daemon's clock."""
+    """Return the mean number of sequences per step, by second of the daemon's clock."""
     return _mean_by_second(record, phase, lambda sample: (sample.sequences, sample.sequences_given))
 
 
@@ -232,7 +235,7 @@ def _mean_by_second(
 ) -> dict[int, float]:
     """Return a mean for each second of a history. Seconds without steps are left out.
 
-    `totals` returns a running sum and the number of steps in it.
+    `totals` returns two numbers: a running sum, and the number of steps in this sum.
     """
     samples = [(sample.monotonic_ns, *totals(sample)) for sample in record.history.get(phase or "", ())]
     return {
@@ -270,8 +273,8 @@ def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
 
     `squared` is the sum of the squares of these numbers.
     """
-    # Older daemons do not send `squared`. If it is missing, the numbers are only known to differ if their mean is not
-    # a whole number.
+    # Older daemons do not send `squared`. Without `squared`, a mean that is not a whole number proves that the
+    # numbers differ. Otherwise it is not known whether the numbers differ.
     if squared is None:
         return tokens % steps == 0
     # This difference of sums is 0 only if all steps had the same number of tokens (Cauchy-Schwarz inequality).
@@ -286,7 +289,7 @@ def _steps_view(
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0
-    if calls is None:  # No step of this phase ended in the time that the statistics cover.
+    if calls is None:  # In the time range of the statistics, no step of this phase ended.
         none = _rate(0, wall_ns)
         return StepsView(
             phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none,

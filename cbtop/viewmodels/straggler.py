@@ -14,9 +14,9 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory, TrainingPart
 
 THRESHOLD = 0.10  # The straggler takes longer than every other rank by at least this share.
-# A rank waits for the straggler if the whole steps of both take about equally long. The difference must be at most
-# this share of the straggler's step (first number), and at most this share of the difference of their busy times
-# (second).
+# A rank waits for the straggler if the whole steps of both ranks take about equally long. The difference must be at
+# most the first number times the straggler's step. It must also be at most the second number times the difference of
+# the ranks' busy times.
 WAIT_WITHIN, NEARER = 0.10, 0.5
 ALPHA = 0.1  # Probability that a confidence bound of a median is wrong. A verdict uses two such bounds.
 # A rank needs at least this many slices of time, because the median of fewer has no confidence bounds.
@@ -36,9 +36,7 @@ Job = tuple[str, str, int | None, str]
 
 @dataclass(frozen=True, slots=True)
 class StragglerView:
-    """The straggler: the rank that is busy longer per step than each other rank, over the last five seconds
-    (derived).
-    """
+    """The straggler: the rank that is busier per step than each other rank, over the last five seconds (derived)."""
 
     key: str
     rank: int
@@ -48,19 +46,20 @@ class StragglerView:
     phase: str
     steps: int  # number of this rank's steps that the comparison covers
     busy_us: float  # time of a step outside of communication; median over slices of time
-    others_us: float  # the same time as `busy_us` for the other ranks; median over these ranks
+    others_us: float  # busy time of a step of the other ranks; median over these ranks
     percent: float  # how much larger `busy_us` is than `others_us`, in percent
     # The part where the straggler loses most time: a brick, gaps between bricks or part of a training step.
     brick: str
-    brick_excess_us: float  # time per step that this brick takes, minus the median over the other ranks
+    # time per step that this brick takes in the straggler, minus the median over the other ranks
+    brick_excess_us: float
     step_us: float  # time of a whole step, including communication; median over slices of time
-    others_step_us: float  # the same time as `step_us` for the other ranks; median over these ranks
-    # whether all other ranks wait for the straggler, which shows in whole steps that take about as long
+    others_step_us: float  # time of a whole step of the other ranks; median over these ranks
+    # whether all other ranks wait for the straggler: their whole steps take about as long as the straggler's steps
     others_wait: bool
 
     @property
     def waited_us(self) -> float:
-        """Upper limit of the time per step that another rank waits: the time when that rank is not busy."""
+        """Upper limit of the time per step that the other ranks wait: the whole step minus their busy time."""
         return max(0.0, self.others_step_us - self.others_us)
 
 
@@ -95,19 +94,20 @@ class _Rank:
     def is_waited_for_by(self, other: _Rank) -> bool:
         """Return whether the rank `other` waits for this rank.
 
-        It waits if it is less busy, although its whole steps take about as long.
+        The other rank waits if it is less busy than this rank, although the whole steps of both ranks take about as
+        long.
         """
         apart_ns = abs(self.step_ns - other.step_ns)
         return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
 
     def is_slower_than(self, other: _Rank) -> bool:
-        """Return whether this rank's median busy time is larger than the other's by more than THRESHOLD, and not
-        because of pauses or noise.
+        """Return whether this rank's median busy time is larger than the other rank's by more than THRESHOLD.
 
-        The lower bound of this median is compared with the upper bound of the other. The bounds are the k-th smallest
-        and the k-th largest slice. They hold for any distribution (W. R. Thompson, "On confidence ranges for the
-        median and other expectation distributions for populations of unknown distribution form", Annals of
-        Mathematical Statistics 7, 1936). So pauses in a few slices have no effect, however long they are.
+        Noise alone must not explain the difference. So the lower bound of this rank's median is compared with the
+        upper bound of the other rank's median. The bounds are the k-th smallest and the k-th largest slice. These
+        bounds hold for any distribution (W. R. Thompson, "On confidence ranges for the median and other expectation
+        distributions for populations of unknown distribution form", Annals of Mathematical Statistics 7, 1936). So
+        pauses in a few slices have no effect, however long the pauses are.
         """
         low_ns = self.busy_ns[bound_of_median(len(self.busy_ns)) - 1]
         high_ns = other.busy_ns[-bound_of_median(len(other.busy_ns))]
@@ -118,8 +118,8 @@ class _Rank:
 def bound_of_median(count: int, alpha: float = ALPHA) -> int:
     """Return an index k (from 1), such that the k-th smallest of `count` values is a lower bound of the median.
 
-    The probability that this value is above the median is at most `alpha`. Returns the largest such k, or 0 if there
-    is none. The number of values below the median is binomial with p = 1/2.
+    The probability that this lower bound is above the median is at most `alpha`. Returns the largest such k, or 0 if
+    no k is sufficient. The number of values below the median is binomial with p = 1/2.
     """
     at_most, k = 0.0, 0
     while (at_most := at_most + comb(count, k) / 2**count) <= alpha:
@@ -130,9 +130,9 @@ def bound_of_median(count: int, alpha: float = ALPHA) -> int:
 def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | None:
     """Return the rank among `records` of one job that is clearly slower than every other rank, or None.
 
-    A rank waits in communication, so its busy time is its step time outside of communication. If communication is not
-    recorded, or if the host times only launches, it is unknown when a rank waits. Then the busy time is the time of
-    bricks, without gaps.
+    The busy time of a rank is its step time outside of communication, because a rank waits in communication. If
+    communication is not recorded, or if the host times only launches, it is unknown when a rank waits. Then the busy
+    time is the time of bricks, without gaps.
 
     Returns None while a running rank has too little data, because that rank may be equally slow. Also returns None if
     two processes have the same rank, because they belong to two jobs.
@@ -182,7 +182,7 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
 def _outside_bricks(slowest: _Rank, others: Sequence[_Rank], phase: str) -> str:
     """Return a name for the time between the bricks of the slowest rank.
 
-    In training, this is the part of the step that takes longest in comparison with the other ranks.
+    In training, the name is a part of the step: the part that takes longest in comparison with the other ranks.
     """
     own = _parts_ns(slowest.record, phase)
     usual = [_parts_ns(other.record, phase) for other in others]
@@ -198,7 +198,7 @@ def _outside_bricks(slowest: _Rank, others: Sequence[_Rank], phase: str) -> str:
 def _parts_ns(record: SourceRecord, phase: str) -> dict[str, float]:
     """Return the mean times of the parts of the latest training steps, without communication.
 
-    Returns {} if they are unknown, or if several models have steps of this phase.
+    Returns {} if these times are unknown, or if several models have steps of this phase.
     """
     of_phase = [times for (name, _), times in record.training_times.items() if name == phase]
     if len(of_phase) != 1:

@@ -11,7 +11,7 @@ from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 from cbtop.viewmodels.time_range import NamedTime
 
-# For a step that was recorded by the times of its kernels, the names of time without a running kernel.
+# If a step was recorded by the times of its kernels, these are the names of the time without a running kernel.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
 
@@ -29,9 +29,9 @@ class TimeBreakdownView:
     """The wall time of a phase's ended, recorded steps: wall = bricks + gaps - overlap + unattributed.
 
     Other fields are not part of this sum. If bricks overlap, for example on two streams of a device, `bricks_us`
-    contains the full time of each. `close` is false if parts are longer than their whole. `over` is the number of
-    steps that are shorter than their parts, by `over_us` in total. `exceeded` has the layers and bricks that are
-    shorter than their parts.
+    contains the full time of each brick. `close` is false if parts are longer than their whole. `over` is the number
+    of steps that are shorter than the sum of their parts. `over_us` is the total of these differences. `exceeded` has
+    the layers and bricks that are shorter than the sum of their parts.
     """
 
     wall_us: float
@@ -46,14 +46,14 @@ class TimeBreakdownView:
     overlap_us: float = 0.0
     close: bool = True
     over: int = 0  # number of steps that are shorter than the sum of their parts
-    over_us: float = 0.0  # sum of the time that the parts of these steps exceed the steps by
+    over_us: float = 0.0  # total time that the parts of these steps are longer than the steps themselves
     # layers and bricks that are shorter than the sum of their parts, each with the difference
     exceeded: tuple[NamedTime, ...] = ()
     # Number of calls that were stopped twice, out of order or after their step. They are not part of the breakdown.
     unmatched_calls: int = 0
     unmatched_us: float = 0.0
     cancelled: int = 0  # Number of cancelled or renamed steps. Their bricks are not part of the breakdown.
-    # Number of steps that ran at the same time as fifteen others, so that their bricks are unknown.
+    # Number of steps with unknown bricks, because at least fifteen other steps ran at the same time.
     in_shared_lane: int = 0
     adopted: BesideView | None = None  # work that other threads or tasks did for these steps
 

@@ -15,10 +15,11 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
-# Tolerance in ns. A record should end after the hello of its process and not in the future. If a record is further
-# away, its clock is not the host's, so its time is unknown.
+# Tolerance in ns. A record should end after the start message (hello) of its process, and not in the future. If a
+# record is further away from this range, its clock is not the host's clock. Then the time of the record is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
-# If the parts of a time range miss the whole by at most this share of the wall-clock time, this is not shown.
+# If a time range and the sum of its parts differ by at most this share of the wall-clock time, the difference is not
+# shown.
 CLOSES_WITHIN = 0.01
 
 
@@ -34,11 +35,11 @@ class TimeRangeView:
 
         wall = in steps + warm-up + between steps + since the last step ended
 
-    `warm_up_us` is the time during which only steps of warm-ups ran. It is None if
-    unknown. Then `in_steps_us` and `by_phase` include the warm-ups, as they do if all steps are warm-ups.
-    The range begins with the window or, if there is no window, with the first step. It ends now, or with the last
-    step of an ended process. If a step began before the range, only a part of it counts. After the end of the last
-    step, another step may be running. A field is None if it is unknown when steps ran or when the last step ended.
+    `warm_up_us` is the time during which only steps of warm-ups ran, or None if unknown. If it is None, or if all
+    steps are warm-ups, `in_steps_us` and `by_phase` include the warm-ups. The range begins with the window or, if
+    there is no window, with the first step. It ends now, or with the last step of an ended process. If a step began
+    before the range, only a part of it counts. After the end of the last step, another step may be running. A field
+    is None if it is unknown when steps ran or when the last step ended.
     """
 
     wall_us: float
@@ -67,15 +68,15 @@ class CompilingView:
     us: float
     again: int
     again_us: float
-    wall_us: float  # length in µs of the shown time that the compilations happened in
+    wall_us: float  # length in µs of the shown time range that contains the compilations
 
 
 def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
-    """Return the time range of `window`, or of all data if it is None. Return None if no step has been seen.
+    """Return the time range of `window`. Without a window, return the range of all data.
 
-    The range begins with the first step after the warm-up, because earlier time is not time between steps. If the
-    window begins later, or is a chosen range, it keeps its begin. The range ends now, or with the last step of an
-    ended process.
+    Return None if no step has been seen. The range begins with the first step after the warm-up, because earlier time
+    does not count as time between steps. But a window that begins later, or that is a chosen range, keeps its begin.
+    The range ends now, or with the last step of an ended process.
     """
     steps = _steps(record)
     if not steps:
@@ -97,7 +98,7 @@ def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRan
     """Return the part of `time_range` for the rates of one model. Steps of the model have the label `model`.
 
     If models run one after another, the part begins with the first step of this model. If another model has begun
-    since its last step, the part ends with this last step.
+    after the last step of this model, the part ends with this last step.
     """
     steps = _steps(record)
     own = [step for step in steps if step.label == model]
@@ -123,7 +124,10 @@ def heard_ns(record: SourceRecord) -> int:
 
 
 def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | None) -> CompilingView | None:
-    """Return the number and time of the compilations in `time_range`. Return None without compilations or steps."""
+    """Return the number and time of the compilations in `time_range`.
+
+    Return None without compilations, and without steps.
+    """
     if time_range is None:
         return None
     found = [
@@ -213,7 +217,7 @@ def _steps(record: SourceRecord) -> list[Node]:
 
 
 def _steady(steps: list[Node]) -> list[Node]:
-    """Return the step nodes that are not warm-ups. If all of them are warm-ups, return all."""
+    """Return the step nodes that are not warm-ups. If all step nodes are warm-ups, return all of them."""
     return [step for step in steps if not is_warm_up(step.name)] or steps
 
 
@@ -224,11 +228,11 @@ def _ids(steps: Iterable[Node]) -> list[int]:
 def _early_warm_ups(
     record: SourceRecord, time_range: TimeRange, steps: list[Node], in_range_ns: Mapping[int, int]
 ) -> tuple[dict[int, int], int]:
-    """Return the time (ns) of each step node that must be subtracted from `in_range_ns`, and the largest error of
-    this time.
+    """Return the time (ns) that must be subtracted from `in_range_ns` for each step node, and its largest error.
 
     If a range begins with the first step after the warm-up, the statistics contain warm-up steps from before the
-    range. The time of a warm-up that continued in another thread cannot be divided, so it is in the error.
+    range. The time of these steps must be subtracted. A warm-up may have continued in another thread. The time of
+    such a warm-up cannot be divided, so the error includes this time.
     """
     warm = [step.id for step in steps if is_warm_up(step.name)]
     if len(warm) == len(steps) or time_range.begin_ns != _first_ns(record, _steady(steps)):
@@ -244,8 +248,8 @@ def _early_warm_ups(
 def _warm_up_ns(any_ns: int, steps: list[Node], ran_ns: Mapping[int, int], doubt_ns: int, wall_ns: int) -> int | None:
     """Return the time during which only warm-up steps ran.
 
-    Return None if phases overlap so that it is unknown. `any_ns` is the time when any step ran, at most `doubt_ns`
-    too long.
+    Return None if this time is unknown, because phases overlap. `any_ns` is the time when any step ran. `any_ns` may
+    be too long by at most `doubt_ns`.
     """
     steady_ns = [ran_ns[step] for step in _ids(_steady(steps))]
     warm_ns = sum(ran_ns.values()) - sum(steady_ns)
@@ -271,9 +275,12 @@ def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
 
 
 def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
-    """Return the node that has the time during which any step ran. Return None if this time is unknown."""
+    """Return the id of a node: its total in the statistics is the time during which any step ran.
+
+    Return None if this time is unknown.
+    """
     if record.stats.sparse["union_ns"].get(ANY_STEP) is not None:
         return ANY_STEP
-    # Older daemons do not send the time during which any step ran. Without it, the time is only known for a single
-    # phase, because phases may overlap.
+    # Older daemons do not send the time during which any step ran. Then this time is known only if there is a single
+    # phase, because several phases may overlap.
     return steps[0].id if len(steps) == 1 else None

@@ -26,9 +26,9 @@ class TimeView:
 
     at_s: float
     duration_s: float
-    marks: Mapping[int, Mark]  # for each second with events: the most urgent kind of event
+    marks: Mapping[int, Mark]  # maps a second with events to its most urgent kind of event
     chosen_s: tuple[float, float] | None = None  # (begin, end) of a chosen time range, or None
-    is_now: bool = False  # whether the screen is paused at the present, and not in the past
+    is_now: bool = False  # whether the screen is paused at the present; false if it shows a moment of the past
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,9 @@ class ReplayView:
     recorded_s: float  # Unix time at which the recording begins
     at_s: float
     duration_s: float
-    is_complete: bool  # Whether the recorder has closed the file. If it has not, it still writes or was killed.
+    # Whether the recorder has closed the file. If the file is not closed, the recorder is still writing or was
+    # killed.
+    is_complete: bool
     is_history: bool = False  # whether this is a daemon's history of the last minutes, and not a recording file
     # (begin, end) of a chosen range that is shown, or None if a single moment is shown
     range_s: tuple[float, float] | None = None

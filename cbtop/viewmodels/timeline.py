@@ -43,7 +43,8 @@ from cbtop.viewmodels.request_lanes import request_lanes
 MAX_SPANS = 4_096  # A timeline has at most this many records. One whole step is always shown, even if it has more.
 MAX_LIKE_NEWEST = 256  # A timeline has at most this many steps, as many as a wide screen has cells.
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
-# The lanes of the newest step begin before the step, by this share of the step's duration.
+# The lanes of the newest step begin before the step begins. The time before the step is this share of the step's
+# duration.
 _BEFORE_NEWEST = 0.1
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
@@ -60,12 +61,13 @@ class TimelineView:
     newest_s: float | None  # Unix time at which the newest step ends
     spans: int  # number of records on all lanes of the timeline
     older: int  # number of stored records that are not shown, because they began before `begin_ns`
-    unplaced: int  # number of records of steps that have not ended, or of steps with a lost record of their own
+    # number of records that no lane can show, because their step has not ended or the record of their step was lost
+    unplaced: int
     missing: int  # number of records that were lost since the viewer receives records
     steps: int  # number of steps on all lanes of the timeline
     lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The lanes that are visible while the screen follows the newest step. Each lane begins at a moment before the
-    # step when nothing ran on it. Lanes and rows without later records are left out.
+    # The lanes that are visible while the screen follows the newest step. || Each lane begins at a moment before the
+    # step at which nothing ran on this lane. If a lane or row has no records after that moment, it is left out.
     newest_lanes: Lazy[tuple[Lane, ...]] = Lazy()
     # The newest step with all of its records. A step of the shown phase is preferred.
     newest: Lazy[TimelineSpan | None] = Lazy()
@@ -182,8 +184,8 @@ class _Records:
             inside = np.flatnonzero(~found & (group == one))
             if len(steps):
                 steps = steps[np.argsort(start_ns[steps], kind="stable")]
-                # Steps may overlap in the shared lane. So a record there counts as belonging to a known step if any
-                # step from before it ends later.
+                # Steps may overlap in the shared lane. A record in this lane counts as part of a known step if any
+                # step that began before the record ends after it.
                 until_ns = np.maximum.accumulate(end_ns[steps])
                 at = np.searchsorted(start_ns[steps], start_ns[inside], "right") - 1
                 found[inside] = (at >= 0) & (end_ns[inside] <= until_ns[np.maximum(at, 0)])
@@ -192,7 +194,7 @@ class _Records:
     def newest_whole(self, recent: RecentRecords, phase: str | None) -> int | None:
         """Return the index of the newest step with all of its records, or None.
 
-        Steps with recorded bricks are preferred, and among them steps of `phase`.
+        Steps with recorded bricks are preferred. Among these steps, steps of `phase` are preferred.
         """
         whole = self.is_step & (self.batch.start_ns >= recent.horizon_ns)
         for hole in recent.holes:
@@ -205,7 +207,7 @@ class _Records:
         return None
 
     def begin(self, recent: RecentRecords, newest: int | None) -> int:
-        """Return the begin of the records that a timeline shows. It is the start of a step, if possible."""
+        """Return the begin of the time that the timeline shows. If possible, a step starts there."""
         start_ns = np.sort(self.batch.start_ns)
         enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
@@ -219,10 +221,10 @@ class _Records:
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Return the records of `at` after the last pause before `moment_ns`, and the begin of this pause.
+        """Return the records of `at` that come after a pause, and the begin of this pause. `at` is sorted by start.
 
-        `at` is sorted by start. During the pause, none of these records runs, so the remaining records nest as
-        before. Without a pause, returns all records and 0.
+        The pause is the last one before `moment_ns`. None of the records in `at` runs during the pause, so the
+        remaining records nest as before. Without a pause, returns all records and 0.
         """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
@@ -260,7 +262,10 @@ class _Lanes:
             yield from self._of(kind, near, since_ns)
 
     def _of(self, kind: str, at: NDArray[np.int64], since_ns: int) -> Iterator[Lane]:
-        """Yield lanes that together have the records `at`. The records are sorted by start and may share lanes."""
+        """Yield lanes with the records at the indices `at`.
+
+        These records are sorted by start, and may share lanes.
+        """
         nodes, begin_ns = self._found.nodes, self._begin_ns
         tracks: dict[int, list[tuple[int, TimedRecord]]] = {}
         for track, depth, record in on_tracks(nodes, self._timed(at)):
@@ -340,7 +345,7 @@ def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list
 
 
 def _is_adopted(nodes: NodeTable, node: int) -> bool:
-    """Return whether the node ran in a different thread or task than the step that it belongs to."""
+    """Return whether the node ran in a different thread or task than its step."""
     at = node
     while at and nodes.kind_of[at] != NodeKind.ADOPTED:
         at = nodes.parent_of[at]
@@ -348,6 +353,6 @@ def _is_adopted(nodes: NodeTable, node: int) -> bool:
 
 
 def _timed_by(nodes: NodeTable, node: int) -> str:
-    """Return the backend if a device has timed the node. Return "" if the host has timed its launches."""
+    """Return the backend that timed the node. Return "" if only the launches of the node were timed, on the host."""
     backend = nodes[node].backend
     return "" if backend.endswith(LAUNCHES) else backend

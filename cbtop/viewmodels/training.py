@@ -24,7 +24,7 @@ class TrainingPartRow:
     """One part of a training step, such as `backward`."""
 
     name: str
-    percent: float  # share of this part in the steps' time; the parts of a step add up to 100 %
+    percent: float  # share of this part in the steps' time; all parts of a step add up to 100 %
     mean_us: float  # mean time of this part per step
     p50_us: float  # median time of this part per step
 
@@ -41,24 +41,27 @@ class TrainingBrick:
     forward_us: float | None
     backward_us: float | None
     recompute_us: float | None  # time of forward passes that are repeated during the backward pass
-    percent: float | None  # the brick's time in all passes, in percent of the time of the recorded steps
+    percent: float | None  # the brick's time in all passes, in percent of the recorded steps' time
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingView:
     """The training steps of a phase.
 
-    The parts cover the latest `steps` steps. Bricks are only of recorded steps.
+    The parts of a step are from the latest `steps` steps. The times of bricks are only from recorded steps.
     """
 
     steps: int  # number of the latest steps that the parts cover; 0 if the parts are not known
     mean_us: float | None  # mean time of a training step in these steps, or None if the parts are not known
     parts: tuple[TrainingPartRow, ...]  # the parts of a step, in the usual order of a training loop
     bricks: tuple[TrainingBrick, ...]  # the longest first
-    communication: CommunicationView | None = None  # None if the steps did not communicate
-    gradients: GradientsView | None = None  # None if the process has not reported gradients
-    by_kernels: int = 0  # number of recorded steps whose kernels give the parts; 0: the host's clock, or not reported
-    memory: TrainingMemoryView | None = None  # None if the process has not reported it
+    # communication of the steps; None if the steps did not communicate
+    communication: CommunicationView | None = None
+    gradients: GradientsView | None = None  # gradients of the steps; None if the process has not reported them
+    # number of recorded steps that gave the parts by their kernels' times; 0 if the host's clock gave the parts, or
+    # if unknown
+    by_kernels: int = 0
+    memory: TrainingMemoryView | None = None  # memory of the steps; None if the process has not reported it
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:
         """Return the part with the name `name`. Return None if the process does not report it."""

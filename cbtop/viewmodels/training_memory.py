@@ -31,20 +31,21 @@ class TrainingMemoryView:
     """The memory of recorded training steps on one GPU, by the counters of torch's allocator.
 
     The counters are read at the bounds of calls, so peaks are lower bounds. `torch_peak_bytes` is an upper bound,
-    unless the program has reset it within the step.
+    unless the program has reset torch's peak within the step.
     """
 
     steps: int  # number of recorded steps; 0 if nothing is known
-    parts: tuple[PartMemoryRow, ...]  # in the usual order of a training loop
+    parts: tuple[PartMemoryRow, ...]  # peak memory of each part, in the usual order of a training loop
     allocated_bytes: int | None  # peak of a step
     reserved_bytes: int | None  # peak of a step
-    unused_bytes: int | None  # reserved but not allocated, at the peak of the allocated memory
-    place: tuple[str, ...]  # layer and brick at the peak; empty if unknown
+    unused_bytes: int | None  # memory that was reserved but not allocated, when the allocated memory had its peak
+    place: tuple[str, ...]  # layer and brick that ran at the peak; empty if unknown
     torch_peak_bytes: int | None  # torch's own peak, since the start or since the program reset it
-    limit_bytes: int | None  # what the process can reserve at most; None if unknown
-    retries: int | None  # how often torch emptied its cache in `counted_steps`, because there was no memory
+    limit_bytes: int | None  # maximum memory that the process can reserve; None if unknown
+    # number of times in `counted_steps` steps that torch emptied its cache, because no memory was left
+    retries: int | None
     counted_steps: int | None
-    why_unknown: str | None  # the reason if nothing is known
+    why_unknown: str | None  # the reason why nothing is known, otherwise None
 
     @property
     def unused_percent(self) -> float | None:

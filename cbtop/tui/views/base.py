@@ -1,4 +1,4 @@
-"""The base class of all views. A view has a title and a help text, and it draws a source."""
+"""The base class of all views. A view has a title and a help text, and draws a source."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class View(Vertical):
     wants_data: ClassVar[bool] = True  # whether the view is only useful for a process with recorded data
     needs_records: ClassVar[bool] = False  # whether the view needs every single record, and not only statistics
 
-    # Do not make `source` a Textual reactive. A reactive would repaint all lines, although drawings know which lines
-    # have changed. It would also compare sources, which would make all of their lazy parts.
+    # Do not make `source` a Textual reactive. A reactive would repaint all lines, although drawings know the lines
+    # that have changed. A reactive would also compare sources, and this comparison would make all lazy parts of the
+    # sources.
     source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:
@@ -45,7 +46,7 @@ class View(Vertical):
         """Show the data of this source from now on."""
 
     def let_go(self) -> None:
-        """Drop data that the user has frozen by a key. This is called when the screen moves in time."""
+        """Drop data that the user has frozen by a key, because the screen moves in time."""
 
     def cells(self) -> Cells | None:
         """Return the view's table as text, or None if the view has no table."""

@@ -40,9 +40,9 @@ def change_text(change: Change | None) -> str:
 
 
 def change_role(change: Change | None, *, of_rate: bool = False) -> str:
-    """Return the colour role for the change of a time. With `of_rate`, it is the change of a rate.
+    """Return the colour role for the change of a time or, with `of_rate`, of a rate.
 
-    A longer time is bad, and a lower rate is bad.
+    The role is bad for a longer time and for a lower rate.
     """
     if change is None or not change.is_beyond_noise:
         return "faint"

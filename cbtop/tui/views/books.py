@@ -49,8 +49,8 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
 def beside_books(source: SourceView) -> list[Line]:
     """Return notes about the time breakdown, the worst first.
 
-    There is a note if parts do not add up to the wall time, if much time is not instrumented or between steps, or if
-    calls ran outside of the wall time.
+    There is a note for each of these cases: the parts do not add up to the wall time, much time is not instrumented,
+    much time is between steps, or calls ran outside of the wall time.
     """
     trouble = breakdown_text.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []

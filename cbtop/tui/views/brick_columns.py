@@ -60,7 +60,10 @@ def _trend(row: BrickRow, width: int) -> Line:
 
 @lru_cache(maxsize=DRAWN_TRENDS)
 def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> Line:
-    """Draw a trend in `width` cells. If several seconds share a dot, the dot has their highest value."""
+    """Draw a trend in `width` cells.
+
+    If several seconds share a dot, the dot has the highest value of these seconds.
+    """
     if not any(trend_us):
         return ((units.NOT_MEASURED, "faint"),)
     each = -(-TREND_S // (width * DOTS_ACROSS))

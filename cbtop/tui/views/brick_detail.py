@@ -24,7 +24,7 @@ Fact = tuple[str, str, str]  # a fact about a brick: (name, value, colour role)
 
 # Keys of the figures that depend on a roof. If the roof is uncertain, they are grey and have a `?`.
 ROOFED = ("percent_of_roof", "bound")
-# The panel has at least the first number of lines. With the second number, everything fits.
+# minimum number of lines of the panel, and the number of lines that its whole content needs
 LEAST_LINES, ALL_LINES = 5, 26
 TWO_COLUMNS = 110  # In a panel of at least this width in cells, pictures are to the right of the figures.
 
@@ -62,7 +62,7 @@ def detail_lines(
     """Return the panel of `brick` in at most `height` lines. If there is too little room, the least useful parts are
     dropped.
 
-    `pictures` is a cache of drawings. If it is None, no cache is used.
+    `pictures` is a cache of drawings. Without `pictures`, each drawing is made again.
     """
     pictures = pictures or Pictures()
     pictures.begin(source, brick.key)
@@ -88,7 +88,7 @@ def detail_lines(
 
 
 def _fixed(lines: list[Line]) -> ScreenPart:
-    """Return a part of the panel with these lines. A blank line follows if there is room."""
+    """Return a part of the panel that consists of `lines`. If there is room, a blank line is added at the end."""
     return ScreenPart(lambda width, height: [*lines, BLANK], len(lines), len(lines) + 1)
 
 
@@ -108,7 +108,8 @@ def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]
 def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> list[Fact]:
     """Return (name, value, colour role) of each statistic of the brick.
 
-    In a window, some figures are derived although they are measured otherwise. Their names are marked `derived`.
+    Some figures are measured over the whole time, but derived in a window. If they are derived, `derived` is added to
+    their names.
     """
     facts = []
     for statistic in rows:

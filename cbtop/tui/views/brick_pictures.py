@@ -92,7 +92,10 @@ def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> Scre
 
 
 def _in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
-    """Draw the brick's median call in each layer as a bar. A bar of an odd layer has a mark above it."""
+    """Draw the brick's median call in each layer as a bar.
+
+    A mark above a bar shows that the layer is odd (conspicuously slow).
+    """
     layers = source.layer_times
     found = layers.of_brick(LayerBrick(*brick.key)) if layers else None
     if layers is None or found is None:

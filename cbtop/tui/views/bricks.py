@@ -123,13 +123,14 @@ class Bricks(View):
     def _lay_out(self) -> None:
         """Set the heights of the table and the details. The details fill the lines that the table leaves free.
 
-        The Enter key enlarges the details. If they are already complete, it hides them.
+        If the details do not fit, the Enter key enlarges them. If they are already complete, the Enter key hides
+        them.
         """
         width, height = self.size
         if not (width and height):
             return
         lines = height - _BOOKS_LINES - self._filter.display
-        # If the table has no rows, it shows the reason, which also takes lines.
+        # A table without rows shows a reason, which also takes lines.
         table = 1 + (len(self._table.rows) or len(self._table.said(width)))
         is_beside, is_turned = width >= BESIDE, self.has_class("-detail")
         has_all = is_beside or lines - table >= ALL_LINES
@@ -150,8 +151,9 @@ class Bricks(View):
             self._detail.show_brick(passes[min(self._pass, len(passes) - 1)] if passes else None, self.source)
 
     def _passes(self) -> list[BrickRow]:
-        """Return the brick under the cursor. In training steps, return the rows of all of its passes (forward,
-        backward).
+        """Return the brick under the cursor as one row.
+
+        In training steps, return a row for each pass (forward, backward) of the brick.
         """
         brick, source = self._table.current, self.source
         if brick is None or source is None:

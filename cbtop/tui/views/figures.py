@@ -11,8 +11,9 @@ from cbtop.tui.widgets.lines import Line, clean
 
 
 def figure(text: str, role: str = "") -> Line:
-    """Return a figure of a row as a cell in the colour `role`. A figure that was not measured or cannot exist is
-    faint.
+    """Return a figure of a row as a cell in the colour `role`.
+
+    The cell is faint if the figure was not measured, or if the row cannot have such a figure.
     """
     return ((text, "faint" if text in (units.NOT_MEASURED, units.NONE_THERE) else role),)
 
@@ -24,10 +25,10 @@ def figure_columns(
     cells: Mapping[str, Callable[[RowT], Line]] | None = None,
     roles: Mapping[str, str] | None = None,
 ) -> tuple[Column[RowT], ...]:
-    """Return a table column for each screen column in `places`.
+    """Return a table column for each of the screen columns `places`.
 
-    `row_of` returns the object that has the statistics of a row. `cells` has functions that draw cells, and `roles`
-    has colour roles of other columns. The keys of both are keys of statistics.
+    `row_of` returns the object that has the statistics of a row. `cells` maps a statistic's key to a function that
+    draws the cells of the column. `roles` maps the keys of other statistics to the colour roles of their columns.
     """
 
     def column(place: ScreenColumn) -> Column[RowT]:

@@ -36,7 +36,7 @@ def path_line(path: CriticalPathView) -> Line:
 
 
 class PathLine(SourceDrawing):
-    """One line about the critical path. It is hidden if all nodes run one after another."""
+    """One line about the critical path. The line is hidden if all nodes run one after another."""
 
     def show_source(self, source: SourceView) -> None:
         self.display = source.critical_path is not None
@@ -48,12 +48,12 @@ class PathLine(SourceDrawing):
 
 
 class TreeTable(Table[TreeRow]):
-    """The table of the tree.
+    """The table that shows the tree.
 
-    The head line marks the column that siblings are sorted by. A click on a title sorts by its column.
+    The head line marks the sort column of the siblings. A click on a title sorts the siblings by this column.
     """
 
-    sort_by = ""  # title of the column that siblings are sorted by, or "" for execution order
+    sort_by = ""  # title of the sort column of the siblings, or "" for execution order
     descending = True
 
     class HeadClicked(Message):
@@ -77,7 +77,7 @@ class TreeTable(Table[TreeRow]):
 
     @property
     def orders(self) -> list[str]:
-        """Titles of the visible columns that siblings can be sorted by. "" means execution order."""
+        """Titles of the visible columns that can sort siblings. "" means execution order."""
         return ["", *(column.title for column in self.visible_columns if column.sort_key is not None)]
 
 
@@ -119,7 +119,7 @@ class Graph(View):
     def compose(self) -> ComposeResult:
         self._tree = FoldedTree()
         self._fold_state_of = ""
-        # The state of the last drawing: (nodes in the table, ids of the unfolded nodes).
+        # The nodes in the table and the ids of the unfolded nodes, both at the last drawing.
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None
         self._table = TreeTable(
             graph_columns((), tuple, slack=False, burst=False),
@@ -208,7 +208,7 @@ class Graph(View):
         self._show_tree()
 
     def action_sort(self, columns: int) -> None:
-        """Sort siblings by the next column, or by the one that is `columns` positions later.
+        """Sort siblings by the column that is `columns` positions after the current sort column.
 
         Execution order follows after the last column.
         """
@@ -241,10 +241,10 @@ class Graph(View):
         self._table.focus()
 
     def action_match(self, matches: int) -> None:
-        """Go to a node that matches the search: 1 for the next, -1 for the previous, 0 for the first one from the
-        cursor on.
+        """Go to a node that matches the search.
 
-        Nodes inside of folded nodes also match. After the last match, the search continues at the first.
+        `matches` is 1 for the next match, -1 for the previous match, and 0 for the first match from the cursor on.
+        Nodes inside of folded nodes also match. After the last match, the search continues at the first match.
         """
         found, places = self._tree.matches(self._wanted), self._tree.places
         if not self._wanted or not found:
@@ -273,7 +273,7 @@ class Graph(View):
             self._set_unfolded(self._tree.unfolded ^ {row.id})
 
     def action_fold(self) -> None:
-        """Fold the node under the cursor. If it is already folded or has no children, go to its parent."""
+        """Fold the node under the cursor. If this node is already folded or has no children, go to its parent."""
         row = self._table.current
         if row is None:
             return
@@ -283,7 +283,7 @@ class Graph(View):
             self._table.move_to_node(row.parent)
 
     def action_unfold(self) -> None:
-        """Unfold the node under the cursor. If it is already unfolded, go to its first child."""
+        """Unfold the node under the cursor. If this node is already unfolded, go to its first child."""
         row = self._table.current
         if row is None or not row.has_children:
             return

@@ -101,7 +101,7 @@ class _Cells:
 
 
 def _without_time(values: str, row: GraphRow) -> str:
-    """Return the figures in a node's label, but not the mean time, which has its own column."""
+    """Return the figures in a node's label. The mean time is left out, because it has its own column."""
     if row.kind not in (NodeKind.BRICK, NodeKind.TRANSFER):
         return values
     return " ".join(value for value in values.split(" ") if value != units.NOT_MEASURED and not value.endswith("µs"))
@@ -115,10 +115,10 @@ def graph_columns(
     burst: bool,
     changes: Mapping[Place, Change] | None = None,
 ) -> tuple[Column[TreeRow], ...]:
-    """Return the columns for the tree of `graph`. `rows` returns the rows of its table.
+    """Return the columns for the tree of `graph`. `rows` returns the rows of the tree's table.
 
-    There is a slack column if a node is off the critical path, a burst column after a burst, and a change column with
-    a baseline.
+    Some columns are optional: the slack if a node is off the critical path, the mean time in the last burst (steps
+    that were recorded on request), and the change since the baseline.
     """
     cells = _Cells(graph, rows, changes or {})
     in_burst = Column("burst µs", 8, 1, cells.burst, "mean µs of one launch in the last burst: in no other time")

@@ -149,7 +149,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
 def _latencies(steps: StepsView) -> tuple[str, tuple[float | None, float | None, float | None]]:
     """Return (word for the unit, (p50, p99, max) in µs) of the shown times.
 
-    They are the times of a token. In training, or if the time of a token is unknown, they are the times of a step.
+    The times are of a token. In training, or if the time of a token is unknown, the times are of a step.
     """
     if steps.why_no_us_per_token or is_training(steps.phase):
         return "ms/step", (steps.p50_us, steps.p99_us, steps.max_us)
@@ -238,7 +238,10 @@ def _figures(source: SourceView, width: int) -> Line:
 
 
 def _short_latencies(steps: StepsView | None, short: Mapping[str, str]) -> Line:
-    """Return p50 and p99 of the times as text with an abbreviated unit. If they are unknown, return the reason."""
+    """Return p50 and p99 of the times as text with an abbreviated unit.
+
+    If p50 and p99 are unknown, return the reason.
+    """
     if steps is None or not steps.count:
         return ((f"{short['ms/token']} {units.NOT_MEASURED}: {NO_STEP}", "dim"),)
     unit, (p50_us, p99_us, _) = _latencies(steps)
@@ -289,7 +292,7 @@ class Notice(Drawing):
 def notice(source: SourceView) -> Line:
     """Return the most urgent notice about `source`, or an empty line.
 
-    If the parts of the time breakdown do not add up, this error precedes the notice.
+    The parts of the time breakdown may not add up. Then this error comes before the notice.
     """
     urgent, trouble = _urgent(source), breakdown_text.books_trouble(source.books)
     if not trouble:

@@ -23,7 +23,7 @@ from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, LayerRow, Layers
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 MAX_BAR_HEIGHT = 6
-SMALL_STRIP = 3  # Number of lines that one brick takes: its bars, and the blank line above them.
+SMALL_STRIP = 3  # number of lines that one brick takes: the lines of its bars, and the blank line above the bars
 _SCALED = 3  # Bars of at least this height in lines have a scale on their left.
 AROUND = 6  # At most this many lines of the map are not bars.
 _ROOMY = 140  # In a map of at least this width in cells, the median has a column.
@@ -35,7 +35,7 @@ NUMBERED = 5  # Every fifth layer has its number above its bar.
 class Strip:
     """One row of the map, with a bar per layer.
 
-    It is for one brick, for all bricks, or for the time between bricks.
+    The bars are for one brick, for all bricks, or for the time between bricks.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Strip:
 def slowest_line(layers: LayersView, width: int) -> Line:
     """Return a line such as `Layer 17: p50 2.4× that of its peers, +1.1 ms in DownProjection …`, as much as fits.
 
-    If all layers are similar, or if there are too few steps, the line states this.
+    If all layers are similar, or if there are too few steps, the line has this fact in place of a layer.
     """
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
@@ -80,9 +80,9 @@ def slowest_line(layers: LayersView, width: int) -> Line:
 
 
 def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
-    """Return the bars of the whole layers, with their numbers, the median and the slowest layer.
+    """Return the bars of the whole layers, with the layers' numbers, the median and the slowest layer.
 
-    If `height` is 1, only the bars are returned. Free lines show the bricks with the most time.
+    If `height` is 1, only the bars are returned. If lines are free, they show the bricks with the most time.
     """
     figures, spacing = _spacing(layers, width)
     whole, *others = strips_of(layers)
@@ -178,8 +178,8 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
 def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip], int]:
     """Choose rows of bars that fit into `free` lines.
 
-    The order of choice is: whole layers, the row under the cursor, then the rows with the most time. Returns the
-    chosen rows in their original order, and the number of other rows.
+    Whole layers are chosen first, then the row under the cursor, then the rows with the most time. Returns the chosen
+    rows in their original order, and the number of rows that were not chosen.
     """
     if len(strips) <= free:
         return list(strips), 0
@@ -200,7 +200,7 @@ def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, f
 def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slower: str | None = None) -> Line:
     """Return a line with the layers' numbers, each above its bar.
 
-    The layer named `slower` and all `odd` layers have a mark.
+    A mark is added to the layer named `slower`, and to each layer with a true value in `odd`.
     """
     cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
 
@@ -216,7 +216,7 @@ def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slo
     for at, row in enumerate(rows):
         if odd[at]:
             write(spacing.column(at), f"▼{row.index}", "strong warn")
-            write(spacing.column(at), "▼", "strong warn")  # Write the mark alone, in case the number does not fit.
+            write(spacing.column(at), "▼", "strong warn")  # If the number does not fit, the mark is still written.
     for at, row in enumerate(rows):
         if at % NUMBERED == 0:
             write(spacing.column(at), row.index, "dim")
@@ -283,7 +283,10 @@ def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Com
 
 
 def _since(baseline: Comparison | None, layer: str, line: str) -> Change | None:
-    """Return the change since the baseline for the row named `line` in `layer`. Return None if it is unknown."""
+    """Return the change of a row of the map in `layer` since the baseline. `line` is the name of the row.
+
+    Return None if the change is unknown.
+    """
     changes = baseline.changes if baseline else ()
     return next(
         (c.change for c in changes if c.layer == layer and (clean(c.brick[0]) if c.brick else WHOLE) == line), None

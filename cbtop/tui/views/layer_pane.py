@@ -26,9 +26,9 @@ def pane_height(layers: LayersView, row: LayerRow, width: int) -> int:
 
 
 def layer_lines(layers: LayersView, row: LayerRow, width: int, height: int) -> list[Line]:
-    """Return two tables: the bricks of the layer `row` with the time between them, and all layers.
+    """Return a table with the bricks of the layer `row` and the time between them, and a table with all layers.
 
-    The second table is to the right of the first, or below it if there is too little room.
+    The second table is to the right of the first. If there is too little room, the second table is below.
     """
     if width >= TWO_TABLES:
         widths = even_widths(width, 2)

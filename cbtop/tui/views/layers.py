@@ -1,6 +1,6 @@
 """The view of layers and bricks.
 
-It shows the whole model on one screen, and which layer is slower than similar layers.
+The view shows the whole model on one screen, and marks layers that are slower than similar layers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from cbtop.viewmodels.layers import P50_OF_A_CALL, LayerRow
 from cbtop.viewmodels.source import SourceView
 
 LEAST_PICTURES = 8  # The pictures of layers have at least this many lines.
-# In a view of at least this width in cells, the figures of a layer are to the right of the map. Otherwise they are
-# below it.
+# In a view of at least this width in cells, the figures of a layer are to the right of the map, otherwise below the
+# map.
 BESIDE = 160
 
 

@@ -43,6 +43,9 @@ _BADGES = {
 
 
 def state_badge(state: str, age: str = "") -> Line:
-    """Return a badge with the state of a process and its age. An unknown state is written as it is."""
+    """Return a badge with the state of a process and the text `age`.
+
+    A state that has no badge is written in capitals.
+    """
     text, role = _BADGES.get(state, (state.upper(), "badge-warn"))
     return ((f" {text} {age} " if age else f" {text} ", role),)

@@ -29,7 +29,7 @@ from cbtop.viewmodels.source import SourceView
 
 LEAST_LINES = 6  # The panel has at least this many lines.
 MAX_PICTURE = 16  # A picture in the panel has at most this many lines.
-LOCAL = "local_memory_bytes"  # the memory of a thread for spilled registers or a stack
+LOCAL = "local_memory_bytes"  # key of the memory that a thread uses for spilled registers or a stack
 TWO_COLUMNS = 110  # In a panel of at least this width in cells, pictures are to the right of the figures.
 
 
@@ -62,7 +62,7 @@ def node_lines(
 ) -> list[Line]:
     """Return the panel of `node` in at most `height` lines.
 
-    `pictures` is a cache of drawings. If it is None, no cache is used.
+    `pictures` is a cache of drawings. Without `pictures`, each drawing is made again.
     """
     pictures = pictures or Pictures()
     pictures.begin(source, node.id)
@@ -117,7 +117,10 @@ def _figures(node: GraphRow, source: SourceView, width: int) -> list[Line]:
 
 
 def _maker(node: GraphRow, source: SourceView, width: int) -> list[Line]:
-    """Return who made the kernel, and the waves of its launch if a burst recorded the kernel."""
+    """Return lines about the maker (library) of the kernel.
+
+    If a burst (steps recorded on request) has the kernel, add the waves of its launch.
+    """
     maker = maker_of(node.name, node.kernel, node.burst)
     facts: list[Fact] = [("maker", clean(str(maker)), "")] if maker.maker else []
     facts += [("source", clean(maker.source), "")] if maker.source else []

@@ -1,5 +1,6 @@
-"""A cache for the pictures of a source, so that each is drawn at most once a second. Drawing a picture takes as long
-as a table.
+"""A cache for the pictures of a source.
+
+Each picture is drawn at most once a second, because drawing a picture takes as long as drawing a table.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ class Pictures:
         self._drawn: dict[Hashable, object] = {}
 
     def begin(self, source: SourceView, *of: Hashable) -> None:
-        """Prepare for a picture of `source`. The picture depends on the keys in `of`.
+        """Prepare for a picture of `source` that also depends on the values in `of`.
 
-        All cached pictures are dropped if the source, the keys or the daemon's second have changed, or if they are
-        one second old. They are also dropped if the source is frozen (`SourceView.held`).
+        All cached pictures are dropped if the source, these values or the daemon's second have changed, or if the
+        pictures are one second old. All pictures are also dropped if the source is frozen (`SourceView.held`).
         """
         now, now_s = (source.second, source.rows_of, *of), self._clock_s()
         if source.second is None or now != self._of or now_s - self._begun_s >= 1:
@@ -34,7 +35,10 @@ class Pictures:
             self._of, self._begun_s = now, now_s
 
     def drawn(self, what: Hashable, draw: Callable[[], T]) -> T:
-        """Return the picture named `what` from the cache. If it is missing, draw it."""
+        """Return the picture named `what` from the cache.
+
+        If the cache does not contain the picture, draw the picture.
+        """
         if what not in self._drawn:
             self._drawn[what] = draw()
         return cast("T", self._drawn[what])

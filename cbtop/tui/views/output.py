@@ -54,7 +54,7 @@ class Output(View):
         return self._pager
 
     def show_source(self, source: SourceView) -> None:
-        """Do nothing, because this view shows the output of a program and no data of a source."""
+        """Do nothing, because this view shows only the output of a program."""
 
     def show_written(self, written: Sequence[str]) -> None:
         """Show these lines of output. If the end of the output was visible, scroll to the new end."""

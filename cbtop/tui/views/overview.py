@@ -35,8 +35,9 @@ from cbtop.viewmodels.steps import StepsView
 
 # In a view of at least this width in cells, verdicts and bricks are to the right of the other parts.
 TWO_COLUMNS = 160
-_WORST = 3  # This many verdicts get room before other parts of the view.
-# The view shows verdicts in one line each from the first height in lines on, and also their advice from the second.
+_WORST = 3  # At most this many verdicts get their lines before the other parts of the view.
+# A view with at least the first number of lines shows verdicts, in one line each. With the second number of lines,
+# the view also shows their advice.
 _ROOMY, _ROOM_FOR_ADVICE = 17, 26
 _TWO_CHARTS = 100  # In a view of at least this width in cells, there are two charts.
 # A training step needs this many lines: a rule, a bar, and two lines with the shares of eight parts.
@@ -159,7 +160,7 @@ class OverviewDrawing(SourceDrawing):
             order = (speed, phases, served, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, served, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
-        # The layers get their lines first, because bars for each brick are more useful than a high curve.
+        # The layers get their lines before the curves, because bars for each brick are more useful than a high curve.
         if known is not None:
             bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
             layers = replace(layers, most=bars)
@@ -226,7 +227,7 @@ def _step(source: SourceView, width: int, height: int) -> list[Line]:
     parts = books_parts(source)
     labelled: Line = (("  ", ""), *stacked(parts, width - 4))
     equation: Line = (("  ", ""), *books_equation(source, source.books, width - 2))
-    if height <= 2:  # In two lines, notes on the time breakdown are more important than its bar.
+    if height <= 2:  # With only two lines, notes on the time breakdown are more important than its bar.
         return [books_rule(source, "one step", width) if beside_books(source) else labelled, equation]
     bare: Line = tuple((text if set(text) <= set("▒░") else _without_label(text), role) for text, role in labelled)
     return [books_rule(source, "one step", width), *([labelled, bare][: height - 2]), equation]
@@ -252,13 +253,13 @@ def _layers(source: SourceView, width: int, height: int) -> list[Line]:
     if layers is None:
         return []
     title: Line = ((f"{len(layers.rows)} layers", "dim"),)
-    if height <= 3:  # In three lines, the marks above the bars are more important than a rule.
+    if height <= 3:  # With only three lines, the marks above the bars are more important than a rule.
         return [slowest_line(layers, width), *whole_layers(layers, width, height - 1)]
     return [rule(title, width), slowest_line(layers, width), *whole_layers(layers, width, height - 2)]
 
 
 def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return lines for the bricks that take the most time, one for each."""
+    """Return one line for each of the bricks that take the most time."""
     if not source.bricks:
         return []
     largest = max(row.percent or 0.0 for row in source.bricks) or 1.0
@@ -293,7 +294,7 @@ def _device_count(source: SourceView) -> int:
 
 
 def _devices(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line for each device. If not all devices fit, the number of the others is added."""
+    """Return a line for each device. If not all devices fit, the last line has the number of the missing devices."""
     rows = [row for machine in source.machines for row in machine.devices]
     if not rows:
         return []

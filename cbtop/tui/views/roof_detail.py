@@ -24,7 +24,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdicts.base import gain_inside
 
 LEAST_LINES = 5  # The panel has at least this many lines.
-FAR_PERCENT = 30.0  # Below this percentage of every roof, a brick counts as far below all of them.
+FAR_PERCENT = 30.0  # A brick is far below all roofs if it reaches less than this percentage of every roof.
 _BELOW = "launches, waiting, small shapes, scattered reads, or work beside the arithmetic, as unpacking weights."
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
@@ -76,7 +76,10 @@ class RoofDetail(Drawing):
 def _roofs(
     brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
 ) -> list[Line]:
-    """Return a table of the roofs with the share of each roof that the brick reaches. The lines in `said` follow."""
+    """Return a table of the roofs with the share of each roof that the brick reaches.
+
+    Below the table come the lines in `said`.
+    """
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{units.number(brick.gb_per_sec)} GB/s · {units.number(brick.gflops)} GFLOP/s"
@@ -111,8 +114,9 @@ def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[Ceili
 
 
 def _below_all(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Return what may limit a brick that is far below every roof. The text has the largest share of a roof that it
-    reaches.
+    """Return what may limit a brick that is far below every roof.
+
+    If the brick is not far below all roofs, the text begins with the largest share of a roof that it reaches.
     """
     shares = [share for ceiling in ceilings if (share := _reached(brick, ceiling)) is not None]
     largest = max(shares, default=0.0)
@@ -130,9 +134,9 @@ def _reached(brick: BrickRow, ceiling: CeilingRow) -> float | None:
 
 
 def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow | None:
-    """Return the roof that would limit the brick, if the brick is far below it.
+    """Return the roof that would limit the brick, if the brick is far below this roof.
 
-    Returns None if the brick is near this roof, or if no roof limits the brick.
+    Returns None if the brick is near the roof, or if no roof limits the brick.
     """
     share, kind = brick.percent_of_roof, {MEMORY: "bandwidth", COMPUTE: "compute"}.get(brick.bound or "")
     if kind is None or share is None or share >= LIMITING_PERCENT:
@@ -141,9 +145,9 @@ def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow |
 
 
 def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Return a sentence about a brick above its roof.
+    """Return a sentence about a brick that is faster than its roof.
 
-    The sentence names the slowest cache that is fast enough for it.
+    The sentence names the slowest cache that is at least as fast as the brick.
     """
     levels = sorted((one for one in ceilings if one.kind == "cache"), key=lambda one: one.value)
     fast = next((one for one in levels if one.value >= (brick.gb_per_sec or 0.0)), None)

@@ -33,7 +33,7 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.roofline import RooflineView, missing_ceilings
 from cbtop.viewmodels.source import SourceView
 
-# In a view of at least this width in cells, the table is to the right of the plot. cbtop.tcss has the same number.
+# In a view of at least this width in cells, the table is to the right of the plot. The same number is in cbtop.tcss.
 BESIDE = 100
 
 
@@ -98,7 +98,7 @@ def change_column(changes: Mapping[Brick, WorkChange]) -> Column[LetteredPoint]:
 
 
 class Roofline(View):
-    """The view of the roofline. It shows how far each brick is from the limits of this machine."""
+    """The view of the roofline. The view shows how far each brick is from the limits of this machine."""
 
     title = "Roofline"
     section = "roofline"

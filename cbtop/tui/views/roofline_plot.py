@@ -1,13 +1,13 @@
 """Draw the plot of the roofline: roofs, ridge points, a mark for each brick, and the trail of one brick."""
 
 # Rules
-# - A mark is in the cell of its values. If several marks share a cell, the cell shows their number, and a line below
-#   the plot lists their letters.
-# - The trail of the brick under the cursor is covered by roofs, marks and names. It is clipped at the axes.
-# - A hollow mark shows the brick under the cursor at the baseline. It is drawn only inside of the axes, and only in a
-#   cell without another mark.
-# - A brick far from all others is not drawn, because the axes would have to be much longer. A line below the plot
-#   lists it.
+# - A mark is in the cell of its values. If several marks share a cell, the cell shows the number of marks, and a line
+#   below the plot lists their letters.
+# - Roofs, marks and names cover the trail of the brick under the cursor. The trail is clipped at the axes.
+# - A hollow mark shows the brick under the cursor at the baseline. This mark is drawn only inside of the axes, and
+#   only in a cell without another mark.
+# - A brick far from all other bricks is not drawn, because the axes would have to be much longer. A line below the
+#   plot lists such bricks.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MANY = "+"  # the mark of a cell that contains ten or more bricks
 # The names of roofs are tried at these positions, the best first. They are shares of the plot's width or height.
 _ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
 _UP_BANDWIDTH = (0.62, 0.5, 0.38, 0.74, 0.26, 0.86, 0.14)
-ROOM_FOR_WORDS = 50  # From this width of the plot in cells on, the lines below it contain words.
+ROOM_FOR_WORDS = 50  # If the plot has at least this width in cells, the lines below the plot contain words.
 # Minimum height of the plot in lines, including axis and ticks. To keep this height, lines below the plot are
 # dropped.
 _LEAST_PLOT = 4
@@ -116,9 +116,9 @@ def roofline_lines(
     trail: Sequence[tuple[float, float] | None] = (),
     before: tuple[float, float] | None = None,
 ) -> list[Line]:
-    """Return the plot with the lists of its marks below, in `width` x `height` cells.
+    """Return the plot and, below it, the lists of its marks, in `width` x `height` cells.
 
-    `trail` is BrickRow.trail of the brick `selected`. `before` is (FLOP/B, GFLOP/s) of this brick at the baseline.
+    `trail` is `BrickRow.trail` of the brick `selected`. `before` is (FLOP/B, GFLOP/s) of this brick at the baseline.
     """
     drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
     x, y = axes(roofline, drawable)
@@ -215,8 +215,8 @@ def _drawn(
         x1 = min(x.high, top / bandwidth.value)
         if x0 < x1:
             plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, _role(bandwidth))
-    # Draw lines of caches faintly, because they do not limit a brick. A brick above the roof may have read its data
-    # from a cache.
+    # Draw the lines of caches faintly, because caches do not limit a brick. A brick above its roof may have read its
+    # data from a cache.
     for level in _of_kind(roofline, "cache"):
         x0, x1 = max(x.low, y.low / level.value), min(x.high, min(y.high, roof or y.high) / level.value)
         if x0 < x1:
@@ -237,8 +237,8 @@ def _drawn(
         # If the name fits nowhere else, write it to the left of the roof's line.
         spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))
         unnamed += not _name_roof(plot, peak, spots)
-    # Write the name of the highest bandwidth above its line, and other names below their lines. So no name crosses a
-    # roof.
+    # Write the name of the highest bandwidth above its line, and all other names below their lines. Then no name
+    # crosses a roof.
     for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
         heights = [at for at in map(y.value, _UP_BANDWIDTH) if at <= (roof or y.high)]
         points_on_it = [(at / bandwidth.value, at) for at in heights if x.low <= at / bandwidth.value <= x.high]

@@ -52,7 +52,8 @@ def source_columns(
 ) -> tuple[Column[str], ...]:
     """Return the columns of a table of sources. A row of the table is the key of a source.
 
-    `mark` returns the sign before a name, and `fold` the text of the row FOLD. `is_compared` adds the change column.
+    `mark` returns the sign before the name of a source. `fold` returns the text of the row that folds the ended
+    sources. If `is_compared` is true, the change since the baseline has a column.
     """
 
     def column(
@@ -157,7 +158,7 @@ class Sources(View):
     def compose(self) -> ComposeResult:
         self._listed = ListView((), 0, lambda _: NotImplemented)
         self._shown: frozenset[str] = frozenset()
-        # Whether ended sources are unfolded in the list. If it is None, they are unfolded while no process runs.
+        # Whether the list shows each ended source. None means that it shows them only while no process runs.
         self._unfolded: bool | None = None
         self._table: Table[str] = Table(
             self._columns(),
@@ -244,7 +245,7 @@ class Sources(View):
 
 
 class SourceInWords(Drawing):
-    """The panel with details of one source, with the reason for each figure that is not available."""
+    """The panel with details of one source. For each figure that is not available, the panel has the reason."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -252,7 +253,7 @@ class SourceInWords(Drawing):
         self._process: ProcessRow | None = None
 
     def show(self, row: SourceRow | None, process: ProcessRow | None = None) -> None:
-        """Draw the details of the source `row` from now on. `process` has its use of the host, if known."""
+        """Draw the details of the source `row` from now on. `process` has the source's use of the host, if known."""
         self._row, self._process = row, process
         self.redraw()
 
@@ -287,7 +288,7 @@ def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
 
 
 def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
-    """Return (label, text, colour role) of each fact about the source, the most important first."""
+    """Return (label, text, colour role) of each fact about the source. The most important fact comes first."""
     said = [source_text.stall(row.stall) if row.stall else "", row.state_reason, row.activity]
     if row.stale_s is not None:
         said.insert(0, f"{source_text.stale(row.stale_s)}: its daemon does not answer")

@@ -41,8 +41,9 @@ class TimeBar(Drawing):
         self._time: TimeView | None = None
 
     def show_time(self, found: TimeView | None) -> None:
-        """Show the position of the screen in the recording. If `found` is None, the screen is live and the bar is
-        hidden.
+        """Show the position `found` of the screen in the recording.
+
+        If `found` is None, the screen is live, so hide the bar.
         """
         self._time = found
         self.display = found is not None

@@ -22,7 +22,8 @@ from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 48
 TICK_CELLS = 12  # Two ticks of the axis are at least this many cells apart.
-# The durations of steps are drawn if there are at least this many steps and this many free lines.
+# A picture of the durations of steps is drawn if there are at least this many steps, and at least this many free
+# lines.
 LEAST_STEPS, LEAST_STEPS_LINES = 8, 7
 OLDEST, NEWEST = "╷oldest", "newest╷"
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
@@ -137,8 +138,9 @@ def _tick(least_ns: float) -> int:
 
 
 def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) -> list[Line]:
-    """Return lines with the longest visible blocks of a row, in the order of time. Begin times count from `zero_ns`,
-    the zero of the axis.
+    """Return lines with the longest visible blocks of a row, in the order of time.
+
+    The begin of a block counts from `zero_ns`, the zero of the axis.
     """
     seen = [at for at in scale.about(row.parts) if scale.sees(row.parts[at])]
     seen.sort(key=lambda at: -row.parts[at].duration_ns)
@@ -181,7 +183,7 @@ def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
 def like_newest(shown: TimelineView, lines: int, width: int) -> list[Line]:
     """Return a picture of the durations of the last steps in the phase of the newest step.
 
-    Returns [] if there are few steps or few lines.
+    Returns [] if there are too few steps or too few lines.
     """
     newest, took_ns = shown.newest, shown.like_newest_ns[-width:]
     if newest is None or len(took_ns) < LEAST_STEPS or lines < LEAST_STEPS_LINES:

@@ -34,7 +34,7 @@ MIN_SHOWN_NS = 100
 ZOOM = 2
 TWO_LISTS = 160  # In a widget of at least this width in cells, the sums are to the right of the longest blocks.
 ROOM_FOR_LONGEST = 5  # The longest blocks are listed if at least this many lines are free.
-MARGIN = 0.05  # When a block is moved into view, this share of the visible time stays free next to it.
+MARGIN = 0.05  # When a block is moved into view, this share of the visible time stays free at the side of the block.
 HELD = "held, G goes to the newest"
 FOLLOWS = "follows the newest step"
 RECEIVED = "they are received while this view is open"
@@ -48,7 +48,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
     def __init__(self, *, id: str | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(id=id)
         self.shown: TimelineView | None = None  # the timeline that is on the screen, or None
-        # The timeline that the user has frozen. If it is None, the screen follows the newest step.
+        # The timeline that the user has frozen. If no timeline is frozen, the screen follows the newest step.
         self._held: TimelineView | None = None
         # the timeline that is shown while the screen follows the newest step
         self._newest: TimelineView | None = None
@@ -58,9 +58,9 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._who: object = None  # a value that identifies the source of this timeline
         # begin and end of the visible range, counted from the beginning of the timeline
         self._begin_ns = self._end_ns = 0
-        # (lane, row) of the timeline's cursor; if it is None, the cursor is on the bricks of the first lane
+        # (lane, row) of the timeline's cursor; None puts the cursor on the bricks of the first lane
         self._row: tuple[str, str] | None = None
-        self._at: int | None = None  # index in the cursor's row of the block under the cursor
+        self._at: int | None = None  # index of the block under the cursor, counted in the cursor's row
         self._drawn: Sequence[Lane] = ()
         self._rows: list[RowBlocks] = []
 
@@ -70,7 +70,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._who, self._held, self._at, self._newest = who, None, None, None
         self._source = source
         before, self._offered = self._offered, source.timeline
-        # If no newer timeline is waiting, show this one at once. In a slow recording, the next one may take long.
+        # If no newer timeline has come, show this one at once. In a slow recording, the next timeline may take long.
         is_old = self._clock_s() - self._newest_since_s >= FOLLOWED_S
         if self._held is None and (self._offered is before or is_old or _is_due(self._newest, self._offered)):
             self._newest, self._newest_since_s = self._offered, self._clock_s()
@@ -84,7 +84,10 @@ class TimelineMap(SourceDrawing, can_focus=True):
         super().redraw()
 
     def _show_lanes(self) -> None:
-        """Prepare the lanes of the frozen timeline. If none is frozen, prepare only the lanes of the newest step."""
+        """Prepare the lanes of the frozen timeline.
+
+        If no timeline is frozen, prepare only the lanes of the newest step.
+        """
         shown = self.shown
         lanes = () if shown is None else shown.lanes if self._held else shown.newest_lanes
         if lanes is not self._drawn:
@@ -98,7 +101,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     @property
     def _selected(self) -> int:
-        """The index of the row of the timeline that has the cursor."""
+        """The index of the timeline's row with the cursor."""
         keys = [(row.lane.name, row.title) for row in self._rows]
         if self._row in keys:
             return keys.index(self._row)
@@ -106,7 +109,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     @property
     def row(self) -> RowBlocks | None:
-        """The row of the timeline that has the cursor, or None without a timeline."""
+        """The timeline's row with the cursor, or None without a timeline."""
         return self._rows[self._selected] if self._rows else None
 
     @property
@@ -163,7 +166,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._show_from(0, self._end_ns - self._begin_ns)
 
     def pan(self, halves: int) -> None:
-        """Move the visible range by `halves` halves of its length. The cursor disappears."""
+        """Move the visible range by `halves` times half of its length. The cursor disappears."""
         if self._hold():
             length_ns = self._end_ns - self._begin_ns
             self._at = None
@@ -184,7 +187,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
                 self._show_from(block.start_ns - margin_ns, length_ns)
             elif block.end_ns > self._end_ns and block.end_ns - block.start_ns <= length_ns:
                 self._show_from(block.end_ns + margin_ns - length_ns, length_ns)
-            # The block is longer than the visible range. Scroll only if no part of the block is visible.
+            # The block is longer than the visible range. If a part of the block is visible, do not scroll.
             elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:
                 self._show_from(block.start_ns - margin_ns, length_ns)
         self.redraw()
@@ -271,7 +274,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
     def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
         """Return the lines of all lanes, and the index of the line with the cursor.
 
-        The title of a lane has the sums of its visible time.
+        The title of a lane has the sums of the lane's visible time.
         """
         lines: list[Line] = []
         selected, at, before = self._selected, 0, None
@@ -333,7 +336,7 @@ def _beside_baseline(found: Comparison | None, shown: TimelineView) -> list[Line
 
 
 def _usual(found: Comparison | None, part: TimelineSpan | Gap) -> str:
-    """Return the median call of a layer or brick at the baseline as text. Return "" if it is unknown."""
+    """Return the median time of a layer or brick in the baseline as text. Return "" if the time is unknown."""
     if found is None or not isinstance(part, TimelineSpan) or not part.where:
         return ""
     phase, *outer = part.where

@@ -63,7 +63,7 @@ def training_lines(source: SourceView, training: TrainingView, width: int, heigh
 
 
 def lines_below(source: SourceView, training: TrainingView, width: int) -> list[Line]:
-    """Return a line each with the norm of the gradients, the loss scale and the memory of a step."""
+    """Return three kinds of lines, if known: the norm of the gradients, the loss scale, and the memory of a step."""
     return [(*_INDENT, (clip(clean(text), width - 2), "dim")) for text in training_text.below(source, training)]
 
 
@@ -79,9 +79,9 @@ def _segment(part: TrainingPartRow) -> BarSegment:
 
 def legend(training: TrainingView, width: int) -> list[Line]:
     """Return the shares of all parts of a training step that took time, in as few lines of `width` cells as possible.
-    The largest comes first.
 
-    Overlapped communication is added at the end, because it belongs to no part.
+    The largest share comes first. Overlapped communication is added at the end, because this time belongs to no part
+    of the step.
     """
     entries: list[Line] = []
     for part in sorted(training.parts, key=lambda part: -part.mean_us):
@@ -102,8 +102,9 @@ def legend(training: TrainingView, width: int) -> list[Line]:
 
 
 def training_rows(bricks: Sequence[BrickRow]) -> tuple[BrickRow, ...]:
-    """Return one table row for each brick: the row of its forward pass or, if this was not recorded, of another pass.
+    """Return one table row for each brick.
 
+    The row belongs to the forward pass of the brick. If this pass was not recorded, the row belongs to another pass.
     The columns of the table show the times of all passes.
     """
     rows: dict[str, BrickRow] = {}

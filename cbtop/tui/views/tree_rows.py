@@ -32,7 +32,7 @@ class FoldedTree:
     def __init__(self) -> None:
         self.places: Sequence[Place] = ()
         self.unfolded: frozenset[int] = frozenset()
-        # for each node id, the key for sorting siblings; None for execution order
+        # maps the id of a node to its sort key among siblings; None for execution order
         self._ranks: dict[int, float] | None = None
 
     def rows(self) -> list[TreeRow]:
@@ -44,7 +44,10 @@ class FoldedTree:
         return visible_rows(self.places, self._everything())
 
     def sort(self, rows: Sequence[TreeRow], sort_key: Callable[[TreeRow], float]) -> None:
-        """Sort siblings of the tree in ascending order of `sort_key`, which is called with their row in `rows`."""
+        """Sort siblings of the tree in ascending order of their sort keys.
+
+        `sort_key` returns the key of a row in `rows`.
+        """
         self._ranks = {row.id: sort_key(row) for row in rows}
 
     def sort_by_execution(self) -> None:
@@ -88,13 +91,13 @@ def visible_rows(
 ) -> list[TreeRow]:
     """Return a row for each visible node, in drawing order. A node is visible if all of its ancestors are unfolded.
 
-    Siblings are in ascending order of `ranks`. If it is None, they are in execution order.
+    Siblings are in ascending order of `ranks`. Without `ranks`, they are in execution order.
     """
     outside = places[0].parent if places else None
     order = range(len(places)) if ranks is None else _ranked(places, ranks)
     last_child: dict[int | None, int] = {places[at].parent: places[at].id for at in order}
     rows: list[TreeRow] = []
-    # for each visible unfolded node: the text with connectors before its children
+    # maps a visible unfolded node to the text with the connectors before its children
     indents: dict[int | None, str] = {}
     for at in order:
         place = places[at]
@@ -135,6 +138,6 @@ def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int
 
 
 def _words(place: Place) -> tuple[str, ...]:
-    """Return the texts of a node that a search looks at."""
+    """Return the texts of a node that the search compares with its pattern."""
     name = f"Layer {place.name}" if place.kind is NodeKind.LAYER else place.name
     return (name,) if place.category is None else (name, place.category.display_name)

@@ -1,4 +1,4 @@
-"""Draw the verdicts: a sentence with figures, advice, and the possible gain for each."""
+"""Draw the verdicts. Each verdict has a sentence with figures, advice, and the possible gain."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import Severity, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
-_LEAST_WITHHELD = 5  # From this height in lines on, withheld verdicts are named.
-# The possible gain follows a verdict's sentence on its line only if the sentence keeps at least this width in cells.
+_LEAST_WITHHELD = 5  # In a view of at least this height in lines, withheld verdicts are named.
+# The possible gain of a verdict is written after its sentence, on the same line. This is done only if the sentence
+# keeps at least this width in cells.
 _LEAST_SENTENCE = 40
 
 
@@ -72,7 +73,8 @@ def most_verdict_lines(source: SourceView, width: int) -> int:
     return 1 + max(1, texts) + len(_withheld(source, width))
 
 
-# Cache the texts. A verdict stays for at least a second, and each frame needs its texts twice.
+# Cache the texts, because each frame needs the texts of a verdict twice, and a verdict does not change for a second
+# or more.
 @lru_cache(maxsize=64)
 def _texts(verdict: Verdict, width: int) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
     """Return the sentence and the advice of a verdict, each wrapped to lines."""

@@ -79,7 +79,8 @@ class Welcome(Drawing):
 
     def draw(self, width: int, height: int) -> list[Line]:
         if self._refused:
-            # The reason of a refusal may contain a key. On a line of its own, the user can copy it.
+            # The reason of a refusal may contain a key. The key gets a line of its own, so that the user can copy the
+            # key.
             return _centred((_REFUSED, BLANK, *_wrapped(self._refused, "", width)), width, height)
         if self._source is None:
             status = _wrapped(self._status, "dim", width)

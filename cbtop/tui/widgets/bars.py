@@ -15,9 +15,9 @@ SEAM = "▏"  # The segments of a stacked bar are separated by this line.
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """One segment of a stacked bar.
+    """One segment of a stacked bar. `label` is drawn inside of the segment if it fits.
 
-    `label` is drawn inside of the segment if it fits. `fill` is the colour role of the other cells.
+    `fill` is the colour role of the cells without text.
     """
 
     value: float
@@ -35,7 +35,7 @@ def bar(fraction: float | None, width: int, role: str) -> Line:
         return (("·" * width, "faint"),)
     eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
     if fraction > 0 and eighths == 0:
-        eighths = 1  # A value above zero must be visible, so fill at least one eighth.
+        eighths = 1  # A value above zero must be visible. So fill at least one eighth of a cell.
     full, rest = divmod(eighths, 8)
     body = "█" * full + (_EIGHTHS[rest] if rest else "")
     return ((body.ljust(width), f"track {role}"),)

@@ -69,7 +69,8 @@ class BrailleCanvas:
         If `dash` is not 0, the line is dashed: `dash` dots are drawn, then `dash` dots are left out.
         """
         steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
-        first, last = 0.0, 1.0  # The part of the line that may be on the canvas: begin and end as shares of the line.
+        # The part of the line that may be on the canvas, as (begin, end). Both are shares of the line's length.
+        first, last = 0.0, 1.0
         for begin, end, size in ((x0, x1, self.width * DOTS_ACROSS), (y0, y1, self.height * DOTS_DOWN)):
             if begin != end:
                 low, high = sorted(((-1 - begin) / (end - begin), (size - begin) / (end - begin)))

@@ -34,16 +34,16 @@ class ChangedCellsScreen(Screen[None]):
 class _Compositor(Compositor):
     """A compositor that finds the changed cells.
 
-    Textual's own compositor paints all lines from the first change to the last. In each line, it also sends
-    everything to the left of a change within the same widget.
+    Textual's own compositor paints all lines from the first change to the last change. In each painted line, Textual
+    sends everything from the begin of the widget to the change.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # The columns at which another widget begins (cuts), by line, at the last update. They change when widgets
-        # move.
+        # The columns at which a widget begins (cuts), as a list for each line. They are from the last update, and
+        # change when widgets move.
         self._cuts_known: list[list[int]] = []
-        # The widget in front and its region, by (first column after a cut, line).
+        # Maps (first column after a cut, line) to the widget that is in front there, and its region.
         self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]
@@ -53,7 +53,7 @@ class _Compositor(Compositor):
         return ChangedCells(strips) if strips else None
 
     def _strips(self, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, Strip]]:
-        """Yield (line, column, strip) for each changed span, painted by the widget in front.
+        """Yield (line, column, strip) for each changed span. The widget in front paints the strip.
 
         Between two `cuts`, the same widget is in front.
         """

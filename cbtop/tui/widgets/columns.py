@@ -1,4 +1,4 @@
-"""The columns of a table: which of them fit, how wide each is, and how the rows are drawn."""
+"""The columns of a table: which columns fit, how wide each column is, and how the rows are drawn."""
 
 # If the terminal is too narrow for a table, whole columns are dropped by priority. A column never becomes narrower
 # than its width.
@@ -28,7 +28,7 @@ class Column(Generic[RowT]):
     align: str = "right"
     stretch: int = 0  # spare width is distributed over the columns in proportion to this weight
     max_width: int = 0  # maximum width of the column in cells after spare width was added; 0 means no maximum
-    # Returns the sort key of a row. None if the table cannot be sorted by this column.
+    # Returns the sort key of a row. If the function is None, the table cannot be sorted by this column.
     sort_key: Callable[[RowT], float | str] | None = None
     # Whether the column only draws values of other columns. Such a column is not copied or exported.
     is_drawn: bool = False

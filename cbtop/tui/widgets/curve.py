@@ -21,7 +21,7 @@ LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # minimum, usual and maximum h
 LEAST_CHART_WIDTH = 40
 _INDENT = "  "
 _NEWEST = "0 s"
-_RULE_ENDS = 7  # This many cells of the rule above a chart cannot be used by the title and the note.
+_RULE_ENDS = 7  # The rule above a chart has this many cells that the title and the note cannot use.
 
 
 def nice_top(value: float) -> float:
@@ -45,7 +45,7 @@ def curve(
 ) -> list[Line]:
     """Return `height` lines with the newest of `values` (one per second) above a time axis.
 
-    The scale runs from 0 to `top`. If `top` is None, it runs to a round number above all values. Unknown seconds are
+    The scale ends at `top`. If `top` is None, the scale ends at a round number above all values. Unknown seconds are
     blank. `label` formats the numbers of the scale.
     """
     return list(_curve(tuple(values), width, height, role, label, top))
@@ -85,9 +85,9 @@ def _curve(
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: a curve below a rule with the title.
+    """A chart: a curve below a rule.
 
-    The rule has the title, and at its right end as many of the `figures` as fit.
+    The rule has the title on the left, and as many of the `figures` as fit on the right.
     """
 
     title: str
@@ -107,7 +107,10 @@ class Chart:
 
 
 def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
-    """Return charts in a grid that fills `height` lines. If not all of them fit, the last ones are left out."""
+    """Return charts in a grid that fills `height` lines.
+
+    If there is too little room, the last charts are left out.
+    """
     widest = max(1, width // LEAST_CHART_WIDTH)
     wanted = wanted[: widest * (max(0, height) // LEAST_CHART)]
     down = max(-(-len(wanted) // widest), min(len(wanted), height // USUAL_CHART))

@@ -1,4 +1,4 @@
-"""The base class of all drawn widgets. It paints lines, and repaints only the spans that have changed."""
+"""The base class of all drawn widgets. Such a widget paints lines, and repaints only the spans that have changed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from textual.widget import Widget
 
 from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
 
-# The app has all colour roles (COMPONENT_CLASSES), and not each widget. Otherwise the first frame would take twice as
-# long.
+# The app defines all colour roles (COMPONENT_CLASSES). If each widget defined them, the first frame would take twice
+# as long.
 
 
 class Drawing(Widget):
@@ -27,10 +27,10 @@ class Drawing(Widget):
         super().__init__(id=id, classes=classes)
         self._lines: tuple[Line, ...] = ()
         self._looks: dict[str, _Look] = {}
-        # for each row: (its line, the strip of cells that was painted for this line)
+        # maps a row to (its line, the strip of cells that was painted for this line)
         self._strips: dict[int, tuple[Line, Strip]] = {}
         self._painted_for = 0  # width in cells of the strips that were painted
-        # Textual computes the size and whether there is a gutter slowly, so both are cached.
+        # Cache the size and whether there is a gutter, because Textual computes both slowly.
         self._room = Size(0, 0)
         self._has_gutter = False
 
@@ -61,8 +61,9 @@ class Drawing(Widget):
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the painted strips of the region `crop`. Whole rows are painted once and cached.
 
-        Textual's own method takes twice as long. It needs ten styles per row, and filters each row in each frame. It
-        is used only for widgets with a border or padding. cbtop's stylesheet sets no opacity and no tints.
+        Textual's own method takes twice as long, because it needs ten styles per row and filters each row in each
+        frame. Textual's method is used only for widgets with a border or padding. cbtop's stylesheet sets no opacity
+        and no tints.
         """
         if self._has_gutter:
             return super().render_lines(crop)
@@ -140,16 +141,16 @@ class Drawing(Widget):
             style += self.app.get_component_styles(role).partial_rich_style
         for one in self.get_line_filters():  # Reduce the style to what the terminal can show.
             style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
-        # If another role has this style already, use the same _Look, so that spans can be joined.
+        # If another role already has this style, use the _Look of that role, so that spans can be joined.
         look = next((known for known in self._looks.values() if known.style == style), _Look(style))
         self._looks[roles] = look
         return look
 
 
 class _Look:
-    """The style that a role is painted with.
+    """The style for painting a role.
 
-    `blank` is the background colour of blanks. It is None if blanks are also visible by lines or reversed colours.
+    `blank` is the background colour of blanks. If lines or reversed colours make blanks visible, `blank` is None.
     """
 
     def __init__(self, style: Style) -> None:
@@ -166,9 +167,9 @@ def _cut(text: str, begin: int, end: int) -> str:
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
-    """Return the range of columns (within `width`) that differ between the lines `now` and `before`, or None.
+    """Return the range of columns (within `width`) with all differences of the lines `now` and `before`, or None.
 
-    It is a single range, because with several ranges Textual would send everything to their left again.
+    The result is a single range. With several ranges, Textual would also send everything to the left of each range.
     """
     if before == now:
         return None
@@ -197,7 +198,7 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
 
 
 def _alike(before: Span, now: Span, step: int) -> int:
-    """Return how many cells at the start of two spans are equal. With `step` -1, count from their end."""
+    """Return how many cells are equal at the start of two spans. If `step` is -1, count from the end of the spans."""
     one, other = before[0], now[0]
     if before[1] != now[1] or not (_is_narrow(one) and _is_narrow(other)):
         return 0

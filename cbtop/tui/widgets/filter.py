@@ -45,7 +45,7 @@ class Filter(Horizontal):
         self.display = False
 
     def show_found(self, found: str) -> None:
-        """Show the text `found` with the number of matches at the end of the search line."""
+        """Show the text `found` at the end of the search line. It has the number of matches."""
         self._found.show(f"{found}  ⏎ keeps  n N  esc clears")
 
 

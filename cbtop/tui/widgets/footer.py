@@ -2,10 +2,11 @@
 
 # Differences from Textual's Footer
 # - Textual's Footer makes a widget for each key whenever the focus moves. This footer is one line, and takes 0.16x of
-#   the CPU time (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`).
-# - If the terminal is narrow, this footer first drops general keys, except help and quit, then the last keys of the
-#   view. Textual's Footer scrolls.
-# - If there is room left, hidden bindings with a tooltip are shown, too. A click on a key presses it.
+#   the CPU time of Textual's Footer (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`).
+# - On a narrow terminal, this footer drops keys: first the general keys except help and quit, then the last keys of
+#   the view. Textual's Footer scrolls.
+# - If there is room left, this footer also shows hidden bindings with a tooltip. A click on a key has the effect of
+#   pressing the key.
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ class KeyFooter(Drawing):
     def _shown(self) -> tuple[Sequence[Binding], Sequence[Binding]]:
         """Return the view's keys and the general keys for the footer.
 
-        The first of the general keys are shown only if there is room for them.
+        The first of the general keys are shown only if the footer has room for these keys.
         """
         here: dict[str, Binding] = {}
         everywhere: dict[str, Binding] = {}

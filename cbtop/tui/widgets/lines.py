@@ -66,7 +66,7 @@ def width_of(line: Line) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """Return `text` in at most `width` cells. If it is cut, it ends with `…`."""
+    """Return `text` in at most `width` cells. A text that is cut ends with `…`."""
     if (len(text) if text.isascii() else cell_len(text)) <= width:
         return text
     return "" if width < 1 else set_cell_size(text, width - 1).rstrip() + "…"
@@ -138,7 +138,7 @@ def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
 
 
 def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
-    """Return a line with the first of `parts`, as many as fit completely into `width`."""
+    """Return a line with as many of `parts` as fit completely into `width`, from the first part on."""
     line: Line = BLANK
     for part in parts:
         longer = join((line, part), gap)

@@ -79,7 +79,8 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 class Spot:
     """A possible position of a label.
 
-    The label begins at a point, or ends there if `right` is true. Then the label may be moved by some cells.
+    The label begins at a point or, if `right` is true, ends at the point. From there, the label may be moved by some
+    cells.
     """
 
     x: float
@@ -120,10 +121,10 @@ class LogLogPlot:
                 self.segment(*begin, *end, role)
 
     def label(self, text: str, role: str, spots: Sequence[Spot]) -> bool:
-        """Write `text` at the first of `spots` that has no drawing below it, or else at one that has only lines below
-        it.
+        """Write `text` at the first of `spots` without any drawing.
 
-        Returns False if the text does not fit.
+        If all spots have drawings, write it at the first spot without marks and text. Returns False if the text fits
+        at no spot.
         """
         size = cell_len(text)
         places = []

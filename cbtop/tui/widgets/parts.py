@@ -22,7 +22,7 @@ class ScreenPart:
 def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], width: int, height: int) -> list[Line]:
     """Draw the parts of a view from top to bottom in at most `height` lines.
 
-    In the order of `by_rank`, each part first gets its minimum height. Then the remaining lines are distributed in
+    Each part first gets its minimum height, in the order of `by_rank`. Then the remaining lines are distributed in
     the same order.
     """
     lines = dict.fromkeys(order, 0)

@@ -39,12 +39,13 @@ class SortedTable(Table[RowT]):
         id: str | None = None,
     ) -> None:
         super().__init__(columns, key, empty=empty, id=id)
-        self._words = words  # a function that returns the texts of a row that the filter searches
+        self._words = words  # a function that returns the searchable texts of a row
         self.sort_by = sort_by
         self.descending = True
         # (sort column, whether descending), if the user has chosen an order
         self.chosen: tuple[str, bool] | None = None
-        # (preferred sort column, whether descending). The table is sorted by this column while it exists.
+        # (preferred sort column, whether descending). The table is sorted by this column while the table has the
+        # column.
         self._wanted = sort_by, True
         self.filter_text = ""
         self.nothing_at_all = empty  # text that is shown if the table is empty without a filter
@@ -53,7 +54,10 @@ class SortedTable(Table[RowT]):
         self._order = SteadyOrder()
 
     def show_columns(self, columns: Sequence[Column[RowT]]) -> None:
-        """Replace the columns of the table. Sort by the preferred column or, if it does not exist, by another."""
+        """Replace the columns of the table.
+
+        Sort by the preferred column, or by another one if the preferred column is missing.
+        """
         self.columns = tuple(columns)
         self._sort_as_wanted()
 
@@ -82,8 +86,8 @@ class SortedTable(Table[RowT]):
     def show_rows(self, rows: Sequence[RowT], *, of: object = None) -> None:
         """Replace the rows of the table.
 
-        If `of` differs from its previous value, the rows are sorted exactly. Otherwise rows change places only after
-        a lasting difference.
+        If `of` differs from its value in the last call, the rows are sorted exactly. Otherwise two rows swap only
+        after a lasting difference.
         """
         if of != self._of:
             self._of = of

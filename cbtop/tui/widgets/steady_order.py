@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from cbtop.tui.widgets.columns import Column, RowT
 
-# Two rows swap only if one was ahead of the other by this share, in each of this many redraws (20 s at the default
-# rate). A single long call does not move a row, because it leaves the window after ten seconds. Figures of few calls
-# (p99, max) differ from window to window. For them, only every sixth redraw counts, so 40 redraws take two minutes.
+# Two rows swap only if one of them was ahead by this share in all of the latest redraws. The second number is the
+# number of these redraws (20 s at the default rate). A single long call does not move a row, because the call leaves
+# the window after ten seconds. Figures of few calls (p99, max) differ from window to window. For such figures, only
+# every sixth redraw counts, so 40 redraws take two minutes.
 STEADY_MARGIN = 0.15
 STEADY_REDRAWS = 40
 RARE_APART = 6
@@ -52,7 +53,7 @@ class SteadyOrder:
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
     """Return the row keys of the newest redraw in their new order.
 
-    Two keys that are in `previous` swap only if one was ahead of the other in all redraws.
+    Two keys that are in `previous` swap only if one of them was ahead of the other in all stored redraws.
     """
     values = redraws[-1]
     fresh = sorted(values, key=lambda key: _sortable(values[key]), reverse=descending)
@@ -79,7 +80,7 @@ def _sortable(value: float | str) -> tuple[float, str]:
 
 
 def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending: bool) -> bool:
-    """Return whether the row `one` was clearly ahead of the row `other` in each redraw that has values of both."""
+    """Return whether the row `one` was clearly ahead of the row `other` in each redraw with values of both."""
     if not _differ(redraws[-1][one], redraws[-1][other], descending):
         return False
     pairs = ((values[one], values[other]) for values in reversed(redraws) if one in values and other in values)
@@ -87,7 +88,7 @@ def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending:
 
 
 def _is_measured(value: float | str) -> bool:
-    # A value below 0 means that it was not measured. Such a row comes last.
+    # A value below 0 means that nothing was measured. Such a row comes last.
     return isinstance(value, str) or value >= 0
 
 

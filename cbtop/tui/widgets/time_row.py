@@ -73,16 +73,13 @@ class Scale:
         return max(0, begin), min(self.width, end)
 
     def eighths(self, moment_ns: int) -> int:
-        """Return how many eighths of a cell are filled by the time before a moment, in the cell that contains the
-        moment.
-        """
+        """Return how many eighths of a moment's cell are before the moment."""
         return 8 * ((moment_ns - self.begin_ns) * self.width % self._length_ns) // self._length_ns
 
     def eighths_left(self, moment_ns: int) -> int:
-        """Return how many eighths of a cell are filled by the time after a moment, in the cell that contains the
-        moment.
+        """Return how many eighths of a moment's cell are after the moment.
 
-        Return 0 at the end of a cell.
+        Return 0 if the moment is at the border of two cells.
         """
         into = (moment_ns - self.begin_ns) * self.width % self._length_ns
         return 8 * (self._length_ns - into) // self._length_ns if into else 0
@@ -142,7 +139,7 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
         last = found[-1] if found else None
         begin, end = scale.whole(block)
         if last and begin < last.end:
-            # The first cell may already belong to the previous block, because that one has zero length.
+            # The first cell may already belong to the previous block, because the previous block has zero length.
             begin = last.end
         if begin < end:
             found.append(CellSpan(begin, end, (number,)))
@@ -160,7 +157,7 @@ def time_row(blocks: Sequence[Block], scale: Scale, current: int | None = None) 
     seen = _in_sight(blocks, scale)
     cells: list[tuple[str, str]] = []
     at = 0
-    before: Block | None = None  # the last of the blocks before that was drawn over whole cells
+    before: Block | None = None  # the previous block that was drawn over whole cells
     for place in (*_places(seen, scale), None):
         first = place.first if place else scale.width
         after = seen[place.blocks[0]] if place and not place.cells else None

@@ -11,7 +11,7 @@ from cbtop.tui.widgets.lines import Line
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 MAX_BAR_WIDTH = 12
-_GAP_FROM = 3  # If each bar has at least this many cells, one of them is a gap.
+_GAP_FROM = 3  # If each bar has at least this many cells, the last of its cells is a gap.
 MISSING = "·"
 _LEAST_TOP, _GREATEST_TOP = 2.0, 4.0
 
@@ -50,14 +50,14 @@ class Spacing:
         return bar // self.group * self.cells
 
     def groups(self) -> list[range]:
-        """For each bar that is drawn, return the indices of its values. There are several if values share a cell."""
+        """Return a range of value indices for each drawn bar. A range has several indices if values share a cell."""
         return [range(at, min(at + self.group, self.bars)) for at in range(0, self.bars, self.group)]
 
 
 def usual_top(values: Sequence[float], usual: float) -> float:
     """Return the end of a scale from 0 for vertical bars: the highest of `values`, within limits.
 
-    With these limits, a bar of the value `usual` takes between a quarter and a half of the chart's height.
+    The limits ensure that a bar of the value `usual` takes between a quarter and a half of the chart's height.
     """
     return max(_LEAST_TOP * usual, min(_GREATEST_TOP * usual, max(values, default=0.0)))
 
@@ -65,7 +65,7 @@ def usual_top(values: Sequence[float], usual: float) -> float:
 def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> list[Line]:
     """Return the bars in `height` lines. A bar with the value `top` has full height.
 
-    A group is drawn as its highest bar.
+    If several values share a bar, the bar shows the highest of them.
     """
     if spacing.group > 1:
         groups = ([bars[at] for at in group] for group in spacing.groups())
@@ -77,7 +77,10 @@ def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> l
 
 
 def _line(columns: Sequence[tuple[Sequence[str], str]], above: int) -> Line:
-    """Return the line of a bar chart that has `above` lines below it. Bars are drawn from the lowest line up."""
+    """Return one line of a bar chart. `above` is the number of lines below this line.
+
+    Bars are drawn from the lowest line up.
+    """
     parts = [(texts[above], role) for texts, role in columns]
     return tuple(("".join([text for text, _ in same]), role) for role, same in groupby(parts, key=itemgetter(1)))
 
@@ -88,6 +91,6 @@ def _glyphs(bar: Bar, height: int, top: float) -> list[str]:
         return [MISSING] + [" "] * (height - 1)
     eighths = round(min(1.0, max(0.0, bar.value / top if top > 0 else 0.0)) * height * 8)
     if bar.value > 0 and eighths == 0:
-        eighths = 1  # A value above zero must be visible, so draw at least one eighth.
+        eighths = 1  # A value above zero must be visible. So draw at least one eighth of a cell.
     full, part = divmod(eighths, 8)
     return ([_EIGHTHS[8]] * full + [_EIGHTHS[part]] + [_EIGHTHS[0]] * height)[:height]

@@ -98,7 +98,11 @@ OF_LATENCY = (
 
 
 def _in_order(view: SourceView) -> list[Rule]:
-    """Return all rules for verdicts. The one that is likely the origin of the others comes first."""
+    """Return all rules for verdicts, in order.
+
+    If faulty gradients may be the origin of a faulty output, the rule for gradients comes before the rule for
+    outputs.
+    """
     rules = list(VERDICTS)
     if may_follow_gradients(view):
         rules.remove(GRADIENT_NOT_FINITE)

@@ -8,7 +8,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-MIN_RETRIES = 3  # a single one may be due to the longest batch, or to an evaluation
+MIN_RETRIES = 3  # A single retry may be due to the longest batch, or to an evaluation.
 
 
 def _find(view: SourceView) -> Finding | None:

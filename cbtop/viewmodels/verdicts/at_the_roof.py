@@ -11,13 +11,13 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-# A brick is near a roof if it reaches this percentage of it. Below, latency or overhead limits a brick at any
-# intensity.
+# A brick is near a roof if it reaches at least this percentage of the roof. Any other brick is limited by latency or
+# overhead, at any intensity.
 NEAR_PERCENT = 60.0
 # A brick gets a verdict only if it takes at least this percentage of the time in steps. The limit of a smaller brick
 # hardly matters.
 MIN_SHARE_PERCENT = 10.0
-# for each bound of a brick (memory, compute): the kind of roof
+# maps what limits a brick (memory or compute) to the kind of the roof
 _KINDS = {"memory": "bandwidth", "compute": "compute"}
 
 

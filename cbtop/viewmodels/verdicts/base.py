@@ -1,9 +1,9 @@
 """The common parts of all verdicts: the rules, their findings, and the tokens/s that a fix would gain."""
 
 # Rules
-# - A verdict is a pure function of one SourceView. It covers the time range of the view: a window, or all data.
+# - A verdict is a pure function of one SourceView. A verdict covers the view's time range: a window, or all data.
 # - A verdict claims only facts that its figures show. If data is missing, no verdict is made.
-# - The thresholds of a verdict are constants, each with a reason. The description of the verdict contains them.
+# - The thresholds of a verdict are constants, each with a reason. The verdict's description contains its thresholds.
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
 from cbtop.viewmodels.verdict import Evidence, Severity, Subject, Verdict
 
-# In a window, steps may have spent this share of their time before the window began.
+# Steps may begin before the window. A gain is derived only if at most this share of their time was before the window.
 EDGE = 0.01
-# The mean recorded step may differ from the mean step by this ratio, in either direction. Recording alone costs less.
+# The mean recorded step may be this many times as long as the mean step, or this many times as short. Recording alone
+# costs less.
 LIKE_ALL = 1.10
 # At least this many steps are needed to judge the slowest ones, because one step in fifty is not a distribution.
 MIN_STEPS = 50
@@ -33,14 +34,14 @@ class Finding:
     gain_tokens_per_sec: float | None = None
     # The condition of the gain, to be written after "if", such as "it were as fast as the median layer".
     gain_if: str = ""
-    advice: str = ""  # advice for this problem, or "" to use the advice of the rule
+    advice: str = ""  # advice for this problem; "" means the advice of the rule
     # Whether the finding is about what steps contain, which is known only for recorded steps.
     is_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule for one verdict: its meaning, when it fires, advice, and the function that finds the problem."""
+    """The rule for one verdict: its meaning, its condition, its advice, and the function that finds the problem."""
 
     id: str
     severity: Severity
@@ -70,8 +71,7 @@ def gain(view: SourceView, percent: float) -> float | None:
     """Return the gain in wall-clock tokens/s if `percent` of the time in steps is saved (Amdahl's law).
 
     Returns None if the gain cannot be derived: steps overlap, parts of the breakdown do not add up, or the rate is
-    unknown. Also returns None if steps that began before the time range spent more time there than a median step
-    takes.
+    unknown. Also returns None if steps spent more time before the time range than a median step takes.
     """
     steps, time_range = view.steps, view.time_range
     if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:
@@ -94,14 +94,15 @@ def gain(view: SourceView, percent: float) -> float | None:
 def gain_inside(view: SourceView, percent: float) -> float | None:
     """Return the gain in tokens/s if `percent` of the recorded step time is saved.
 
-    Return None if recorded steps differ from the other steps.
+    Return None if recorded steps differ too much from the other steps.
     """
     return None if _unlike_all(view.steps) else gain(view, percent)
 
 
 def _unlike_all(steps: StepsView | None) -> str:
-    """Return a text for the end of a sentence about how the mean recorded step differs from all steps. Return "" if
-    it does not differ.
+    """Return the end of a sentence, about how the mean recorded step differs from the mean of all steps.
+
+    Return "" if both means are about equal.
     """
     if steps is None or not steps.mean_us or not steps.recorded_mean_us:
         return ""
@@ -123,11 +124,11 @@ def in_turn(view: SourceView) -> bool:
 
 
 def steps_alike(view: SourceView) -> StepsView | None:
-    """Return the steps of the view if their times can be compared: there are enough, and all have the same number of
-    tokens.
+    """Return the steps of the view if their times can be compared, otherwise None.
 
-    The tokens of single steps are not stored. They count as equal if the mean tokens per step are equal in every
-    second.
+    The times can be compared if there are enough steps, and if all steps have the same number of tokens. The tokens
+    of single steps are not stored. So the steps' numbers count as equal if the mean tokens per step are equal in
+    every second.
     """
     steps = view.steps
     if steps is None or steps.is_sample or steps.count < MIN_STEPS or steps.tokens % steps.count:

@@ -19,7 +19,7 @@ APART = 1.20
 # Each mode must have at least this percentage of the steps. Rarer steps are a tail and not a mode.
 MIN_PERCENT = 10.0
 VALLEY = 0.5  # The number of steps between two modes must be below this share of the smaller mode.
-# A valley or a mode must differ by this many standard deviations, because chance alone moves them, too.
+# A valley or a mode must differ by this many standard deviations. A smaller difference may be due to chance.
 BEYOND_CHANCE = 2.0
 _SHAPES = {2: "bimodal", 3: "trimodal"}
 # At least this many steps are needed, because with fewer the bars of the histogram vary too much by chance.

@@ -13,7 +13,7 @@ from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# A loss below this percentage of the records does not change figures, because they have three or four digits.
+# A loss below this percentage of the records does not change figures, because figures have three or four digits.
 LOST_PERCENT = 0.1
 
 
@@ -23,7 +23,7 @@ class Lost:
 
     lost: int
     seen: int
-    when: str  # when the records were lost, as text, or "" for the whole time since the daemon found the process
+    when: str  # time of the losses as text; "" means any time since the daemon found the process
 
     @property
     def percent(self) -> float:

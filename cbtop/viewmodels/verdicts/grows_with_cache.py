@@ -13,7 +13,8 @@ from cbtop.viewmodels.steps import PaceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
-# For this verdict, at least this many seconds must contain steps, because a line through fewer points proves little.
+# For this verdict, at least this many seconds must contain steps. Each second gives one point, and a line through
+# fewer points proves little.
 MIN_SECONDS = 8
 # For this verdict, the cached positions must grow at least by this factor. If they grow less, there may be other
 # causes.
@@ -41,7 +42,7 @@ def _find(view: SourceView) -> Finding | None:
     short_us, long_us = (begin_us + slope_us * positions for positions in (least, most))
     if most < LONGER * least or short_us <= 0 or long_us < GROWTH * short_us:
         return None
-    # All bricks became slower by the same factor. A growing cache does not cause that.
+    # All bricks became slower by the same factor. A growing cache does not slow down all bricks.
     if alike(view.brick_growth) is not None:
         return None
     growing = _growing(view)

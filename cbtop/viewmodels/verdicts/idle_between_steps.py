@@ -28,7 +28,7 @@ def _find(view: SourceView) -> Finding | None:
     idle_us = time_range.between_us - on_gpu_us - no_request_us
     idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0
     if idle_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
-        return None  # Records were lost, possibly of steps that ran in the time that looks idle.
+        return None  # The lost records may be of steps that ran in the time that looks idle.
     rate, ran_us = steps.tokens_per_sec, time_range.wall_us - idle_us
     ends = f", without {duration(on_gpu_us)} in which the GPU ended them (derived)" if on_gpu_us else ""
     ends += f", without {duration(no_request_us)} in which there was no request (derived)" if no_request_us else ""
@@ -51,7 +51,8 @@ def _find(view: SourceView) -> Finding | None:
 def _kernels_after_steps_us(view: SourceView) -> float:
     """Return how long a GPU still ran kernels of steps after the calls of these steps had returned.
 
-    A call returns when its kernels have been launched. While the program waits for the kernels, it is not idle.
+    A call of a step returns when its kernels have been launched. The program may then wait for the kernels, which is
+    not idle time.
     """
     books, steps = view.books, view.steps
     if books is None or steps is None or BY_KERNELS not in (view.backend or "") or steps.recorded < LEAST_STEPS:
@@ -60,7 +61,10 @@ def _kernels_after_steps_us(view: SourceView) -> float:
 
 
 def _no_request_percent(view: SourceView) -> float:
-    """Return the share of time in which an engine had no request, of its latest steps."""
+    """Return the share of its latest iterations' time that an engine had no request, in percent.
+
+    Return 0 without an engine.
+    """
     parts = view.serving.parts if view.serving else ()
     return next((part.percent for part in parts if part.name == EnginePart.WAITING), 0.0)
 

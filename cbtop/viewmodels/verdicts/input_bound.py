@@ -13,8 +13,8 @@ from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 # For this verdict, at least this many training steps are needed. A loader may serve its first batches from a full
 # queue, or start its workers.
 MIN_TRAINING_STEPS = 20
-# Waiting for data is reported above this percentage of a step. A fast loader only hands over a batch and copies it to
-# a device, which takes a few percent.
+# Waiting for data is reported above this percentage of a step. A few percent are normal, because even a fast loader
+# hands over a batch and copies the batch to a device.
 WAIT_PERCENT = 10.0
 
 
@@ -54,8 +54,9 @@ def _is_certain(view: SourceView, training: TrainingView, wait: TrainingPartRow)
 
 
 def _samples_per_sec(view: SourceView, wait: TrainingPartRow) -> float | None:
-    """Return the samples/s that the training would have without waiting for data. Return None if steps do not report
-    their samples or overlap.
+    """Return the samples/s that the training would have without waiting for data.
+
+    Return None if some steps do not report their samples, if steps overlap, or if the view is a merge.
     """
     steps = view.steps
     if steps is None or steps.samples_per_sec is None or steps.overlap or view.merged is not None:

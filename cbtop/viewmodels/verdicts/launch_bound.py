@@ -9,8 +9,9 @@ from cbtop.viewmodels.time_breakdown import GPU_WAITED
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
-# For this verdict, bricks that wait for their launches must have this percentage of the time and of the calls of all
-# bricks. Both are required, because a single step may have waited for long (the first step, or a pause).
+# For this verdict, bricks that wait for their launches must have this percentage of all bricks' time, and also this
+# percentage of all bricks' calls. Both are required, because a single step may have waited for long (the first step,
+# or a pause).
 LAUNCH_BOUND_PERCENT = 20.0
 
 
@@ -28,7 +29,8 @@ def _found_in_training(view: SourceView) -> Finding | None:
     idle = training.part(TrainingPart.NO_KERNEL) if training else None
     if steps is None or training is None or idle is None:
         return None
-    # The parts are of the latest steps, also if the shown time is shorter, so the steps recorded in it do not matter.
+    # The parts of a step are from the latest steps, even if the shown time is shorter. So count the recorded steps
+    # among the latest steps.
     recorded = training.by_kernels or steps.recorded
     if recorded < LEAST_STEPS or idle.percent < LAUNCH_BOUND_PERCENT:
         return None
@@ -50,7 +52,7 @@ def _found_in_training(view: SourceView) -> Finding | None:
 def _found_by_kernels(view: SourceView) -> Finding | None:
     """Find a wait for launches in steps that were recorded by the times of their kernels.
 
-    Their kernels are compared with the median of all steps, because the few recorded steps may be slow.
+    The sum of their kernels is compared with the median of all steps, because the few recorded steps may be slow.
     """
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or steps.recorded < LEAST_STEPS or not steps.p50_us:

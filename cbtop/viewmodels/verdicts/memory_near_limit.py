@@ -7,7 +7,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-NEAR_PERCENT = 95.0  # of the limit; a batch with 5 % more tokens needs about 5 % more memory
+NEAR_PERCENT = 95.0  # in percent of the memory limit; a batch with 5 % more tokens needs about 5 % more memory
 # Percent of the reserved memory. Torch rounds sizes and keeps blocks for later steps, which takes 5 to 20 %.
 UNUSED_PERCENT = 30.0
 

@@ -51,7 +51,8 @@ def _sentence(fault: GuardFaultView) -> str:
 def may_follow_gradients(view: SourceView) -> bool:
     """Return whether the faulty weight that the guard named may come from a gradient that was not finite.
 
-    The forward with this weight makes gradients of the same step faulty, so only earlier gradients can have made it.
+    A forward pass with a faulty weight makes the gradients of the same step faulty. So only gradients of an earlier
+    step can be the origin of the faulty weight.
     """
     guarded = view.guard.fault if view.guard else None
     if guarded is None or guarded.weight is None:

@@ -10,10 +10,10 @@ from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
-# For this verdict, the mean step time must be this many times the median. Without outliers, both differ by a few
-# percent.
+# For this verdict, the mean step time must be this many times the median. Without outliers, mean and median differ by
+# a few percent.
 MEAN_OVER_MEDIAN = 1.10
-# For this verdict, at most this share of the steps may be long. If more steps are long, they are a mode and not
+# For this verdict, at most this share of the steps may be long. A larger group of long steps would be a mode and not
 # outliers.
 RARE_PERCENT = 10.0
 

@@ -21,7 +21,7 @@ def _find(view: SourceView) -> Finding | None:
     found = view.baseline
     if found is None or found.step_us is None:
         return None
-    # The sum covers the whole step, because the time between bricks is also an entry of `bricks`.
+    # `bricks` also has an entry for the time between bricks, so the sum covers the whole step.
     all_us = sum(change.now for change in found.bricks.values())
     slower = [one for one in found.slower if one.change.delta >= LEAST_OF_ALL_PERCENT / 100 * all_us]
     if not slower:

@@ -13,15 +13,15 @@ BUSY_PERCENT = 95.0  # For this verdict, all processors together must have at le
 # For this verdict, the process must lack a processor while its steps run, for at least this percentage of the whole
 # time.
 MISSING_PERCENT = 20.0
-# Waiting for a processor explains long steps if its share of the time is at least this part of the share of extra
-# time.
+# Long steps take extra time. Waiting for a processor explains them if it takes at least this part of the extra time.
 EXPLAINED = 0.5
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:
     """Return (steps ran, the process had a processor, all processors were busy), each in percent of the last seconds.
 
-    Returns None if one of them is unknown, or if the process uses a GPU, because it may then wait for the GPU.
+    Returns None if one of these percentages is unknown. Also returns None if the process uses a GPU, because the
+    process may then wait for the GPU.
     """
     time_range = view.time_range
     if len(view.machines) != 1 or time_range is None or time_range.in_steps_us is None or not time_range.wall_us:

@@ -10,13 +10,14 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-# For this verdict, at least this many seconds must contain steps, because fewer do not show the usual step time.
+# For this verdict, at least this many seconds must contain steps, because fewer seconds do not show the usual step
+# time.
 MIN_SECONDS = 4
 # For this verdict, the first steps must take this many times the usual time. A step that compiles, tunes or fills
 # caches takes several times as long.
 FACTOR = 2.0
-# If the first second has more than this many times the usual number of steps, cbtop has found the process late, and
-# its warm-up is unknown.
+# If the first second has more than this many times the usual number of steps, cbtop has found the process late. Then
+# the warm-up of the process is unknown.
 FOUND_LATE = 2.0
 # For this verdict, the first steps must have cost this percentage of the time in steps. Less extra time hardly
 # changes a mean.
