@@ -32,10 +32,11 @@ SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?
 # Limits far above the values of real models, and far below sizes that would cause trouble.
 MAX_KEYS = 10_000
 MAX_TENSORS = 20_000
-# Most elements of an array; each may be a string, and each string takes a step of Python.
+# Largest number of elements of an array. Each element may be a string, and Python reads strings one by one.
 MAX_ARRAY_ELEMENTS = 2_000_000
 MAX_NAME_BYTES = 1_024
-# Longest text that is kept, in bytes. Names of models and architectures are shorter, and chat templates are longer.
+# Largest length of a text, in bytes; longer texts are cut. Names of models and architectures are shorter, and chat
+# templates are longer.
 MAX_TEXT_BYTES = 1_024
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
@@ -79,8 +80,8 @@ class Tensor:
 
     code: int  # number of the tensor's format, a key of FORMATS
     shape: tuple[int, ...]
-    # Offset of the first byte. It counts from the start of the data while the header is read, and later from the
-    # start of the file.
+    # Offset of the first byte. While the header is read, the offset counts from the start of the data. Later it
+    # counts from the start of the file.
     offset: int
     elements: int
     size_bytes: int

@@ -1,4 +1,4 @@
-"""Find the library that launches kernels on a GPU: torch, or CuPy if torch cannot.
+"""Find the library that launches kernels on a GPU: torch, or CuPy if torch cannot launch them.
 
 Both compile kernels with NVRTC.
 """

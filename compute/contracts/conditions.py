@@ -1,8 +1,8 @@
 """Turn the conditions of a contract into one function. _conditions.c evaluates their syntax trees."""
 
 # Rules
-# - A node has the same meaning as `Expression.evaluate` of its syntax. C only finds out that conditions hold.
-#   `Condition.holds` decides all other cases, and every case if C was not built.
+# - A node gives the same result as `Expression.evaluate` for the same syntax. The C code can only confirm that a
+#   condition holds. In all other cases, and if the C code was not built, `Condition.holds` decides.
 # - A subexpression that several conditions share becomes one node, so that an array is read once for all of them.
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ except ImportError:  # at installation, the compiler or the headers of Python we
 Failed = Callable[[Values], int]
 Holds = Callable[[Values], bool]
 ASKED = -1  # marks a condition that Python must decide, because C cannot evaluate it
-NONE = -1  # takes the place of a bound of a slice that is not given
+NONE = -1  # stands for a missing bound of a slice
 
 _OPERATIONS: Mapping[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.FloorDiv: "floor",
@@ -72,7 +72,7 @@ class _Writer:
             return ASKED
 
     def _node(self, *node: Any) -> int:
-        # Types are a part of the key, because 1 == 1.0, although they are different constants.
+        # The key contains the types of the operands, because 1 == 1.0, although 1 and 1.0 are different constants.
         key = (*node, *map(type, node))
         if key not in self._known:
             self._known[key] = len(self.nodes)
@@ -117,7 +117,7 @@ class _Writer:
         return reduce(lambda left, right: self._node(operation, left, right), nodes)
 
     def _part(self, array: int, at: Sequence[ast.expr]) -> int:
-        """Return the node of array[at], made one dimension at a time.
+        """Return the node of array[at]. The array is indexed one dimension at a time.
 
         An index removes its dimension, a slice does not.
         """

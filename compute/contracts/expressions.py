@@ -71,7 +71,7 @@ def _lengths(values: Any) -> Any:
 
 
 def _extreme(choose: Callable[..., Any]) -> Callable[..., float]:
-    """Return a function for an index: it takes an element of an array, or one of several numbers."""
+    """Return a function that applies `choose` to the elements of one array, or to several numbers."""
     return lambda *values: float(choose(values[0] if len(values) == 1 else values))
 
 

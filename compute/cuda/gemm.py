@@ -27,7 +27,7 @@ def bf16_product(weights: Any, x: Any, out: Any, columns: int) -> LibraryCall:
 def _run(weights: Any, x: Any, out: Any, columns: int) -> None:  # pragma: no cover - gpu
     from cupy.cuda import cublas, device
 
-    tokens, rows = out.shape  # cuBLAS uses column-major order, so for it this memory has the shape (rows, tokens)
+    tokens, rows = out.shape  # cuBLAS uses column-major order, so cuBLAS sees the memory of `out` as (rows, tokens)
     cublas.gemmEx(
         device.get_cublas_handle(), _TRANSPOSED, _AS_IT_IS, rows, tokens, columns, _ONE.ctypes.data,
         weights.data.ptr, _BFLOAT16, columns, x.data.ptr, _BFLOAT16, columns, _ZERO.ctypes.data,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 PLACE_BITS = 22  # number of bits for the index of a logit; there are at most 2^22 logits
 THREADS = 256
-BLOCKS = 128  # number of blocks that read the logits together; the block that ends last does the rest
+BLOCKS = 128  # number of blocks that read the logits together; the last block to end does the remaining work
 
 SAMPLING = r"""
 #define PLACE_BITS 22

@@ -58,7 +58,7 @@ class KernelArguments:
 
         Unless `codes` is None, the kernel also writes its output as int8 codes into `codes`.
         """
-        assert norm is not None  # a model without this norm has no brick that needs the arguments
+        assert norm is not None  # a model without this norm has no brick that needs these arguments
         of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
         in_int8 = () if codes is None else (out, codes.codes, codes.factors)
         return x, *of_both, self.epsilon, out, *in_int8

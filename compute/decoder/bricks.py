@@ -75,8 +75,8 @@ class LayerBricks:
     attention_post_norm: ComputeBrick | None
     attention_add: ComputeBrick | None
     ffn_norm: ComputeBrick
-    # The brick that computes gate, up and activation together. It is None if the next three fields have bricks for
-    # these. In a mixture of experts, all four are None.
+    # The brick that computes gate, up and activation together. If the next three fields have separate bricks, this
+    # field is None. In a mixture of experts, all four fields are None.
     gated: ComputeBrick | None
     gate: ComputeBrick | None
     up: ComputeBrick | None
@@ -264,9 +264,9 @@ class BrickMaker:
         """Return the brick of a norm.
 
         `behind`: the matrices that the norm's output is multiplied by. If some of these take int8, the norm also
-        makes int8 codes. On a GPU it does not, because there a pass makes them.
+        makes int8 codes. On a GPU, the norm makes no codes, because the pass makes them (see `BrickLaunches`).
 
-        `adds`: whether the brick first computes the sum before the norm.
+        `adds`: whether the brick also computes the residual sum that the norm reads.
         """
         makes_codes = norm.bias is None and not self._names_launches and any(one.takes_int8 for one in behind)
         hidden = norm.weight.size
@@ -286,7 +286,7 @@ class BrickMaker:
         return None if norm is None else self._norm(norm)
 
     def _normed(self, norm: Norm, rows: float = 1.0) -> BrickLaunch:
-        """Return the kernel of a norm in a brick. The norm has `rows` rows per token."""
+        """Return the kernel and the work of a norm. The norm has `rows` rows per token."""
         hidden, is_on_gpu = norm.weight.size, self._names_launches
         if norm.bias is None:
             return BrickLaunch(rms_norm.RMS_NORM, rms_norm.work(hidden, is_on_gpu=is_on_gpu), rows)

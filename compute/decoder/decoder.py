@@ -147,8 +147,9 @@ def _layers_of(
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
     """Raise ComputeError if a context needs more than the available memory.
 
-    A context always needs the angles of its positions. It also needs the caches, which fill up later, or float64
-    angles, which exist only while angles are computed. The larger of these two counts.
+    A context always needs the angles of its positions. The caches fill up later. The float64 angles exist only while
+    the angles are computed. The caches and the float64 angles are not needed at the same time, so only the larger of
+    the two counts.
     """
     caches = 2 * len(model.layers) * model.kv_heads * kv_caches.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
@@ -167,7 +168,7 @@ class Decoder:
     """Runs one model over one sequence of at most `context` tokens.
 
     With `settings.check_contracts`, each brick also checks the pre- and postconditions of its kernels' contracts. The
-    results are announced as CheckResults. If `guard` is set, it watches the passes.
+    results are announced as CheckResults. If a `guard` is given, the guard watches the passes.
 
     With a `rank`, the decoder runs only one part of the model, and other processes run the others. Only ranks that
     choose tokens have logits. All ranks must make the same calls.
@@ -234,7 +235,7 @@ class Decoder:
     def tell(self) -> None:
         """Publish the measurements of recorded steps.
 
-        Here this does nothing, because steps are published when they end.
+        In this class, the method does nothing, because each step is published when it ends.
         """
 
     @one_call_at_a_time
@@ -287,10 +288,10 @@ class Decoder:
         return self._run_brick if observe is None else _observed(self._run_brick, observe)
 
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
-        """Call `run` with the bricks of a pass. `run` need not run them.
+        """Call `run` with the bricks of a pass. `run` may leave the bricks unexecuted.
 
-        If `run` does not run them, no router chooses experts. Then all tokens go to the same experts, as many as one
-        token uses.
+        If the bricks do not run, no router chooses experts. Then all tokens go to the same experts, as many experts
+        as one token uses.
         """
         if self._mixture is not None:
             self._mixture.plan(len(tokens))
@@ -309,9 +310,9 @@ class Decoder:
         All tokens of each prompt except the last run together from position 0. Then the last token runs alone.
         Restarts the sequence.
 
-        Returns one result for each pair of brick name and assertion, over all places that use the brick. If the
-        output of a brick was not finite and could not be replaced, failures of later bricks count as skipped, because
-        the bad input may have caused them.
+        Returns one result for each pair of brick name and assertion. The result covers all places where the brick
+        runs. If the output of a brick was not finite and could not be replaced, failures of later bricks count as
+        skipped, because the bad input may have caused them.
         """
         findings: list[tuple[str, str, AssertionResult]] = []
         in_turn, last_kept = list(self.bricks.places()), self.bricks.layers[-1].kv_write
@@ -323,7 +324,9 @@ class Decoder:
                 if part:
                     self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
                 if spoilt_by and in_turn.index(spoilt_by[0]) > in_turn.index(last_kept):
-                    spoilt_by.clear()  # this pass needs nothing of the previous pass except its cache
+                    # this fault came after the last write to the cache, and the next pass reads only the cache of
+                    # this pass
+                    spoilt_by.clear()
         self._begin()
         return summary(findings)
 
@@ -348,7 +351,10 @@ class Decoder:
     def _check_of_pass(
         self,
     ) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, AssertionResult]]]:
-        """Return a function for the next pass. It runs a brick and yields (brick, assertion, finding)."""
+        """Return a function that checks the bricks of the next pass.
+
+        The function runs a brick and yields (brick, assertion, finding).
+        """
         return ComputeBrick.check
 
     def _check(self, tokens: Sequence[int]) -> None:

@@ -54,7 +54,7 @@ class Planned:
 
 
 class ShapedArrays:
-    """Takes the place of a GPU in a plan.
+    """Replaces the GPU in a plan.
 
     A large array consists of a single zero that is broadcast to the array's shape.
     """

@@ -35,7 +35,7 @@ STATIC_SHARED_BYTES, LOCAL_BYTES, REGISTERS = 1, 3, 4  # numbers of CUfunction_a
 
 
 class Gpu:
-    """The GPU with number `index`. Raises ComputeError if CuPy is not installed, or without such a GPU."""
+    """The GPU with number `index`. Raises ComputeError if CuPy is not installed or the GPU does not exist."""
 
     def __init__(self, index: int = 0) -> None:
         try:
@@ -91,7 +91,7 @@ class Gpu:
     def offset_ns(self, device_ns: int) -> int | None:
         """Return the host's clock minus the GPU's clock in ns (see `LaunchTimes.offset_ns`).
 
-        Returns None if it is not known, or the driver refuses to read its clock.
+        Returns None if the difference is not known, or if the driver refuses to read its own clock.
         """
         try:
             with self.turn():
@@ -188,7 +188,7 @@ class Gpu:
         return self._functions[key]
 
     def launch(self, one: CudaLaunch | LibraryCall, *, is_early: bool = False) -> None:
-        """Launch a kernel or a library call once, without stamps. `is_early` is explained in `prepared`."""
+        """Launch a kernel or a library call once, without stamps. See `prepared` for `is_early`."""
         self.prepared(one, is_early=is_early)()
 
     def prepared(
@@ -266,13 +266,13 @@ def _occupancy_percent(cupy: Any, function: Any, one: CudaLaunch, most_threads: 
 class BrickLaunches:
     """Yields the launches of the bricks of a pass, in order.
 
-    `space` holds the activations of products as int8 codes, or in bfloat16 if there are many tokens. It is None if no
-    product takes int8.
+    `space` holds the activations of products as int8 codes, or in bfloat16 if there are many tokens. `space` is None
+    if no product takes int8.
     """
 
     def __init__(self, space: Int8Scratch | None = None) -> None:
         self._space = space
-        self._coded: Any = None  # the array that has its int8 codes in `space` now
+        self._coded: Any = None  # the array whose int8 codes are in `space` at present
 
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
         """Yield each launch with its kernel.
