@@ -57,7 +57,8 @@ class OnCpu:
     def model(self, path: Path) -> Model:
         """Read the model at `path`.
 
-        Its products are as fast as this processor allows, or exact if the options require that.
+        The products with its weights are as fast as this processor allows, or exact if the options require exact
+        products.
         """
         from cbtop.compute.decoder.int8 import model_to_run
 

@@ -203,7 +203,7 @@ def _sentence_piece(
 ) -> tuple[Library, bool]:
     """Return a tokenizer for a vocabulary of characters, and whether texts begin with a special token.
 
-    If several merges are possible, the merge with the highest score of its result comes first. Characters without a
+    If several merges are possible, the merge whose result has the highest score comes first. Characters without a
     token become bytes.
     """
     scores = _numbers(file, "tokenizer.ggml.scores", len(tokens), None)

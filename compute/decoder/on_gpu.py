@@ -131,8 +131,8 @@ class GpuMachine:
     """The arrays of a decoder on a GPU.
 
     The inputs of a pass are the tokens, the start of each part of the pass, the position after the pass, and the
-    number of the sequence (used for random draws). The inputs are adjacent in memory, so that one copy transfers all of
-    them (see `write`).
+    number of the sequence (used for random draws). The inputs are adjacent in memory, so that one copy transfers all
+    of them (see `write`).
     """
 
     names_launches = True

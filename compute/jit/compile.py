@@ -32,8 +32,8 @@ if settings.DISABLE_JIT:
 
 HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # difference between the exponent biases of binary32 and binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
-# From this number on, all exponent bits of a binary16 are one, so it is not finite. In binary32, the same bits show
-# this.
+# A binary16 whose bits are at least this number is infinity or NaN, because all of its exponent bits are set. An
+# infinite or NaN binary32 also has all exponent bits set.
 INFINITE_HALF = np.int32(0x7C00)
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
@@ -110,8 +110,8 @@ def jit(function: Function) -> Function:
 def jit_as_written(function: Function) -> Function:
     """Compile a function like `jit`, but without fastmath, for code that rounds to whole numbers.
 
-    With fastmath, LLVM may turn x * (1 / y) into x / y. Both may differ in the last bit, and this bit decides how a
-    value halfway between two numbers is rounded.
+    With fastmath, LLVM may turn x * (1 / y) into x / y. The two results may differ in the last bit, which decides how
+    a value halfway between two numbers is rounded.
     """
     return cast(Function, _Kernel(function, options=_options()))
 
@@ -143,11 +143,13 @@ def jit_parallel(function: Function) -> Function:
 
 
 def copy_of(function: Function, name: str, **functions: Any) -> Function:
-    """Return a copy of `function`, called `name`, in which `functions` replace the globals of these names.
+    """Return a copy of `function`, called `name`.
+
+    In the copy, `functions` replace the globals that have the same names.
 
     The copy is not compiled yet. Use one of the decorators above. Formats share code in this way: for each format
     that runs, the code is compiled with the format's functions. (A closure would be compiled again in every process,
-    because its key in the cache contains the ids of its functions.)
+    because the closure's key in the cache contains the ids of the functions that it uses.)
     """
     copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
     # The cache identifies a function by its file and this name, so each copy needs a name of its own.

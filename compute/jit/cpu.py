@@ -17,7 +17,8 @@ _settings: Any = numba.config  # Numba makes its settings at run time, so type c
 # From Linux's asm/prctl.h. A process must request permission once to use tiles, because the system saves them for
 # each thread.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
-# The features that each feature needs. If one of them is removed, LLVM also removes the feature.
+# The features that each feature requires. If a required feature is removed, LLVM also removes the features that
+# require it.
 _AVX = {"sse3", "ssse3", "sse4.1", "sse4.2", "avx"}
 _AVX512 = _AVX | {"f16c", "fma", "avx2", "avx512f"}
 FEATURES = {
@@ -71,8 +72,8 @@ HAS_BF16 = has_feature("avx512bf16")  # whether the processor can add products o
 # products or one of 32 bfloat16 products. A Xeon begins two vectors of float32. Its attention takes 1.9 times as long
 # with pairs of bfloat16 (one token at position 2,000).
 BF16_PAYS = HAS_BF16 and CPU_NAME == "znver4"
-# Whether AMX can multiply tiles of bfloat16. If NUMBA_CPU_NAME names a processor, code is compiled for that one, and
-# need not run here.
+# Whether AMX can multiply tiles of bfloat16. If NUMBA_CPU_NAME names a processor, code is compiled for that
+# processor, and does not have to run on this one.
 HAS_TILES = (
     HAS_BF16 and all(map(has_feature, ("amx-tile", "amx-bf16"))) and (bool(_settings.CPU_NAME) or _may_use_tiles())
 )

@@ -1,11 +1,11 @@
 """Hash everything that a compiled function depends on. The hash identifies the function in the cache."""
 
-# A stale cache runs old code, so the hash must change unless all dependencies are certainly unchanged.
+# A stale cache runs old code, so the hash may stay the same only if all dependencies are certainly unchanged.
 #
 # Rules
 # - As Numba does when it compiles, the hash follows the names, globals and cells in a function's code to functions,
-#   numbers and the Python code of intrinsics. This also finds functions that `copy_of` has inserted. The file of the
-#   code does not import these.
+#   numbers and the Python code of intrinsics. In this way the hash also includes functions that `copy_of` has
+#   inserted, although the file of the code does not import these functions.
 # - The whole file of every function is hashed as bytecode, because types, data models and overloads cannot be found
 #   by name. Comments, line numbers and docstrings do not change the hash.
 # - If compiled code calls a plain function, the overloads of that function may be in any file. So all files of ours
@@ -62,7 +62,7 @@ def _stamp(path: str) -> Stamp:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-# The stamps (time and size) of our files, from when the first module that compiles anything was imported.
+# The stamps (time and size) of our files. They are taken when the first module that compiles anything is imported.
 STAMPS = {str(path): _stamp(str(path)) for path in PACKAGE.rglob("*.py")}
 
 

@@ -110,7 +110,7 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             return None
 
     def _stem(self) -> str:
-        """Return the beginning of the function's file names. Raises ChangedError if it cannot be hashed."""
+        """Return the beginning of the function's file names. Raises ChangedError if the function cannot be hashed."""
         name = f"{self._py_func.__module__.rpartition('.')[2]}.{self._py_func.__qualname__}".replace("<locals>.", "")
         return f"{name}-{fingerprint(self._py_func, self._options)}.{_PYTHON}"
 

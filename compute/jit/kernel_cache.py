@@ -87,7 +87,10 @@ def is_believed(directory: Path) -> bool:
 
 
 def _copied(directory: Path) -> Path | None:
-    """Return a copy of the directory, or None without room for it. The copy is removed when this process ends."""
+    """Return a copy of the directory, or None if there is no room for a copy.
+
+    The copy is removed when this process ends.
+    """
     try:
         copy = Path(tempfile.mkdtemp(prefix="cbtop-kernels-"))
     except OSError:

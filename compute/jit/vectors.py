@@ -38,7 +38,7 @@ _INTS = ir.VectorType(_INT, LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
-_FAST = ("fast",)  # flags of LLVM that allow to reorder sums, and to fuse multiplications with additions
+_FAST = ("fast",)  # flags that allow LLVM to reorder sums, and to fuse multiplications with additions
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 _pointer_to: Any = types.CPointer

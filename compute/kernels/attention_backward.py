@@ -3,7 +3,7 @@
 reference    NumPy, float64
 numba        each token's softmax is computed again, with a running maximum, so that nothing of size tokens² is stored
 
-It works on a sequence that starts at position 0, without a cache: all keys and values are of this pass.
+The kernel works on a sequence that starts at position 0, without a cache. All keys and values belong to this pass.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
     tokens, kv_heads, group, head_dim = 9, 2, 3, min(size, 64)
     q, k, v = (floats(rng, tokens, heads, head_dim) for heads in (kv_heads * group, kv_heads, kv_heads))
     d_q, d_k, d_v = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    # With a scale of 2, only a few positions matter in the examples, even in heads of one number.
+    # The scale of 2 makes only a few positions matter in the examples, even if a head has only one number.
     return q, k, v, 2.0 * head_dim**-0.5, 0 if size % 2 else 4, floats(rng, *q.shape), d_q, d_k, d_v
 
 

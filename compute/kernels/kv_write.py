@@ -3,7 +3,7 @@ type.
 
 reference    transposed NumPy assignments
 numba        the same copy, without NumPy's temporaries and call overhead. Sixteen keys that are stored together are
-             read from sixteen rows in L1 and written row by row of the cache. This has 1.6x the speed of writing
+             read from sixteen rows in L1 and written to the cache row by row. This has 1.6x the speed of writing
              token by token, or 2.1x with float16
 cuda         one thread per number of the keys and values; the position is read on the device
 """

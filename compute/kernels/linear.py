@@ -105,7 +105,7 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bloc
 
 
 def prepare(code: int, x: Any, scratch: Any) -> None:
-    """Write values into `scratch` that the row functions of a format need besides x.
+    """Fill `scratch` with the values that the row functions of a format need besides x.
 
     Raises ValueError for an unknown code, or if x is one token and not float32.
     """
@@ -178,7 +178,7 @@ def work(weights: Matrix, has_bias: bool) -> KernelWork:
 def narrow(arguments: Arguments, turn: int) -> Arguments:
     """Return the arguments of the same product for only CHECKED_ROWS rows, spread over the matrix.
 
-    Each number `turn` selects different rows.
+    Each value of `turn` selects different rows.
     """
     code, weights, bias, x, out, scratch = arguments
     rows = spread(weights.shape[0], CHECKED_ROWS, turn)
@@ -189,7 +189,7 @@ def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
     """Return the arguments of the same product for only CHECKED_ROWS rows: groups of interleaved rows, spread over
     the matrix.
 
-    Each number `turn` selects different groups.
+    Each value of `turn` selects different groups.
     """
     code, weights, bias, x, out, scratch = arguments
     groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)

@@ -33,13 +33,16 @@ def reference(code: int, weights: Any, d_out: Any, adds: bool, d_x: Any, scratch
     d_x[:] = (d_x if adds else 0.0) + d_out.astype(np.float64) @ matrix
 
 
-# Each format has a copy of `_tokens` with its own function here, as in linear.py.
+# Each format has a copy of `_tokens`. In the copy, the format's own function replaces this one, as in linear.py.
 _dequantize_row = F32.dequantize_row
 
 
 @jit
 def _add_rows(scratch: Any, chunk: Any, d_out: Any, row: Any, d_x: Any, t: Any, begin: Any, end: Any) -> None:
-    """Add the four scratch rows from `chunk` on, times their gradients, to columns `begin` to `end` of token t."""
+    """Add four scratch rows, each times its gradient, to columns `begin` to `end` - 1 of token t's gradient.
+
+    The scratch rows begin at row `chunk`.
+    """
     one, two = chunk + np.uint64(1), chunk + np.uint64(2)
     three = chunk + np.uint64(3)
     a, b = d_out[t, row], d_out[t, row + np.uint64(1)]
@@ -112,8 +115,9 @@ def work(weights: Matrix) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the arguments of the same product for only CHECKED_COLUMNS columns, in whole blocks. Each number `turn`
-    selects different columns.
+    """Return the arguments of the same product for only CHECKED_COLUMNS columns, in whole blocks.
+
+    Each value of `turn` selects different columns.
     """
     code, weights, d_out, adds, d_x, scratch = arguments
     block_format, columns = FORMATS[code], d_x.shape[1]

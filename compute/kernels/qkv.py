@@ -59,7 +59,7 @@ def reference(
 def qkv(*arguments: Any) -> None:
     """Compute the same as the function `reference`, compiled by Numba.
 
-    For float products, all formats must prepare x in the same way (`can_share`).
+    For float products, the formats of all three matrices must prepare x in the same way (`can_share`).
     """
     q_code, q_weights, q_bias, k_code, k_weights, k_bias, v_code, v_weights, v_bias, x, q, k, v, scratch = arguments
     rows, x, beside, threads = prepared(q_code, x, scratch)
@@ -133,7 +133,8 @@ def module_in_turn(codes: tuple[int, int, int], shape: turns.ThreadShape) -> Cud
 def launches(*arguments: Any) -> Sequence[Launch]:
     """Return one launch. For int8, a launch that quantises x comes before it.
 
-    With tiles, returns the launches of one product in bfloat16 and of the separation of its sums.
+    If products use tiles, returns the launches of one bfloat16 product for all three matrices, and of the separation
+    of its sums.
     """
     x, q, k, v, scratch = arguments[9:]
     matrices = (*arguments[:3], q), (*arguments[3:6], k), (*arguments[6:9], v)

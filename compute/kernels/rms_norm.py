@@ -42,8 +42,9 @@ def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
 
 @jit_inlined
 def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
-    """Return the scale of a row of `count` numbers for its norm. `squares` is their sum of squares. If it is above
-    LARGEST_SUM, the scale is NaN.
+    """Return the factor by which RMSNorm multiplies a row of `count` numbers.
+
+    `squares` is the sum of the row's squares. If `squares` is above LARGEST_SUM, the factor is NaN.
     """
     if squares > LARGEST_SUM:
         return np.int32(NOT_A_NUMBER).view(np.float32)
@@ -52,7 +53,7 @@ def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
 
 @jit_inlined
 def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
-    """Return the scale of the row x[t] for its norm, see `scale_of`."""
+    """Return the factor by which RMSNorm multiplies the row x[t], see `scale_of`."""
     hidden = np.uint64(x.shape[1])
     squares = np.float32(0)
     for i in range(hidden):

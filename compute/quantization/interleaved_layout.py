@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-# bytes of a unit, number of such units, and the offsets of the first ones in a block of the file
+# A unit: its size in bytes, the number of such units in a block, and the offsets of the first units in a block of the
+# file.
 Unit = tuple[int, int, tuple[int, ...]]
 
 

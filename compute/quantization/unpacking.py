@@ -88,7 +88,10 @@ def four_bits_64(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def five_bits_64(w: Any, row: Any, at: Any) -> Any:
-    """Do the same as `four_bits_64`, and add the highest bits. They are in the sixteen words before the nibbles."""
+    """Do the same as `four_bits_64`, and add the highest bits.
+
+    The highest bits are in the sixteen words before the nibbles.
+    """
     words = load_words(w, row, at)
     q, r, s, t, a, b, c, d = four_bits_64(w, row, at + U(64))
     return (
@@ -130,9 +133,10 @@ def less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
 
 @jit_inlined
 def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
-    """Return six bits.
+    """Return six bits from one of two places.
 
-    The masks select either all six bits of `a`, or the low four of `c` and the upper two of `a`.
+    The masks `whole`, `low` and `high` select either all six bits of `a`, or the low four bits of `c` and the upper
+    two of `a`.
     """
     return bits_or(bits_or(bits_and(a, whole), bits_and(c, low)), bits_and(shift_right(a, np.int32(2)), high))
 
@@ -168,9 +172,10 @@ def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shif
 
 @jit_inlined
 def with_uppers(w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
-    """Return 32 columns, four from every `apart` bytes.
+    """Return 32 columns: eight vectors of four columns.
 
-    They are nibbles, combined with the bits of `high` that `mask` selects.
+    The bytes of each vector begin `apart` bytes after those of the vector before. The columns are nibbles, combined
+    with the bits of `high` that `mask` selects.
     """
     return (
         _with_upper(w, row, low, high, low_shift, high_shift, mask),

@@ -233,7 +233,7 @@ class BackwardPlanner:
 
 
 def _gradient(factor: Factor, d_out: Floats, x: Floats) -> Part:
-    """Return the kernel call that adds the gradient of a trained matrix to the gradient of `factor`."""
+    """Return the kernel call that computes the gradient of a trained matrix, and adds it to `factor.gradient`."""
     rows, columns = factor.weights.shape
     launch = BrickLaunch(weight_gradient.WEIGHT_GRADIENT, weight_gradient.work(rows, columns), columns)
     return launch, (d_out, x, factor.gradient)

@@ -34,7 +34,7 @@ class ExecutionGraph(RecordedGraph):
         return to_ascii_tree(self)
 
     def to_tree_node(self) -> TreeNode:
-        """Return the graph as nested labels under one root."""
+        """Return the graph as a tree of labels with one root."""
         return to_tree_node(self)
 
     def to_rich_tree(self) -> Tree:
@@ -64,7 +64,7 @@ class ExecutionGraph(RecordedGraph):
         return critical_path(self)
 
     def compute_slack(self) -> dict[int, float]:
-        """Return by node id how many ns later the node could start without making the whole longer.
+        """Return by node id how many ns later each node could start without delaying the end of the graph.
 
         Only nodes with exclusive time are in the dict. Raises CycleError.
         """

@@ -80,8 +80,8 @@ class Function(FunctionAttributes):
 class AsyncTask:
     """An async task, which runs in parallel with its siblings and starts where it was recorded.
 
-    Nodes that need its result declare a dependency. The task was polled `polls` times. In `yields` of these polls, it
-    was not done yet.
+    Nodes that need its result declare a dependency. The task was polled `polls` times. After `yields` of these polls,
+    the task was not done yet.
     """
 
     name: str
