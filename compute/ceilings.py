@@ -70,14 +70,14 @@ PRODUCTS_OF_TILES = 4 * 16 * 16 * 32
 TILE_REPEATS = 20_000
 CACHE_SHARE = 2  # the measurement of a cache reads 1 / CACHE_SHARE of it; other data may fill the rest
 CACHE_READ_BYTES = 256 * MIB  # bytes that each thread reads from a cache in a round
-# Sizes of the square matrices that torch multiplies. A round multiplies matrices of the largest size for which the
-# round has time.
+# Sizes of the square matrices that torch multiplies. A round multiplies the largest matrices that fit into the time
+# of a round.
 PRODUCT_SIZES = (4096, 2048, 1024, 512)
 PRODUCT_S = 0.1
 
 
-# The following functions run on threads. Each has all the parameters that `on_threads` passes, although it uses only
-# some of them.
+# The following functions run on threads. Each function has all the parameters that `on_threads` passes, although the
+# function uses only some of the parameters.
 
 
 @jit
@@ -262,7 +262,10 @@ def _processors(text: str) -> int:
 
 
 def measure_product(threads: int) -> Ceiling:
-    """Measure the rate of torch's bfloat16 matrix product on `threads` threads. Raises ComputeError without torch."""
+    """Measure the rate of torch's bfloat16 matrix product on `threads` threads.
+
+    Raises ComputeError if torch is missing.
+    """
     torch = torch_on(threads)
     smallest = PRODUCT_SIZES[-1]
 

@@ -9,9 +9,9 @@ kernels.
 # - Each round times both methods at all sizes in turn, so that a disturbance of the machine affects all of them.
 # - Before each call there is a pause as long as between two bricks of a decoder, because idle threads may fall
 #   asleep.
-# - A crossover is the smallest size from which the second method is always faster by more than the spread of the
-#   times. If no size meets this condition, the static value stays in use. For the layout of weights, the static value
-#   is NEVER. NEVER counts as measured if the second method is slower by more than the spread.
+# - From the crossover on, the second method is faster at all measured sizes by more than the spread of the times. If
+#   there is no such size, the static value stays in use. For the layout of weights, the static value is NEVER. NEVER
+#   counts as measured if the second method is slower by more than the spread.
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ ROUNDS = 51
 PAUSE_NS = 20_000  # time that Python and small kernels take between two products of a decoder
 # number of columns of the measured matrices, as in a small model; products of larger models take more work
 COLUMNS = 768
-# Numbers of rows of the measured matrices; in Q4_K these are 7 KB to 3.5 MB.
+# Numbers of rows of the measured matrices. The matrices take 7 KB to 3.5 MB in Q4_K.
 PRODUCT_ROWS = tuple(ROWS << step for step in range(10))
 HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64
 # Numbers of positions in the measured attention; attention then takes 14 K to 3.7 M multiplications.
 POSITIONS = tuple(16 << step for step in range(9))
 TOKENS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_ROWS = 768
-# Numbers of rows of the measured matrices. In Q4_K these are 7 KB to 28 MB. Each size fits in a different level of
-# cache, except the largest, which fits in no cache of a core.
+# Numbers of rows of the measured matrices. The matrices take 7 KB to 28 MB in Q4_K. Each size fits in a different
+# level of cache, except the largest, which fits in no cache of a core.
 LAYOUT_ROWS = tuple(ROWS << step for step in (0, 3, 6, 9, 12))
 SEED = 11
 

@@ -214,8 +214,8 @@ class _Reader:
             return
         value = metadata[name] = self._value(kind)
         if name == "general.alignment":
-            # An alignment must be a power of two. Alignments below 8 are refused. No file needs them, because ggml
-            # never writes less than 32.
+            # An alignment must be a power of two. Alignments below 8 are refused. No file needs such alignments,
+            # because ggml never writes an alignment below 32.
             if kind != UINT32 or not isinstance(value, int) or value < 8 or value & (value - 1):
                 raise self._damaged(f"has alignment {value!r:.60}, where a power of two from 8 on is wanted")
             self._alignment = value

@@ -2,8 +2,8 @@
 
 Rules
 - Work is counted per layer, because the time of a pass is proportional to the number of layers on both processors.
-- A crossover is the smallest size from which the GPU is always faster by more than the spread of the times. If no
-  size meets this condition, all work stays on the CPU.
+- From the crossover on, the GPU is faster at all measured sizes by more than the spread of the times. If there is no
+  such size, all work stays on the CPU.
 """
 
 from __future__ import annotations

@@ -113,8 +113,7 @@ class JidokaGuard:
         self._began_s = clock_s()
         self._spent_s = 0.0
         self._times: dict[ComputeBrick, int] = {}
-        # brick whose outputs are replaced by its references because of a fault -> the fault, and the brick's place in
-        # the model
+        # brick that is replaced by its references because of a fault -> the fault, and the brick's place in the model
         self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}
         self._checked: dict[tuple[str, str], bool] = {}
         # (brick, assertion) pairs that could not be checked, because the input was not finite

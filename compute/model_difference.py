@@ -96,7 +96,7 @@ class LayerDivergence:
 
 @dataclass(frozen=True, slots=True)
 class ModelDifference:
-    """The result of a comparison. The divergences are of a pass of `tokens` random tokens."""
+    """The result of a comparison. The divergences were measured in a pass of `tokens` random tokens."""
 
     tokens: int
     tensors: tuple[TensorError, ...]

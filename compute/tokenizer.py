@@ -3,9 +3,9 @@
 Source of the keys: ggml's docs/gguf.md. Source of their meaning: llama.cpp's src/llama-vocab.cpp.
 """
 
-# The package `tokenizers` of Hugging Face turns text into tokens. It is configured with the lists of the file. This
-# module turns tokens into text. Each token has a list of bytes. If a character spans several tokens, it appears with
-# its last token.
+# The package `tokenizers` of Hugging Face turns text into tokens. The package is configured with the lists in the
+# model's file. This module turns tokens into text. Each token has a list of bytes. If a character spans several
+# tokens, it appears with its last token.
 
 from __future__ import annotations
 
@@ -203,8 +203,8 @@ def _sentence_piece(
 ) -> tuple[Library, bool]:
     """Return a tokenizer for a vocabulary of characters, and whether texts begin with a special token.
 
-    If several merges are possible, the merge whose result has the highest score comes first. Characters without a
-    token become bytes.
+    If several merges are possible, the result with the highest score is merged first. Characters without a token
+    become bytes.
     """
     scores = _numbers(file, "tokenizer.ggml.scores", len(tokens), None)
     vocabulary = {token: at for at, token in enumerate(tokens)}
@@ -253,8 +253,9 @@ def _space_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
 
 
 def _numbers(file: GgufFile, key: str, count: int, default: Sequence[float] | None) -> Sequence[float]:
-    """Return the numbers under a key of the file, one for each of `count` tokens. Without the key, each is
-    `default`.
+    """Return the numbers that the file has under `key`, one for each of `count` tokens.
+
+    If the file does not have the key, returns `default`.
     """
     if default is not None and not file.metadata.has_key(key):
         return default

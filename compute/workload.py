@@ -185,8 +185,8 @@ def set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     """Set time budgets for bricks that read weights.
 
     The budgets assume the rate at which weights are read, or the rate of memory if it is lower. Weights in a cache
-    are read at a higher rate, for which the bounds of the contracts do not hold. No budget is set if a roof is
-    unsure, or if the bounds are not for this processor or for a format of the model.
+    are read at a higher rate, but then the bounds of the contracts do not hold. No budget is set if a roof is unsure,
+    or if the bounds are not for this processor or for a format of the model.
     """
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER

@@ -164,7 +164,8 @@ class Contract:
         return self.after.all_of((*arguments, *earlier))
 
     def broken(self, earlier: Values, right: Values) -> list[tuple[str, bool]]:
-        """Return the name of each condition, and whether it fails after its `broken_by` has changed the arguments.
+        """Return each condition's name, and whether the condition fails after its `broken_by` has changed the
+        arguments.
 
         `earlier` are the arguments before a call, and `right` are the arguments after a correct call.
         """

@@ -25,7 +25,7 @@ except ImportError:  # at installation, the compiler or the headers of Python we
 Failed = Callable[[Values], int]
 Holds = Callable[[Values], bool]
 ASKED = -1  # marks a condition that Python must decide, because C cannot evaluate it
-NONE = -1  # stands for a missing bound of a slice
+NONE = -1  # marks a missing bound of a slice
 
 _OPERATIONS: Mapping[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.FloorDiv: "floor",
@@ -40,13 +40,13 @@ _EXTREMES: Mapping[str, tuple[str, str]] = {"max": ("maximum", "most"), "min": (
 
 
 class _UnknownError(Exception):
-    """Raised for an expression that nodes cannot express, so that Python must evaluate it."""
+    """Raised for an expression that cannot be expressed by nodes. Python must evaluate this expression."""
 
 
 def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Sequence[Holds]) -> Failed:
     """Return a function that takes the values called `names` and returns a bit mask of the `expressions` that fail.
 
-    `meaning` has a Python function for each expression, which returns whether the expression holds.
+    `meaning` has a Python function for each expression. The function returns whether the expression holds.
     """
     if compiled is None:
         return lambda values: sum([1 << number for number, holds in enumerate(meaning) if not holds(values)])

@@ -35,7 +35,8 @@ class ExpressionError(ValueError):
 class Expression:
     """An expression that is ready to be evaluated, with its syntax tree.
 
-    `earlier` holds the names x of all `old(x)`. In an expression, `old(x)` is the value of x before the call.
+    In an expression, `old(x)` is the value of the argument x before the call. `earlier` holds the names of all
+    arguments that the expression uses in this way.
     """
 
     text: str
@@ -45,7 +46,7 @@ class Expression:
 
 
 def parsed(text: str, names: Sequence[str]) -> Expression:
-    """Return the expression `text`, which is evaluated on values in the order of `names`.
+    """Return the expression `text`. It is evaluated on a tuple of values, which are in the order of `names`.
 
     If the expression contains `old(x)`, the values from before the call must follow, in the same order. Raises
     ExpressionError.
@@ -61,7 +62,7 @@ def parsed(text: str, names: Sequence[str]) -> Expression:
 
 
 def _at(values: Any, places: Any) -> Any:
-    """Return the column with the elements values[t, places[t]] of all rows t."""
+    """Return a column that holds the element values[t, places[t]] for each row t."""
     return np.take_along_axis(values, places[:, None], axis=1)
 
 

@@ -2,7 +2,7 @@
 
 A row is a head of a token. All rows of a group share every read of keys and values, even if the rows belong to
 different tokens. Float16 keys and values are multiplied without conversion. Queries and softmax weights are float32.
-Each query and each weight is split into two float16 numbers, whose sum is exact within 2^-24. So each multiplication
+Each query and each weight is split into two float16 numbers. Their sum is exact within 2^-24. So each multiplication
 becomes two. The sums are float32.
 """
 

@@ -19,7 +19,7 @@ _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
 def bf16_product(weights: Any, x: Any, out: Any, columns: int) -> LibraryCall:
     """Return a call that sets out = x @ weights.T, float32 (tokens, rows), with sums in float32.
 
-    x and weights are bfloat16, as uint16, with `columns` columns.
+    x and weights hold bfloat16 numbers as uint16. Both have `columns` columns.
     """
     return LibraryCall("cublas_gemm_bf16", partial(_run, weights, x, out, columns))
 

@@ -286,7 +286,7 @@ __device__ __forceinline__ void write_gated(
 }
 """
 
-# Numbers of tokens that can share one read of the weights; the module has an entry for each of them.
+# Numbers of tokens that can share one read of the weights; the module has an entry for each number.
 TOKENS = (1, 2, 4, 8)
 MOST_THREADS = 128
 FEW_UNITS = 256  # a row of at most this many units (of 32 weights) is shared by one warp

@@ -242,8 +242,8 @@ class ThreadShape:
     def blocks(self, pieces: int, multiprocessors: int) -> int:
         """Return the number of blocks for `pieces` pieces of work.
 
-        Each block takes one piece after another. A block takes as many pieces at a time as it has rows of threads
-        along y.
+        A block works on several pieces at the same time: one piece for each row of threads along y. Then the block
+        takes the next pieces.
         """
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 

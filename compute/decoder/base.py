@@ -178,7 +178,7 @@ class Rope:
     original_context: int
     extrapolation: float  # YaRN: how much of a fast pair's frequency is not scaled, as a share; 0 without YaRN
     # YaRN: limits in turns over the original context. A pair of dimensions with more turns than the first limit is
-    # fast. One with fewer turns than the second is slow.
+    # fast. A pair with fewer turns than the second limit is slow.
     turns: tuple[float, float]
 
     def table(self, context: int) -> NDArray[np.float32]:
@@ -555,9 +555,9 @@ class _FamilyReader:
         return self._norm(name, self._hidden) if self._family.post_norms else None
 
     def _rows_of_one(self, name: str, rows: tuple[int, ...], columns: int) -> Iterator[Projection]:
-        """Divide a tensor into projections, one for each number of rows in `rows`.
+        """Divide a tensor into projections.
 
-        Yields each as a view of consecutive rows.
+        `rows` has the number of rows of each projection. Each projection is yielded as a view of consecutive rows.
         """
         matrix = self._file.matrix(f"{name}.weight", sum(rows), columns)
         for first, count in zip(accumulate(rows, initial=0), rows, strict=False):

@@ -109,7 +109,8 @@ class ModelBricks:
     def adds_up(self, layer: int) -> ComputeBrick:
         """Return the brick that adds the output of the layer's second half to the residual stream.
 
-        Its first argument is the residual stream, which afterwards contains the layer's output.
+        The first argument of the brick is the residual stream. After the brick has run, the residual stream contains
+        the layer's output.
         """
         add = self.layers[layer].ffn_add
         return self.layers[layer + 1].attention_norm if add is None else add

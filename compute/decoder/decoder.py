@@ -103,7 +103,8 @@ def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Co
     def alone(self: User, /, *arguments: P.args, **named: P.kwargs) -> R:
         users, process, use = self._users, os.getpid(), object()
         # An interrupt may come when any call returns, even right after the decoder was reserved. So `finally` checks
-        # in the dictionary whether this call has reserved the decoder, and releases it without a call.
+        # in the dictionary whether this call has reserved the decoder. If so, `finally` releases the decoder without
+        # calling anything.
         try:
             if users.setdefault(process, use) is use:
                 return method(self, *arguments, **named)

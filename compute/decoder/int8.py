@@ -15,7 +15,7 @@ from cbtop.compute.settings import crossovers
 from cbtop.protocol.crossovers import NEVER
 
 Reorder = Callable[[QuantizedMatrix], InterleavedMatrix]
-OF_EXPERTS = ("gate", "up", "down")  # names of a layer's projections whose weights are the matrices of all experts
+OF_EXPERTS = ("gate", "up", "down")  # names of the projections that hold the matrices of all experts of a layer
 
 
 def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
@@ -28,7 +28,7 @@ def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
 
 
 def exact_bytes() -> int:
-    """Return the size in bytes from which on the rows of a matrix are not interleaved.
+    """Return a size in bytes. Matrices of this size or larger are not interleaved.
 
     The size was measured, or set by the user. By default it exceeds the size of every matrix. On a processor without
     instructions for integer products, no matrix is interleaved by default, because float products are faster there.

@@ -122,7 +122,7 @@ class Host:
         return Int8Scratch.of(tokens, columns, self._threads)
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Write the tokens or positions `values` into `array`."""
+        """Write `values` (tokens or positions) into `array`, and return `array`."""
         array[:] = values
         return array
 

@@ -28,7 +28,7 @@ class Mixture:
         self._space = ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
 
     def plan(self, tokens: int) -> None:
-        """Set the numbers of tokens per expert for a plan of a pass, in which no router runs.
+        """Set the numbers of tokens per expert for a plan of a pass. No router runs in a plan.
 
         All tokens go to the same experts, as many experts as one token uses.
         """

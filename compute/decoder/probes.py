@@ -45,8 +45,9 @@ class Probe(Protocol):
 
 
 class ActivationProbe:
-    """The probe of trace MLT-01. It measures the residual stream before and after each layer, and what both halves of
-    the layer add to it.
+    """The probe of trace MLT-01. It measures the residual stream before and after each layer.
+
+    It also measures what each half of a layer adds to the residual stream.
     """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:

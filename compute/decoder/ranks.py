@@ -63,8 +63,8 @@ class RankLink(Protocol):
 class Rank:
     """The role of this process among `count` ranks.
 
-    It has the rank's number, its link to the other ranks (None if the rank is alone), and the way in which the ranks
-    split the model.
+    It consists of the rank's number, its link to the other ranks (None if the rank is alone), and the kind of split
+    of the model.
     """
 
     number: int

@@ -213,7 +213,10 @@ class Gpu:
         return PreparedLaunch(self._driver, function.ptr, one, arguments, stream, is_early=is_early)
 
     def mark(self, module: CudaModule, address: int) -> Callable[[], object]:
-        """Return a function that writes the time into the word at `address`. It waits for all earlier launches."""
+        """Return a function that writes the time into the word at `address`.
+
+        The kernel that writes the time waits for all earlier launches.
+        """
         one = CudaLaunch(module, module.name, (1, 1, 1), (1, 1, 1), (np.uint64(address),))
         return self._prepared(one, one.arguments, stamped=True, is_early=False)
 
@@ -272,7 +275,7 @@ class BrickLaunches:
 
     def __init__(self, space: Int8Scratch | None = None) -> None:
         self._space = space
-        self._coded: Any = None  # the array whose int8 codes are in `space` at present
+        self._coded: Any = None  # `space` holds the int8 codes of this array at present
 
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
         """Yield each launch with its kernel.

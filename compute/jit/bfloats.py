@@ -147,11 +147,11 @@ def _add_pairs(builder: Any, total: Any, pairs: Any, others: Any) -> Any:
 def add_products_of_pairs(
     typing: Any, sums: Any, shared: Any, at: Any, on: Any, factors: Any, place: Any, rows: Any, vectors: Any
 ) -> tuple[Any, Codegen]:
-    """Do the same as `sums.add_products` for two rows of `shared` at once. Their numbers are converted to bfloat16 by
-    dropping low bits.
+    """Do the same as `sums.add_products`, but for two rows of `shared` at once.
 
-    `at` is (low, high, column): both rows and the first column. Each word of `factors` contains one number for the
-    low row and one for the high row. `shared` is uint16 with the bits of binary16.
+    The numbers of both rows are converted to bfloat16 by dropping low bits. `at` is (low, high, column): both rows
+    and the first column. Each word of `factors` contains one number for the low row and one for the high row.
+    `shared` is uint16 with the bits of binary16.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

@@ -53,7 +53,7 @@ class _Bytes64Model(models.PrimitiveModel):
 
 
 _bytes = Bytes64()
-# whether products subtract 128 from the weights of formats whose largest weight is above 127
+# whether products subtract 128 from the weights of formats that have weights above 127
 LESS_128 = HAS_AVX2 and not HAS_VNNI
 _tuple_of: Any = types.UniTuple
 
@@ -149,7 +149,10 @@ def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> 
 
 @_intrinsic
 def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any, Codegen]:
-    """Return the bytes of `low`. 16 is added to byte 4r + j if bit shift + j of words[r] (Ints16) is 1."""
+    """Return `low` with 16 added to some bytes.
+
+    16 is added to byte 4r + j if bit shift + j of words[r] (Ints16) is 1.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         low, words, shift = values
@@ -168,7 +171,8 @@ def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any,
 def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     """Replace each byte of `places` (0 to 15) by an int8 of `table`, plus 128.
 
-    The vector has four parts of sixteen bytes. A byte is looked up in the part of `table` at the same position.
+    `places` and `table` have four parts of sixteen bytes each. A byte of `places` is looked up in the part of `table`
+    at the same position.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -265,7 +269,7 @@ def _sums_of_small(
 ) -> list[list[Any]]:
     """Return the sums of each token, in two halves.
 
-    Products are added as int16, but only so many that the sum cannot overflow.
+    Products are added as int16, but at most as many as cannot overflow.
     """
     at_once = (1 << 15) // (2 * largest * 128)
     totals: list[list[Any]] = [[] for _ in codes]
@@ -285,7 +289,7 @@ def _sums_of_small(
 def _sums_of_signed(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """Do the same as `_sums_of_small` for weights of which some are above 127 (see LESS_128).
+    """Do the same as `_sums_of_small` for formats that have weights above 127 (see LESS_128).
 
     Weights become int8. The instruction needs unsigned weights, so the sign of each weight is moved to its code. The
     sum of two products fits into an int16.

@@ -32,7 +32,7 @@ if settings.DISABLE_JIT:
 
 HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # difference between the exponent biases of binary32 and binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
-# A binary16 whose bits are at least this number is infinity or NaN, because all of its exponent bits are set. An
+# If the bits of a binary16 are at least this number, it is infinity or NaN, because all exponent bits are set. An
 # infinite or NaN binary32 also has all exponent bits set.
 INFINITE_HALF = np.int32(0x7C00)
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
@@ -71,7 +71,7 @@ class _Kernel(_Dispatcher):  # type: ignore[misc]
             self._cache = FunctionCache(NUMBA_CACHE, function, self.targetoptions)
 
     def is_kept(self) -> bool:
-        """Return whether the cache contains code for any argument types. Returns True without a cache."""
+        """Return whether the cache contains code for any argument types. Returns True if there is no cache."""
         return not isinstance(self._cache, FunctionCache) or self._cache.is_kept()
 
 
@@ -90,9 +90,9 @@ def _options(**own: Any) -> dict[str, Any]:
 
 
 def is_kept(function: Any) -> bool:
-    """Return whether the cache contains code of `function`, for any argument types. Returns True without a cache.
+    """Return whether the cache contains code of `function`, for any argument types.
 
-    The function must have one of the decorators below.
+    Without a cache, the result is True. The function must have one of the decorators below.
     """
     return bool(function.is_kept())
 
@@ -122,9 +122,10 @@ def _inlined(function: Function, *, fastmath: bool) -> Function:
 
 
 def jit_inlined(function: Function) -> Function:
-    """Compile a function that LLVM always inlines, for functions with five arrays that are called for every row.
+    """Compile a function that LLVM always inlines.
 
-    Only compiled code can call the function. It is not cached.
+    Use it for functions that have five array arguments and are called for every row. Only compiled code can call such
+    a function. Its code is not cached.
     """
     return _inlined(function, fastmath=True)
 

@@ -87,7 +87,7 @@ def is_believed(directory: Path) -> bool:
 
 
 def _copied(directory: Path) -> Path | None:
-    """Return a copy of the directory, or None if there is no room for a copy.
+    """Return a copy of the directory, or None if the disk has no room for a copy.
 
     The copy is removed when this process ends.
     """

@@ -23,7 +23,7 @@ _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # constants of Philox that
 def philox(a: Any, b: Any, c: Any, d: Any, key: Any, other_key: Any) -> Any:
     """Return four random words of 32 bits, each in a uint64.
 
-    They depend on the counter, which has four such words, and the key, which has two.
+    The words depend on the counter (four words of 32 bits) and on the key (two words).
     """
     for _ in range(ROUNDS):
         first, second = _MULTIPLIERS[0] * a, _MULTIPLIERS[1] * c

@@ -80,7 +80,10 @@ def _intrinsic(define: Any) -> Any:
 
 
 def constant_intrinsic(define: Any) -> Any:
-    """Declare a Numba intrinsic that gets the values of arguments that are constants in the code."""
+    """Declare a Numba intrinsic.
+
+    If an argument is a constant in the code, the intrinsic gets the value of this constant.
+    """
     return numba_intrinsic(prefer_literal=True)(define)
 
 

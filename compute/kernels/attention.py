@@ -249,7 +249,8 @@ def kernel_for(
 ) -> Kernel:
     """Return the kernel of attention. Its examples have `tokens` tokens, `threads` threads and a cache of `dtype`.
 
-    Their scores are limited by `cap`. If `slides`, they have a window. See `examples_of` for the other arguments.
+    The scores in the examples are limited by `cap`. If `slides`, the examples have a window. See `examples_of` for
+    the other arguments.
     """
     return Kernel(
         name="attention",

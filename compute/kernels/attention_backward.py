@@ -97,7 +97,7 @@ def work(head_dim: int, heads_per_key: int) -> KernelWork:
 
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
-    """Return examples of arguments. Up to 64, `size` is head_dim. For larger sizes, head_dim is 64."""
+    """Return examples of arguments. head_dim is `size`, but at most 64."""
     tokens, kv_heads, group, head_dim = 9, 2, 3, min(size, 64)
     q, k, v = (floats(rng, tokens, heads, head_dim) for heads in (kv_heads * group, kv_heads, kv_heads))
     d_q, d_k, d_v = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)

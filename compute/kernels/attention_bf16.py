@@ -6,7 +6,8 @@ numba        the loops of `attention`, with an instruction of AVX512-BF16. The i
              the cache are float16, with three bits more than bfloat16. These bits are cut off, because rounding takes
              twice as long. A factor for all numbers makes up for the average loss.
 
-Models with int8 products use this kernel on processors where it is faster than `attention` (`cpu.BF16_PAYS`).
+Models with int8 products use this kernel on processors that run this kernel faster than `attention`
+(`cpu.BF16_PAYS`).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
 # time. No weight exceeds 2^8, so sums of weights stay far below infinity.
 ABOVE = np.float32(8)
 NOTHING_LEFT = np.float32(126)  # if the reference score rises by this much, all earlier sums become 0
-TIMES = 1  # the outputs are multiplied by this; a variant that reads too small values changes it
+TIMES = 1  # factor for the outputs; a variant that reads too small values uses a different factor
 
 
 def scratch_for(threads: int, head_dim: int) -> Any:
@@ -333,7 +333,7 @@ def attend_any(  # compiled
     q: Any, keys: Any, values: Any, begin: Any, groups: Any, dimensions: Any, pieces: Any, scale: Any, width: Any,
     cap: Any, out: Any, scratch: Any, chunk: Any, chunks: Any,
 ) -> None:  # fmt: skip
-    """Process one piece of work in `chunks`, beginning with number `chunk`.
+    """Process every `chunks`-th piece of work, beginning with piece number `chunk`.
 
     A piece of work is a number of tokens and a number of heads of a group (all heads if `pieces` is 1).
     """

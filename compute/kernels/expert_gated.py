@@ -55,7 +55,7 @@ def reference(
     gate_code: int, gate_weights: Any, up_code: int, up_weights: Any, experts: Any, x: Any, gate: Any, up: Any,
     out: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """Compute `gated` for each pair p, with x[p] and the weights of experts[p].
+    """Compute `gated` for each pair p of a token and an expert, with x[p] and the weights of experts[p].
 
     gate, up and out are float32 (pairs, rows). weights, experts and x are the same as in `expert_linear`.
     """

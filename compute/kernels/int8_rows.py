@@ -126,7 +126,7 @@ def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, blo
 
 
 def _add_four_with_minima(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """Do the same as `_add_four_with_minimum`, but every group of 16 columns has its own scale and minimum."""  # compiled
+    """Do the same as `_add_four_with_minimum`, but with a scale and a minimum for every 16 columns."""  # compiled
     column = block * U(BLOCK)
     first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
     minimum = load_floats(panel, U(0), at + U(SCALES + 2 * LINE))

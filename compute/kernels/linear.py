@@ -38,7 +38,7 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import ROWS, Matrix
 
-# number of rows of a model's matrix that are checked; dequantising a whole output matrix would take seconds
+# A check reduces a model's matrix to this number of rows. Dequantising a whole output matrix would take seconds.
 CHECKED_ROWS = 64
 
 

@@ -23,7 +23,8 @@ from cbtop.compute.quantization.interleaved import Matrix
 TOGETHER = 4  # number of rows of W that share a read and a write of d_x
 # Number of columns that are processed together; for these columns, TOGETHER rows and a token take 20 KB of L1.
 BLOCK = 1024
-CHECKED_COLUMNS = 256  # number of columns of a gradient that are checked in a model; checking all would take seconds
+# A check reduces a model's gradient to this number of columns. Checking all columns would take seconds.
+CHECKED_COLUMNS = 256
 NO_BIAS = np.zeros(0, np.float32)
 
 

@@ -27,7 +27,8 @@ from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 
 # The largest allowed sum of the squares of a row, a third of float32's range. Rows with larger sums become NaN. If a
-# sum were infinite, the norm would be zeros, which look valid. Infinity cannot be tested for, because of fastmath.
+# sum were infinite, the norm would be zeros, which look valid. Because of fastmath, compiled code cannot test for
+# infinity.
 LARGEST_SUM = np.float32(1e38)
 
 
@@ -42,7 +43,7 @@ def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
 
 @jit_inlined
 def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
-    """Return the factor by which RMSNorm multiplies a row of `count` numbers.
+    """Return the factor that RMSNorm applies to a row of `count` numbers.
 
     `squares` is the sum of the row's squares. If `squares` is above LARGEST_SUM, the factor is NaN.
     """
@@ -53,7 +54,7 @@ def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
 
 @jit_inlined
 def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
-    """Return the factor by which RMSNorm multiplies the row x[t], see `scale_of`."""
+    """Return the factor that RMSNorm applies to the row x[t], see `scale_of`."""
     hidden = np.uint64(x.shape[1])
     squares = np.float32(0)
     for i in range(hidden):

@@ -72,8 +72,8 @@ class PlaneLayout:
     def fill(self, blocks: Array, out: Array, first: int = 0, of: int | None = None) -> None:
         """Write the planes of `blocks`, uint8 (blocks, block_bytes), into `out`, uint8 (size_bytes,).
 
-        `blocks` may be a part of a matrix of `of` blocks, from number `first` on. If `of` is None, `blocks` is the
-        whole matrix. While this runs, it needs about 4 bytes of additional memory per weight.
+        `blocks` may be a part of a matrix that has `of` blocks. The part begins with block number `first`. If `of` is
+        None, `blocks` is the whole matrix. The function needs about 4 bytes of additional memory per weight.
         """
         shift, parts = 0, []
         units: Array = None if self.codes is None else self.codes(blocks).reshape(-1, UNIT)

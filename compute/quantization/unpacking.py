@@ -174,8 +174,8 @@ def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shif
 def with_uppers(w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
     """Return 32 columns: eight vectors of four columns.
 
-    The bytes of each vector begin `apart` bytes after those of the vector before. The columns are nibbles, combined
-    with the bits of `high` that `mask` selects.
+    The bytes of two neighbouring vectors are `apart` bytes apart. The columns are nibbles, combined with the bits of
+    `high` that `mask` selects.
     """
     return (
         _with_upper(w, row, low, high, low_shift, high_shift, mask),

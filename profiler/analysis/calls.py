@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_middle_ns
 
-# The shares of the calls for which percentiles are computed. A percentile is the shortest duration that this share of
-# the calls did not exceed (nearest rank, no interpolation).
+# A percentile is computed for each of these shares of the calls. It is the shortest duration that this share did not
+# exceed (nearest rank, no interpolation).
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)
 # `bincount` is faster than sorting if there are at most this many possible keys per key with a count.
 SPARSE = 8

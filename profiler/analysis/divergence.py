@@ -48,7 +48,8 @@ class DivergenceInfo:
     actual: float | None
 
 
-# The brick, its layer, the position of the token, and how often the brick ran there before.
+# The place of a fingerprint: the brick, its layer, the position of the token, and how often the brick ran before at
+# this position.
 _Place = tuple[str, int | None, int, int]
 
 

@@ -75,7 +75,9 @@ class ExecutionGraph(RecordedGraph):
         return critical_path_summary(self)
 
     def roofline_distance(self, tflops: float, gb_per_sec: float) -> RooflineDistances:
-        """Return how far each brick and kernel, and all of them together, are from this roof. 0 is on the roof.
+        """Return how far each brick and kernel, and all of them together, are from this roof.
+
+        A distance of 0 means that the roof is reached.
 
         `tflops` is the peak in TFLOP/s, and `gb_per_sec` the peak bandwidth in GB/s. Raises ValueError unless both
         are positive.

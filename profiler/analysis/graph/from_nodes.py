@@ -51,7 +51,7 @@ def graph_of_nodes(
 
 
 def runs_of(node: Node, runs_of_parent: int, count: Mapping[int, int]) -> int:
-    """Return the number of runs of which the graph shows the mean.
+    """Return the number of runs in the mean that the graph shows.
 
     This number is how often the outermost node that contains `node` ran.
     """

@@ -53,12 +53,12 @@ class NodeTable:
         self.part_of = array("q", [-1])
         # by id: the first node of the same phase with the same kind, name, category and `own`
         self.first_of = array("q", [0])
-        self.like_of = array("q", [0])  # by id: the first node of which the work and the budget are also the same
+        self.like_of = array("q", [0])  # by id: the first node that also has the same work and the same budget
         self.parent_of = array("q", [0])  # 0 for a root
         self.kind_of = array("q", [-1])
         self.depth = array("q", [0])
-        # 1 if the node stands for a module's own operations, otherwise 0; it becomes a row if the operations take
-        # enough
+        # 1 if the node is for a module's own operations, otherwise 0; it becomes a row if the operations take enough
+        # time
         self.has_own = array("q", [0])
         self.backends: set[str] = set()
         # (phase, kind, name, category) -> first node; the phase is 0 outside of steps
