@@ -163,7 +163,7 @@ def _multiply_four_tiles(
 
 
 class _Threads:
-    """A number of threads, and the data that each of them reads in measurements."""
+    """A number of threads, and the data that each thread reads in measurements."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -40,8 +40,8 @@ MAX_NAME_BYTES = 1_024
 MAX_TEXT_BYTES = 1_024
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
-# Bytes that are read at a time to skip strings. This is enough for a few hundred short strings. The rest of a long
-# string is skipped without reading it.
+# Bytes that are read at a time to skip strings. This number of bytes is enough for a few hundred short strings. The
+# rest of a long string is skipped without reading it.
 PIECE_BYTES = 1 << 14
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())

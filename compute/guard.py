@@ -210,7 +210,7 @@ class JidokaGuard:
         """
         first = None
         compared = list(brick.compared(calls, before))
-        # The faults that the reference has, too. They come from the input or the weights.
+        # The faults that the reference also has. These faults come from the input or the weights.
         given = {_fault_in(of, expected) for *_, expected, of in compared} - {None}
         is_spoilt = not self._bears_all and not given.isdisjoint(_NOT_FINITE)
         for name, found, output, _, of in compared:

@@ -83,7 +83,7 @@ class OnCpu:
 class OnGpu:
     """Runs a model on the first GPU that this process may use, or on the GPU with the rank's number.
 
-    Raises ComputeError if there is no such GPU, and for options that need a CPU.
+    Raises ComputeError if this GPU does not exist, or if an option needs a CPU.
     """
 
     def __init__(self, options: WorkloadOptions) -> None:

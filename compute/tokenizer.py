@@ -34,7 +34,7 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
-# Value of `tokenizer.ggml.pre` -> patterns that cut a text into words. They are applied one after the other.
+# Value of `tokenizer.ggml.pre` -> patterns that cut a text into words. The patterns are applied one after the other.
 PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),

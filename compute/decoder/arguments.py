@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 class KernelArguments:
     """Makes the arguments of kernel calls.
 
-    A product uses the scratch memory for floats or the one for int8. All norms use `epsilon`.
+    A product uses either the scratch memory for floats or the scratch memory for int8. All norms use `epsilon`.
     """
 
     epsilon: float
@@ -66,7 +66,7 @@ class KernelArguments:
     def gated(
         self, gate: Projection, up: Projection, x: Floats, *outs: Floats, codes: Int8Scratch | None = None
     ) -> Arguments:
-        """Return the arguments of the products gate and up, and the SwiGLU of both.
+        """Return the arguments for computing gate, up and their SwiGLU.
 
         The kernel writes into `outs`. `codes` are the int8 codes of `x`, or None if no norm made them.
         """

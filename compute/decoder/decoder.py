@@ -203,7 +203,7 @@ class Decoder:
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if settings.check_contracts else _timed
         self._sampling = settings.sampling
-        self._sequence = 0  # number of the sequence, because random draws depend on it
+        self._sequence = 0  # number of the sequence; random draws depend on this number
         chooser = kernels.GREEDY if settings.sampling.is_greedy else kernels.DRAWN
         names_launches = machine.names_launches
         maker = BrickMaker(model, backend, profiler, dtype.itemsize, chooser, names_launches=names_launches)

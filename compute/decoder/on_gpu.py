@@ -88,7 +88,7 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
             raise ModelError(f"a matrix of {one.columns:,} columns, no multiple of {TOGETHER}, runs on no GPU yet")
         rounds = takes_int8 and one.format.code in LINEAR_INT8
         # The kernel for int8 products of experts must divide a row among its threads. `shape_of` returns None if the
-        # rows are too long for that.
+        # rows are too long to be divided.
         if experts is not None:
             rounds = rounds and shape_of(one.columns) is not None
         return DeviceMatrix.of(gpu, one, takes_int8=rounds, experts=experts)

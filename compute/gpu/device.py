@@ -307,8 +307,8 @@ class BrickLaunches:
     def _coded_with(self, kernel: Kernel, arguments: Arguments, output: Any) -> Sequence[Launch] | None:
         """Return launches of `kernel` that also write `output` in the form that the next product takes.
 
-        This is bfloat16 if that product uses tiles (`takes_tiles`), otherwise int8 codes. Returns None if the kernel
-        has no such launches.
+        The form is bfloat16 if the next product uses tiles (`takes_tiles`), otherwise int8 codes. Returns None if the
+        kernel has no such launches.
         """
         cuda, space = kernel.cuda, self._space
         if cuda is None or space is None:

@@ -1,8 +1,9 @@
-"""Vectors of pairs of bfloat16 for kernels. A vector has sixteen words with two bfloat16 numbers each, and their
-products are added up in float32.
+"""Vectors of pairs of bfloat16 for kernels. A vector has sixteen words with two bfloat16 numbers each.
 
-With AVX512-BF16, one instruction adds two products to each of sixteen sums. Without it, the numbers are multiplied
-one by one.
+The products of these numbers are added up in float32.
+
+With AVX512-BF16, one instruction adds two products to each of sixteen sums. Without AVX512-BF16, the numbers are
+multiplied one by one.
 """
 
 from __future__ import annotations

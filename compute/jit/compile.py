@@ -160,7 +160,7 @@ def copy_of(function: Function, name: str, **functions: Any) -> Function:
 
 @jit
 def half_to_float(bits: Any) -> Any:
-    """Return the 16 bits of an IEEE binary16 as a float32. This is exact, also for infinities and NaN.
+    """Return the 16 bits of an IEEE binary16 as a float32. The conversion is exact, also for infinities and NaN.
 
     The function uses shifts and additions. The conversion instruction for one number is 2-3x slower, because it has a
     false dependency. Multiplying by 2^112 is shorter, but processors handle subnormal numbers slowly. The scales of

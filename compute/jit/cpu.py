@@ -1,7 +1,8 @@
 """The features of the processor that kernels are compiled for.
 
-This is the present processor, unless NUMBA_CPU_NAME names a different one. Features that NUMBA_CPU_FEATURES (`-avx2`)
-or NUMBA_ENABLE_AVX=0 removes count as missing, because LLVM cannot compile code for them.
+Kernels are compiled for the present processor, unless NUMBA_CPU_NAME names a different one. Features that
+NUMBA_CPU_FEATURES (`-avx2`) or NUMBA_ENABLE_AVX=0 removes count as missing, because LLVM cannot compile code for
+them.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ L1_AHEAD, L2_AHEAD = 2048, 16384  # how far ahead to prefetch into each cache, i
 TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"
 HAS_BF16 = has_feature("avx512bf16")  # whether the processor can add products of two bfloat16 to a float32
 # Whether products of bfloat16 are faster than float32. Per cycle, a Zen 4 begins one vector of sixteen float32
-# products or one of 32 bfloat16 products. A Xeon begins two vectors of float32. Its attention takes 1.9 times as long
-# with pairs of bfloat16 (one token at position 2,000).
+# products or one of 32 bfloat16 products. A Xeon begins two vectors of float32. On a Xeon, attention takes 1.9 times
+# as long with pairs of bfloat16 (one token at position 2,000).
 BF16_PAYS = HAS_BF16 and CPU_NAME == "znver4"
 # Whether AMX can multiply tiles of bfloat16. If NUMBA_CPU_NAME names a processor, code is compiled for that
 # processor, and does not have to run on this one.

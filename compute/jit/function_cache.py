@@ -13,8 +13,8 @@ The key is a hash of everything that a function depends on, not its position in 
 # - A loaded file is trusted, like Python's own bytecode files. kernel_cache checks who may write to the directory.
 # - File system errors never reach the caller. The function is then compiled, and not cached.
 # - A process that only loads code skips Numba's preparations for compiling, which take 0.2 s and 35 MB. Loaded code
-#   needs only a part of them, the names of the reference counting functions. LLVM's code pages are returned to the
-#   system after each use (40 MB).
+#   needs only one of these preparations: the names of the reference counting functions. LLVM's code pages are
+#   returned to the system after each use (40 MB).
 
 from __future__ import annotations
 

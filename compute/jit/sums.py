@@ -33,7 +33,7 @@ tuple_of: Any = types.UniTuple
 
 @constant_intrinsic
 def zero_sums(typing: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
-    """Return sums of zero for `rows` rows of `vectors` vectors each."""
+    """Return zeros as the sums for `rows` rows, with `vectors` vectors per row."""
     result = tuple_of(_floats, rows.literal_value * vectors.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

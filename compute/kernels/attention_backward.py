@@ -53,7 +53,7 @@ def _dot(a: Any, t: Any, head: Any, b: Any, p: Any, kv_head: Any) -> Any:
 def attention_backward(
     q: Any, k: Any, v: Any, scale: float, window: int, d_out: Any, d_q: Any, d_k: Any, d_v: Any
 ) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     heads, head_dim, one = np.uint64(q.shape[1]), np.uint64(q.shape[2]), np.float32(1)
     group, factor = heads // np.uint64(k.shape[1]), np.float32(scale)
     d_q[:], d_k[:], d_v[:] = np.float32(0), np.float32(0), np.float32(0)

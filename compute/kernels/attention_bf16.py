@@ -140,7 +140,7 @@ _attend_held, _attend_held_parallel = compiled_loops("_attend_bf16_held", **_OWN
 def attention_bf16(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     `scratch` is from `attention_loops.scratch_for`. Its size determines the number of threads.
     """

@@ -34,8 +34,8 @@ from cbtop.compute.settings import crossovers
 # How many rows (heads of tokens) share a read of keys and values. A processor begins two multiply-adds per cycle, and
 # each of them takes four cycles. So eight registers of sums keep it busy, and a few more leave a margin. In pairs of
 # rows, each row has two vectors of sums. With AVX-512, a vector is one register, so rows of larger groups have two
-# vectors, too. A Zen 4 begins only one multiply-add per cycle and takes 1.16 times as long with two vectors, so there
-# rows of larger groups have one.
+# vectors, too. A Zen 4 begins only one multiply-add per cycle and takes 1.16 times as long with two vectors, so rows
+# of larger groups have only one vector on a Zen 4.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
 MAX_ROWS = 64  # most rows (heads of tokens) in one piece of work

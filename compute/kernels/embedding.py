@@ -58,7 +58,7 @@ def _scale(out: Any, scale: Any) -> None:
 
 
 def embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     Raises ValueError for an unknown format code.
     """
@@ -154,7 +154,7 @@ def interleaved_reference(code: int, weights: Any, tokens: Any, scale: float, ou
 
 
 def interleaved_embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """Compute the same as the function `interleaved_reference`, compiled by Numba."""
+    """Compute the same as the function `interleaved_reference`, in code that Numba compiles."""
     embedding(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), scale, out)
 
 

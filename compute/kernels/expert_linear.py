@@ -57,7 +57,7 @@ def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: 
 
 
 def expert_linear(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     for kernel, call in parts((code, weights, experts, x, out, scratch)):
         kernel.implementation(*call)
 

@@ -59,7 +59,7 @@ def reference(
 
 
 def gated(*arguments: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     For float products, the formats of gate and up must prepare x in the same way (`can_share`).
     """

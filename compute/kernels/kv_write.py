@@ -44,7 +44,7 @@ def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
 
 @jit
 def kv_write(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba, for `empty_caches`."""
+    """Compute the same as the function `reference` for `empty_caches`, in code that Numba compiles."""
     head_dim, lanes = np.uint64(k_cache.shape[2]), np.uint64(LANES)
     tokens, begin = np.uint64(k.shape[0]), np.uint64(start)
     for head in range(np.uint64(k_cache.shape[0])):

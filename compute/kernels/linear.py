@@ -3,7 +3,7 @@
 reference    dequantises all of W, which takes 10-100x as long
 numba        one token: weights are dequantised inside the dot product, so only quantised bytes are read.
              Several tokens: one row at a time is dequantised into a scratch row, which stays in L1. Then four tokens
-             at a time are multiplied by it. With several threads, each thread computes a chunk of the rows.
+             at a time are multiplied by this row. With several threads, each thread computes a chunk of the rows.
 cuda         a block does some rows, from planes (quantization/planes.py); eight tokens share a read of weights
 """
 
@@ -117,7 +117,7 @@ def prepare(code: int, x: Any, scratch: Any) -> None:
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     `scratch` is float32 (threads, columns or more), one row for each thread to use. Raises ValueError for an unknown
     format code, or if x is one token and not float32.

@@ -86,7 +86,7 @@ TOKENS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bl
 
 
 def linear_backward(code: int, weights: Any, d_out: Any, adds: bool, d_x: Any, scratch: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     `scratch` is from `scratch_for`. Its size determines the number of threads. Raises ValueError for an unknown
     format code, or if d_out is not float32.

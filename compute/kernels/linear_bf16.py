@@ -68,8 +68,8 @@ class TileScratch:
     `tiles`: uint32 (tokens / 16, columns * 8), the activations in blocks of 16 tokens x 32 columns.
     `panels`: float32 (threads, words). Each thread has the weights of 32 rows, then four tiles of sums.
 
-    Rows of tiles are aligned to cache lines. Without that, each row would be in two lines, and a product would take
-    twice as long.
+    Rows of tiles are aligned to cache lines. Without this alignment, each row would be in two lines, and a product
+    would take twice as long.
     """
 
     tiles: Any
@@ -377,7 +377,7 @@ def prepared(x: Any, scratch: TileScratch) -> tuple[Any, Any]:
 
 
 def linear_bf16(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: TileScratch) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     tiles, panels = prepared(x, scratch)
     multiply_one(ROWS_OF[code], weights, bias, tiles, panels, out, len(panels))
 

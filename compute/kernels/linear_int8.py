@@ -126,7 +126,7 @@ def can_share(matrices: Sequence[Matrix]) -> bool:
 
 
 def linear_int8(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     rows, x, beside, threads = prepared(code, x, scratch)
     multiply_one(rows[code], weights, bias, x, beside, out, threads)
 

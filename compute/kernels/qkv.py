@@ -57,7 +57,7 @@ def reference(
 
 
 def qkv(*arguments: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     For float products, the formats of all three matrices must prepare x in the same way (`can_share`).
     """

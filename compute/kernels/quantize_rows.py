@@ -74,7 +74,7 @@ def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None
 
 @jit_as_written
 def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     for t in range(np.uint64(x.shape[0])):
         for block in range(np.uint64(x.shape[1] // BLOCK)):
             quantize_block(x, t, block, codes, factors)

@@ -66,7 +66,7 @@ def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
 def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
     """Set out[t] = x[t] * scale * weight.
 
-    This is compiled without fastmath, so that the result is NaN if the scale is NaN.
+    The function is compiled without fastmath, so that the result is NaN if the scale is NaN.
     """
     for i in range(np.uint64(x.shape[1])):
         out[t, i] = x[t, i] * scale * weight[i]
@@ -74,7 +74,7 @@ def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
 
 @jit_as_written
 def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     A row with a sum of squares above LARGEST_SUM becomes NaN.
     """

@@ -42,7 +42,7 @@ def quantize_finite(normed: Any, out: Any, codes: Any, factors: Any) -> None:
 
 @jit_as_written
 def rms_norm_int8(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, scale_of_row(x, t, epsilon), weight, out)
         for block in range(np.uint64(x.shape[1] // BLOCK)):

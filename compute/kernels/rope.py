@@ -51,7 +51,7 @@ def reference(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None
 
 @jit
 def rope(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     pairs = np.uint64(table.shape[2])
     stride, gap = (np.uint64(1), pairs) if neox else (np.uint64(2), np.uint64(1))
     for t in range(np.uint64(x.shape[0])):

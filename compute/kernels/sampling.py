@@ -31,7 +31,7 @@ def reference(logits: Any, out: Any) -> None:
 
 @jit
 def greedy(logits: Any, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     A first pass finds the largest value (vectorised). A second pass finds its first position.
     """
@@ -106,7 +106,7 @@ def _likeliest(logits: Any, wanted: Any) -> Any:
 def drawn(
     logits: Any, temperature: Any, top_k: Any, top_p: Any, seed: Any, position: Any, sequence: Any, out: Any
 ) -> None:
-    """Compute the same as the function `drawn_reference`, compiled by Numba."""
+    """Compute the same as the function `drawn_reference`, in code that Numba compiles."""
     vocabulary = logits.shape[1]
     order = _likeliest(logits, min(top_k, vocabulary) if top_k > 0 else vocabulary)
     cumulative = np.empty(len(order), np.float64)

@@ -44,7 +44,7 @@ def run(
     from cbtop.compute.places import place_of
     from cbtop.compute.training.text import batches
 
-    # Exact products are needed, because gradients are computed only for these.
+    # Exact products are needed, because gradients are computed only for exact products.
     options = replace(options, is_exact=True)
     path = options.model or demo_model(progress)
     if is_first_run():

@@ -21,8 +21,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step: one forward pass, or the mean of many. Its name is the phase, such as `decode` or `prefill`. `model` is
-    set if a process runs several models.
+    """A step: one forward pass, or the mean of many forward passes.
+
+    Its name is the phase, such as `decode` or `prefill`. `model` is set if a process runs several models.
     """
 
     name: str
