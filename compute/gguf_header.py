@@ -7,7 +7,7 @@ Source of the format: ggml's docs/gguf.md and ggml.h (enum ggml_type).
 
 # A model file is not trusted. No count in it is used before the file is known to be large enough for that count.
 # Values that only some callers need (the tokenizer's arrays, long texts) are skipped. The file is read, not mapped.
-# If it is cut short meanwhile, a read returns fewer bytes. With a mapping, the process would be killed.
+# If the file is cut short meanwhile, a read returns fewer bytes. With a mapping, the process would be killed.
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def measure_gpu_crossovers(
 ) -> tuple[Crossover, ...]:
     """Measure how much work a pass must have to be faster on the first GPU than on `threads` CPU threads.
 
-    For DECODING, work is the bytes of weights that a token reads per layer. For PROMPTS, it is these bytes times the
-    tokens of the prompt. The note of each crossover is the GPU's name. Raises ComputeError without a GPU, or if its
-    memory is too small.
+    For DECODING, work is the bytes of weights that a token reads per layer. For PROMPTS, work is these bytes times
+    the number of tokens in the prompt. The note of each crossover is the GPU's name. Raises ComputeError without a
+    GPU, or if its memory is too small.
     """
     gpu = Gpu()
     progress(DECODING)

@@ -34,7 +34,10 @@ class GpuProperties:
 
 
 class Library(Protocol):
-    """The functions that the measurements need, from torch or CuPy. They act on the GPU that `use` selected last."""
+    """The functions that the measurements need, from torch or CuPy.
+
+    The functions act on the GPU that `use` selected last.
+    """
 
     name: str
 

@@ -68,7 +68,7 @@ def on_huge_pages(size_bytes: int) -> mmap.mmap:
 def zeros_on_huge_pages(shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[NDArray[Any]]:
     """Return adjacent arrays of zeros on huge pages. Each array begins at a cache line.
 
-    Memory is used only when it is first written to. Raises MemoryError if the system refuses it.
+    Memory is used only when it is first written to. Raises MemoryError if the system refuses the memory.
     """
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape in shapes]
     begins = list(accumulate((-(-size // LINE_BYTES) * LINE_BYTES for size in sizes), initial=0))
@@ -98,7 +98,8 @@ def line_aligned_zeros(shape: tuple[int, ...], dtype: Any, behind_bytes: int = 0
 def give_back_code(library: str) -> None:
     """Unmap the code of the shared library with this file name. Linux only.
 
-    The code stays in the system's file cache. If it runs again, it is mapped again, at 64 KiB per microsecond.
+    The code stays in the system's file cache. If the code runs again, the system maps it again, at 64 KiB per
+    microsecond.
     """
     for begin, size_bytes in _code_of(library):
         _madvise()(ctypes.c_void_p(begin), ctypes.c_size_t(size_bytes), mmap.MADV_DONTNEED)

@@ -41,8 +41,8 @@ OF_FILE = frozenset({"name", "quantization", "weights_bytes"})
 class TensorError:
     """The difference between one tensor and the same tensor of the other file, over all weights.
 
-    `snr_db` is the sum of squares of the other file's weights divided by the sum of squares of the differences. It is
-    None if one of the two is zero. The tensor passes if its cosine and its SNR reach their limits.
+    `snr_db` is the sum of squares of the other file's weights divided by the sum of squares of the differences.
+    `snr_db` is None if one of the two sums is zero. The tensor passes if its cosine and its SNR reach their limits.
     """
 
     name: str

@@ -36,7 +36,7 @@ class ComputeTarget(Protocol):
 
 
 def place_of(options: WorkloadOptions) -> ComputeTarget:
-    """Return the processor that the options name. Raises ComputeError if it does not exist."""
+    """Return the processor that the options name. Raises ComputeError if the processor does not exist."""
     if options.backend == "cuda":
         return OnGpu(options)
     return OnCpu(options)

@@ -91,7 +91,7 @@ class Tokenizer:
         return begin + list(self._library.encode(text, add_special_tokens=False).ids)
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """Return a stream that decodes tokens. The tokens `before` precede them in the text."""
+        """Return a stream that decodes tokens. The tokens in `before` precede the decoded tokens in the text."""
         stream = TextStream(self)
         for token in before:
             stream.text_of(token)

@@ -153,7 +153,8 @@ class Verified:
 
     `max_error` is the largest error over all sizes, relative to the largest value. If a value is not finite,
     `max_error` is None, and `not_finite` is "NaN" or "infinity". `missed` names the planted faults that no check
-    found. It also names conditions of the contract that held although the arguments were changed to break them.
+    found. `missed` also names conditions of the contract that still held after the arguments were changed to break
+    these conditions.
     """
 
     kernel: str

@@ -425,7 +425,7 @@ def _tokenizer(path: Path) -> Tokenizer:
 def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> list[int]:
     """Return the tokens of `prompt`.
 
-    Raises ComputeError if they leave no room for another token, or if they are not tokens of this model.
+    Raises ComputeError if the tokens leave no room for another token, or if they are not tokens of this model.
     """
     if len(tokenizer.pieces) != model.vocabulary:
         raise ComputeError(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 EACH = 256  # number of threads of a block, if each thread computes one number
-WARP = 32  # threads of a warp, which run one instruction together (CUDA C++ Programming Guide, "SIMT architecture")
+# number of threads of a warp, which run one instruction together (CUDA C++ Programming Guide, "SIMT architecture")
+WARP = 32
 IN_REGISTERS = 2  # largest number of groups of four numbers of a row that one thread keeps in registers
 
 Dimensions = tuple[int, int, int]

@@ -229,7 +229,7 @@ class ThreadShape:
 
     @property
     def block(self) -> Dimensions:
-        """The size of a block. The threads along x share a row, and along y there are different rows."""
+        """The size of a block. Threads with the same y share a row. Threads with different y have different rows."""
         return self.warps * WARP, 1 if self.warps > 1 else WARPS_OF_BLOCK, 1
 
     @property

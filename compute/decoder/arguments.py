@@ -46,7 +46,7 @@ class KernelArguments:
     def norm_of_stream(
         self, brick: ComputeBrick, norm: Norm, space: Workspace, codes: Int8Scratch | None
     ) -> Arguments:
-        """Return the arguments of the norm of space.x, which is written into space.normed.
+        """Return the arguments of the norm of space.x. The norm is written into space.normed.
 
         A fused brick first adds space.delta to space.x.
         """

@@ -379,8 +379,8 @@ class Decoder:
         try:
             with self._machine.turn():
                 return int(self._whole_pass(tokens, run, scope).choice[0])
-        # Undo the pass also after Ctrl-C. Otherwise, its tokens would be in the cache twice when the caller passes
-        # them again.
+        # Undo a pass also after Ctrl-C. Otherwise, the tokens of the pass would be in the cache twice when the caller
+        # passes them again.
         except BaseException:
             self.position = start
             raise

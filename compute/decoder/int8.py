@@ -1,4 +1,4 @@
-"""Interleave the rows of a model's matrices in place, so that its products can use int8 activations."""
+"""Interleave the rows of a model's matrices in place, so that the model's products can use int8 activations."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def exact_bytes() -> int:
 def interleaved(model: Model, reorder: Reorder = InterleavedMatrix.of, exact_bytes: int = NEVER) -> Model:
     """Interleave every matrix of `model` that can be interleaved and has fewer than `exact_bytes` bytes.
 
-    Do not use `model` afterwards. The embedding is interleaved only if it is also the output matrix. Otherwise its
-    rows are looked up one by one. `reorder` is the function that interleaves a matrix.
+    Do not use `model` afterwards. The embedding is interleaved only if it is also the output matrix. Otherwise the
+    rows of the embedding are looked up one by one. `reorder` is the function that interleaves a matrix.
     """
 
     def reordered(matrix: Matrix, parts: int = 1) -> Matrix:

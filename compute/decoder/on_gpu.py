@@ -313,7 +313,7 @@ class GpuDecoder(Decoder):
                 self._say(step)
                 token = self._ran(tokens, step)
             self.tell()
-        # After an error, the caller passes the same tokens again, so forget that they were appended.
+        # Forget the appended tokens, because the caller passes the same tokens again after an error.
         except BaseException:
             self.position = start
             raise
@@ -419,7 +419,7 @@ class GpuDecoder(Decoder):
         return _KeptPass(ran.again if self._is_eager else self._captured(ran), PassParts(ran.launched), stamps)
 
     def _captured(self, ran: LaunchedPass) -> Callable[[], object]:
-        """Return a function that launches everything that `ran` has launched, as one graph."""
+        """Return a function that launches one graph. The graph contains all launches of `ran`."""
         # this function does not use `self`, because the returned function would then keep the decoder alive
         stream = self._stream
         try:

@@ -85,8 +85,8 @@ class Rank:
     def layers_of(self, layers: int) -> range:
         """Return this rank's even share of the layers.
 
-        If the shares differ, the last rank has the smallest, because it also runs the head. Raises ModelError if a
-        rank would have no layer.
+        If the shares differ, the last rank has the smallest share, because it also runs the head. Raises ModelError
+        if a rank would have no layer.
         """
         if self.count > layers:
             raise ModelError(f"a model of {layers} layers for {self.count} GPUs; give --gpus {layers} or fewer")

@@ -15,7 +15,7 @@ TOGETHER = 1 << 22
 
 
 def forward_reference(model: Model, tokens: Sequence[int], context: int | None = None) -> Wide:
-    """Return the logits, float64 (tokens, vocabulary), of every position of `tokens`, which start at position 0.
+    """Return the logits of all positions, float64 (tokens, vocabulary). The tokens start at position 0.
 
     `context` is the context size that RoPE assumes. None means the model's context size.
     """

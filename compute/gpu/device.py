@@ -83,7 +83,7 @@ class Gpu:
     def turn(self) -> Iterator[None]:
         """Enter this context to use the GPU in this thread. Only one pass runs at a time.
 
-        The sampling module keeps values between launches, which another pass would overwrite.
+        Between launches, the sampling module keeps values that another pass would overwrite.
         """
         with self._turn, self.device:
             yield
@@ -123,7 +123,7 @@ class Gpu:
             raise ComputeError(f"{what} take {wanted}; of {there} {free} are free on {self.name}")
 
     def array(self, values: Any) -> Any:
-        """Return a copy of a host array on the device. Raises ComputeError if it does not fit."""
+        """Return a copy of a host array on the device. Raises ComputeError if the copy does not fit."""
         try:
             return self.cupy.asarray(values)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
@@ -134,7 +134,7 @@ class Gpu:
         return self.cupy.asnumpy(array)
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """Return zeros on the device. Raises ComputeError if they do not fit."""
+        """Return zeros on the device. Raises ComputeError if the zeros do not fit."""
         try:
             return self.cupy.zeros(shape, dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:

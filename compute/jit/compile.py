@@ -51,7 +51,7 @@ OPTIONS = {
 
 
 def usable_numba_cache() -> Path | None:
-    """Create the directory for our compiled kernels and return it, or None if it cannot be written."""
+    """Create and return the directory for our compiled kernels. Returns None if the directory cannot be written."""
     how = (getattr(settings, name) for name in CODE_SETTINGS)
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {[*how]}".encode()).hexdigest()
     return use_directory(Path(settings.CACHE_DIR) if settings.CACHE_DIR else cache_dir(), digest[:16])
@@ -172,7 +172,7 @@ def half_to_float(bits: Any) -> Any:
     bias = HALF_TO_SINGLE_BIAS if magnitude < INFINITE_HALF else np.int32(2 * HALF_TO_SINGLE_BIAS)
     shifted = np.int32(np.int32(magnitude << np.int32(13)) + bias)
     normal = np.int32(sign | shifted).view(np.float32)
-    # A subnormal number has no leading one. Add one to its bits, and subtract it again as a float32.
+    # A subnormal number has no leading one. Add this one to the bits, and subtract it again from the float32.
     leading = np.int32(shifted + np.int32(1 << 23)).view(np.float32) - SMALLEST_NORMAL_HALF_VALUE
     subnormal = -leading if sign else leading
     return normal if magnitude >= SMALLEST_NORMAL_HALF else subnormal

@@ -62,8 +62,8 @@ HAS_F16C = has_feature("f16c")
 HAS_AVX2 = has_feature("avx2")
 HAS_VNNI = has_feature("avx512vnni")  # whether the processor can add products of four bytes to an int32
 # Other processors with AVX-512 need two prefetches: one into L2 long before a line is used, and one into L1 shortly
-# before. A line that comes from memory directly into L1 occupies one of the few slots for pending lines for a long
-# time. With one prefetch, a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, and with two at 0.9 to 1.0.
+# before the use. A line that comes from memory directly into L1 occupies one of the few slots for pending lines for a
+# long time. With one prefetch, a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, and with two at 0.9 to 1.0.
 ASKS_TWICE = HAS_VNNI and not LOOKS_AHEAD
 L1_AHEAD, L2_AHEAD = 2048, 16384  # how far ahead to prefetch into each cache, in bytes
 # The instructions that compute products of integers, if the processor has any.

@@ -197,8 +197,9 @@ def hash_of_file(path: str, stamp: Stamp) -> str:
 def _operations(code: CodeType) -> tuple[bytes, bytes, list[str]]:
     """Return the operations with their arguments, and the constants that they load.
 
-    The indices of constants become 0. A docstring is the first constant, so adding one would change these indices. A
-    function never loads its docstring. A module or a class stores its docstring, and this constant is left out.
+    The indices of constants become 0. A docstring is the first constant, so adding a docstring would change these
+    indices. A function never loads its docstring. A module or a class stores its docstring, and this constant is left
+    out.
     """
     operations, arguments, loaded = code.co_code[::2], bytearray(code.co_code[1::2]), []
     for match in TAKES_CONSTANT.finditer(operations):

@@ -52,7 +52,7 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
     """The cache of one function, which is compiled with `options`. The files are in `directory`.
 
     The dependencies are hashed when a signature is compiled, because called functions may be defined after the
-    function. If they cannot be hashed, the function is compiled but not cached.
+    function. If the dependencies cannot be hashed, the function is compiled but not cached.
     """
 
     def __init__(self, directory: Path, function: Any, options: object) -> None:

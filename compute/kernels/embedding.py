@@ -1,5 +1,6 @@
-"""Embedding: look up the row of each token in the embedding matrix, and dequantise it. Scale it if the model scales
-embeddings.
+"""Embedding: look up the row of each token in the embedding matrix, and dequantise it.
+
+Scale the row if the model scales embeddings.
 
 reference    dequantises the rows with NumPy
 numba        the row dequantiser of the weight's format writes directly to the output

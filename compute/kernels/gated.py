@@ -112,7 +112,7 @@ def module_of(code: int, is_int8: bool) -> CudaModule:
 def launches(*arguments: Any) -> Sequence[Launch]:
     """Return one launch. For int8, a launch that quantises x comes before it.
 
-    With tiles, or with two formats, returns two products and SwiGLU.
+    If products use tiles, or if the weights have two formats, returns the launches of two products and SwiGLU.
     """
     gate_code, gate_weights, gate_bias, up_code, up_weights, up_bias, x, gate, up, out, scratch = arguments
     matrices = (gate_code, gate_weights, gate_bias, gate), (up_code, up_weights, up_bias, up)

@@ -171,7 +171,7 @@ def _spread(found: Any, panel: Any, at: Any) -> None:
     _store_factors(panel, at, first, second)
 
 
-# Each format has a copy of the code below with its own functions in place of the following ones.
+# Each format has a copy of the code below. In the copy, the format's own functions replace the following ones.
 _unpack: Any = None
 _add, _add_four = _add_with_minimum, _add_four_with_minimum
 

@@ -1,4 +1,4 @@
-"""The backward of Linear: d_x = d_out @ W with quantised W, the gradient of its input.
+"""The backward of Linear: the gradient of its input, d_x = d_out @ W with quantised W.
 
 reference    dequantises all of W
 numba        four rows at a time are dequantised into scratch rows, and added to every token in blocks of columns that

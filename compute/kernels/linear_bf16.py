@@ -182,7 +182,8 @@ def _write_with_minima(found: Any, panels: Any, chunk: Any, at: Any) -> None:
     _sixteen_columns(a, b, c, d, last, multiply(other_minimum, less), panels, chunk, at + U(WORDS // 2))
 
 
-# Each format has a copy of the code below, with its own functions and sizes in place of the following ones.
+# Each format has a copy of the code below. In the copy, the format's own functions and sizes replace the following
+# ones.
 _unpack: Any = None
 _write, _BLOCK_BYTES, _BLOCK_COLUMNS = _write_with_minimum, 144, 256
 

@@ -69,7 +69,7 @@ def _q8_0(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: 
 def _store_six_bits(w: Any, row: Any, at: Any, kept: Any, place: Any) -> None:
     """Store the eight scales and eight minima of 16 rows in kept[0, place:].
 
-    They are read from `at` on, in the layout of Q4_K and Q5_K.
+    The scales and minima are read from `at` on, in the layout of Q4_K and Q5_K.
     """
     zero, six, four, two = U(0), np.int32(63), np.int32(15), np.int32(48)
     a, m = load_64(w, row, at), load_64(w, row, at + U(LINE))

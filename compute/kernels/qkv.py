@@ -170,7 +170,7 @@ def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the kernels of a call with their arguments, which are three products."""
+    """Return the kernels that a call consists of, each with its arguments. They are three products."""
     *matrices, x, q, k, v, scratch = arguments
     kernels = linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR
     calls = [(*matrices[at : at + 3], x, out, scratch) for at, out in ((0, q), (3, k), (6, v))]

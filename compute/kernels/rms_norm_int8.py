@@ -50,7 +50,7 @@ def rms_norm_int8(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, co
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return two kernels with their arguments: one computes the norm, the other quantises it."""
+    """Return two kernels with their arguments: one computes the norm, the other quantises the norm."""
     *norm, normed, codes, factors = arguments
     return (RMS_NORM, tuple(norm)), (QUANTIZE_ROWS, (normed, codes, factors))
 

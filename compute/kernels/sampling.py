@@ -47,7 +47,7 @@ def greedy(logits: Any, out: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Return the work of a call: its FLOP and bytes. The elements of a call are logits. Each is read once.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are logits. Each logit is read once.
 
     Comparisons are not counted, because they are not operations on floats.
     """

@@ -70,7 +70,8 @@ def _load_bfloat(weights: Any, row: Any, at: Any) -> Any:
     return _bfloat_to_float(weights[row, at : at + np.uint64(2)].view(np.uint16)[0])
 
 
-# Each format has a copy of the code below, with its own functions and size in place of the following ones.
+# Each format has a copy of the code below. In the copy, the format's own functions and size replace the following
+# ones.
 _load_16, _load_one, _size_bytes = load_halves, load_half, np.uint64(2)
 
 

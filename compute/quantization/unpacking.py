@@ -146,8 +146,8 @@ def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
     """Return the scale and the minimum of a sub-block. From `base` on, they are stored as in Q4_K and Q5_K (see
     six_bits.py).
     """
-    # A branch is avoided here. Before a branch, LLVM would load all weights and activations of a step. It would then
-    # run out of registers, and could not make loads part of the instructions that need them.
+    # A branch is avoided here. Before a branch, LLVM would load all weights and activations of a step. LLVM would
+    # then run out of registers, and could not make loads part of the instructions that need them.
     is_last = np.int32(half)
     whole, low, high = np.int32(63) - np.int32(63) * is_last, np.int32(15) * is_last, np.int32(48) * is_last
     a = load_bytes(w, row, base + U(4 * ROWS) + part * U(ROWS))
@@ -211,7 +211,8 @@ def two_bits_64(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
     return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
 
 
-# Each format has a copy of the code below, with its own functions and sizes in place of the following ones.
+# Each format has a copy of the code below. In the copy, the format's own functions and sizes replace the following
+# ones.
 _four: Any = None
 _factors_of_16: Any = None
 _TURN_BYTES, _BLOCK_BYTES = 2 * 64, 84
@@ -260,7 +261,7 @@ def of_sixteen_columns(
 ) -> tuple[Any, BlockColumns]:
     """Return `unpack` and `block` for a layout with a scale and a minimum for every sixteen columns.
 
-    They are made from the format's own `four` and `factors_of_16`, which are compiled by @jit_inlined.
+    Both are made from the format's own `four` and `factors_of_16`, which are compiled by @jit_inlined.
     """
     own = {"_four": four, "_factors_of_16": factors_of_16, "_TURN_BYTES": turn_bytes, "_BLOCK_BYTES": block_bytes}
     four_columns = jit_inlined(copy_of(_four_columns, f"four_columns_{name}", **own))

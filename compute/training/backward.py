@@ -132,8 +132,9 @@ class BackwardPlanner:
     ) -> list[BrickCall]:
         """Return the backward pass of a layer, in order.
 
-        Before the pass, `gradients.x` holds the gradient of the layer's output. Afterwards it holds the gradient of
-        its input. The pass of the first layer ends at the adapters, because nothing before them is trained.
+        Before the pass, `gradients.x` holds the gradient of the layer's output. Afterwards `gradients.x` holds the
+        gradient of the layer's input. The pass of the first layer ends at the adapters, because nothing before them
+        is trained.
         """
         return [
             *self._feed_forward(weights, bricks, kept),

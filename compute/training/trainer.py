@@ -1,6 +1,6 @@
 """Train a decoder's adapters.
 
-A step is a forward pass that keeps activations, the loss, a backward pass and AdamW.
+A step has four parts: a forward pass (it keeps activations), the loss, a backward pass and AdamW.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Trainer(Decoder):
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         scratch = linear_backward.scratch_for(threads, columns)
         self._planner = BackwardPlanner(model, backend, profiler, self._gradients, scratch)
-        # Brick of the forward pass -> the copies of activations to make after it has run, and the adapters that run
-        # next.
+        # Brick of the forward pass -> the copies of activations to make after the brick has run, and the adapters
+        # that run next.
         self._copies: dict[ComputeBrick, list[tuple[Floats, Floats]]] = {}
         self._adapted: dict[ComputeBrick, BrickCall] = {}
         self._backward = [

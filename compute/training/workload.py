@@ -86,7 +86,7 @@ def _trainer(
 
 
 def _tokens(options: WorkloadOptions, model: Model) -> int:
-    """Return the number of tokens of a step. Raises ComputeError if it is too small or too large."""
+    """Return the number of tokens of a step. Raises ComputeError if the number is too small or too large."""
     from cbtop.compute.decoder.machine import Host
     from cbtop.compute.training.text import TEXT
 

@@ -1,4 +1,4 @@
-"""Statistics by brick and by category. A profiled process, the screen and the reports show them."""
+"""Statistics by brick and by category. A profiled process, the screen and the reports show these statistics."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ T = TypeVar("T")
 MAX_NODES = 100_000
 MAX_DEPTH = 32  # nodes may be nested this deep: a step, a layer, a brick and a kernel, and bricks inside bricks
 
-# Kinds of nodes that count as parts of the time of the node around them. Kernels, copies and tasks do not, because
-# they may run in parallel. In a brick, only bricks and steps count, because all other time in a brick is its own
-# work.
+# Kinds of nodes that count as parts of the time of the node around them. Kernels, copies and tasks do not count,
+# because they may run in parallel. In a brick, only bricks and steps count, because all other time in a brick is its
+# own work.
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind.STEP, NodeKind.BRICK})}
 
