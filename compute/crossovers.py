@@ -58,8 +58,9 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One amount of work that is measured. `before` and `after` call the methods that are used below and above the
-    crossover.
+    """One amount of work that is measured.
+
+    `before` calls the method for work below the crossover, and `after` calls the method for work above the crossover.
     """
 
     size: int

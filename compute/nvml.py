@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-SETTLE_S = 1.0  # a utilisation that the library reports covers at most this number of seconds before the call
+SETTLE_S = 1.0  # the library reports the utilisation over at most this number of seconds before the call
 PER_WATT = 1000
 
 

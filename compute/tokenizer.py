@@ -25,7 +25,8 @@ UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # numbers of the C
 WITHOUT_TEXT = (UNKNOWN, CONTROL, UNUSED)
 NO_TOKEN = 0xFFFFFFFF  # LLAMA_TOKEN_NULL of llama.cpp, which converters write for "no token"
 SPACE = "\u2581"  # the character that SentencePiece uses for a space
-MAX_TOKEN_CHARACTERS = 1_024  # longest token; in real vocabularies, the longest are a few hundred spaces
+# largest length of a token; in real vocabularies, the longest tokens are a few hundred spaces
+MAX_TOKEN_CHARACTERS = 1_024
 
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"

@@ -72,7 +72,8 @@ def run(
     Returns an object that keeps a GPU's memory. Freeing that memory takes seconds, so the caller may print its last
     message first. Raises ModelError if the model cannot be run.
     """
-    # Imported here, because Numba takes half a second to load, and some code only needs WorkloadOptions.
+    # These modules are imported here, because Numba takes half a second to load, and some code only needs
+    # WorkloadOptions.
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.guard import JidokaGuard, Reaction
     from cbtop.compute.places import place_of

@@ -158,8 +158,8 @@ class Contract:
     def check_after(self, arguments: Values, earlier: Values) -> list[tuple[str, bool]]:
         """Return the name of each postcondition, and whether it holds after a call.
 
-        `earlier` are the arguments before the call. At least the arguments with the indices `self.earlier` must be
-        copies.
+        `earlier` are the arguments before the call. `self.earlier` has the indices of arguments. At least these
+        arguments must be copies.
         """
         return self.after.all_of((*arguments, *earlier))
 

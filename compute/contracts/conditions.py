@@ -21,7 +21,8 @@ try:
 except ImportError:  # at installation, the compiler or the headers of Python were missing
     compiled = None
 
-# Is called with the values of a kernel call. If condition n does not hold, bit n of the result is set.
+# A function that is called with the values of a kernel call. If condition n does not hold, bit n of the result is
+# set.
 Failed = Callable[[Values], int]
 Holds = Callable[[Values], bool]
 ASKED = -1  # marks a condition that Python must decide, because C cannot evaluate it

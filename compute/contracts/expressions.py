@@ -8,7 +8,7 @@ Only the syntax that is listed here is allowed. Python's `eval` is not used.
 # - There is no loop, power, attribute or text. So the work of an expression is at most its number of nodes times the
 #   sizes of its arrays.
 # - An expression becomes a Python function of a tuple of values. This function defines the meaning of the expression.
-#   Calls of kernels use the nodes of `conditions` instead, which have the same meaning and are faster.
+#   Calls of kernels use the nodes of `conditions` instead. These nodes have the same meaning and are faster.
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ from cbtop.compute.settings import crossovers
 class ExpertBricks:
     """The bricks of a mixture of experts.
 
-    A pass of one token runs `of_token` once, with the weights of all experts that the token chose. A pass of several
-    tokens runs `experts` once for each chosen expert. The work of both bricks includes only the weights that were
-    read.
+    A pass of one token runs `of_token` once, with the weights of all experts that the token has chosen. A pass of
+    several tokens runs `experts` once for each chosen expert. The work of both bricks includes only the weights that
+    were read.
     """
 
     router: ComputeBrick

@@ -30,8 +30,8 @@ def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
 def exact_bytes() -> int:
     """Return a size in bytes. Matrices of this size or larger are not interleaved.
 
-    The size was measured, or set by the user. By default it exceeds the size of every matrix. On a processor without
-    instructions for integer products, no matrix is interleaved by default, because float products are faster there.
+    The size was measured or set. By default it exceeds the size of every matrix. On a processor without instructions
+    for integer products, no matrix is interleaved by default, because float products are faster there.
     """
     found = crossovers()
     is_known = found.exact_bytes != NEVER or "exact_bytes" in found.measured

@@ -80,7 +80,8 @@ class Host:
     """The processor of the host as the machine of a decoder, with a number of threads."""
 
     names_launches = False
-    most_together = 128  # most tokens in one pass; with 128, their activations stay in the cache of the processor
+    # largest number of tokens in one pass; the activations of 128 tokens stay in the cache of the processor
+    most_together = 128
 
     def __init__(self, threads: int) -> None:
         self._threads = threads

@@ -49,7 +49,7 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
 TOGETHER = 8
-# most launches of a pass with stamps; the measurements of a longer pass are lost
+# largest number of launches in a pass with stamps; the measurements of a longer pass are lost
 MOST_LAUNCHES = 1 << 14
 # Number of prompt passes that are kept, so that their launches can be repeated. A kept pass can be repeated for the
 # same number of tokens at the same position.
@@ -469,8 +469,9 @@ class GpuDecoder(Decoder):
         self._untold = step, parts, None if stamps is None else stamps.copy(), elements
 
     def _elements_at(self, position: int) -> Elements:
-        """For a pass of one token, return the elements of the bricks that have more work at later positions, such as
-        attention.
+        """Return the elements of bricks (such as attention) that have more work at later positions.
+
+        The pass has one token.
         """
         heads = self.model.heads
         return {

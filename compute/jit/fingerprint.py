@@ -8,8 +8,8 @@
 #   inserted, although the file of the code does not import these functions.
 # - The whole file of every function is hashed as bytecode, because types, data models and overloads cannot be found
 #   by name. Comments, line numbers and docstrings do not change the hash.
-# - If compiled code calls a plain function, the overloads of that function may be in any file. So all files of ours
-#   that its file imports are hashed, too.
+# - If compiled code calls a plain function, the overloads of that function may be in any file. So all of our files
+#   that the function's file imports are hashed, too.
 # - The passes that compile kernels are always hashed. For an intrinsic, the decorators of intrinsics are hashed, too.
 # - A number is hashed by its value. If a value has an unknown kind, all of our files are hashed.
 # - A file is hashed after it was imported. If the file has changed since its import, it is not hashed.

@@ -1,4 +1,4 @@
-"""The loops of attention, for one thread and for several. The variants of attention share them.
+"""The loops of attention, for one thread and for several. The variants of attention share these loops.
 
 See attention.py. Each row of the scratch belongs to one head of one token.
 """
@@ -38,7 +38,7 @@ from cbtop.compute.settings import crossovers
 # of larger groups have only one vector on a Zen 4.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
-MAX_ROWS = 64  # most rows (heads of tokens) in one piece of work
+MAX_ROWS = 64  # largest number of rows (heads of tokens) in one piece of work
 # Scores are multiplied by log2(e), so that softmax weights are powers of two.
 LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))
 # LOWEST is below every score. UNSEEN is the score of a position that is not visible. It is lower than LOWEST, so its

@@ -126,7 +126,7 @@ def module_in_turn(codes: tuple[int, int], shape: turns.ThreadShape) -> CudaModu
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch for all pairs. For int8, a launch that quantises x comes before it.
+    """Return one launch for all pairs. For int8, return two launches: the first one quantises x.
 
     If activations are unrounded and the weights have two formats, returns two products and SwiGLU.
     """

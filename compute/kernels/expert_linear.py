@@ -110,7 +110,7 @@ def step_of(x: Any) -> Any:
 
 
 def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
-    """Return one launch for all pairs. For int8, a launch that quantises x comes before it."""
+    """Return one launch for all pairs. For int8, return two launches: the first one quantises x."""
     (pairs, rows), columns = out.shape, x.shape[1]
     own = *expert_arguments(weights, out), experts, step_of(x)
     if not isinstance(scratch, Int8Scratch):

@@ -110,7 +110,7 @@ def module_of(code: int, is_int8: bool) -> CudaModule:
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch. For int8, a launch that quantises x comes before it.
+    """Return one launch. For int8, return two launches: the first one quantises x.
 
     If products use tiles, or if the weights have two formats, returns the launches of two products and SwiGLU.
     """

@@ -449,7 +449,7 @@ def _of_blocks(block_format: BlockFormat, layout: InterleavedLayout, block: Bloc
     }
     more: dict[str, Any] = {}
     if layout.factors is Factors.OF_16:
-        more = {"SPREAD": SPREAD + 2 * LINE}  # panel with more room, because two minima per row are stored
+        more = {"SPREAD": SPREAD + 2 * LINE}  # this panel has more room, because it stores two minima per row
         own |= {"_store_factors": _store_four_factors, **more}
     own[add_part.__name__] = jit_inlined(copy_of(add_part, f"{add_part.__name__}_{name}", **own))
     return _compiled(

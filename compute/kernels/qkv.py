@@ -131,7 +131,7 @@ def module_in_turn(codes: tuple[int, int, int], shape: turns.ThreadShape) -> Cud
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch. For int8, a launch that quantises x comes before it.
+    """Return one launch. For int8, return two launches: the first one quantises x.
 
     If products use tiles, returns the launches of one bfloat16 product for all three matrices, and of the separation
     of its sums.

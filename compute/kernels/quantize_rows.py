@@ -23,7 +23,7 @@ BLOCK = 32
 # codes, of the first 16, and of the last 16.
 FACTORS = 4
 LARGEST = np.float32(127)
-SMALLEST = np.float32(2.0**-126)  # the smallest scale that is not 0; the inverse of a smaller one would be infinite
+SMALLEST = np.float32(2.0**-126)  # the smallest scale that is not 0; the inverse of a smaller scale would be infinite
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:

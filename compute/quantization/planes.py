@@ -57,8 +57,8 @@ class PlaneLayout:
     def blocks_in(self, size_bytes: int, block_elements: int) -> int:
         """Return the largest number of blocks with planes of `size_bytes` bytes in total.
 
-        Because of padding, a smaller number of blocks may take the same size. Its planes then begin at the same
-        places.
+        Because of padding, a smaller number of blocks may take the same size. The planes then begin at the same
+        places for both numbers.
         """
         low, high = 0, size_bytes + 1  # a block has at least one byte, so there are at most `size_bytes` blocks
         while high - low > 1:

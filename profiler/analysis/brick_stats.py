@@ -35,7 +35,9 @@ class ClosedTime:
 
 @dataclass(frozen=True, slots=True)
 class BrickStats:
-    """All calls of the bricks with one name and category. For modules with own operations: all calls of one class.
+    """All calls of the bricks with one name and category.
+
+    For modules with own operations, all calls of the modules of one class.
 
     `calls.elements` is the sum of the numbers that the caller passed. Tokens are counted once per step. Flops and
     bytes are computed from the declared work, and are None without it. `exclusive_ns` excludes the bricks that ran
