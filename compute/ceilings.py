@@ -56,7 +56,7 @@ UNKNOWN_CACHE_BYTES = 32 * MIB
 CACHES_PER_BUFFER = 4
 SHARE_OF_FREE_MEMORY = 4
 ROUNDS = 5
-LINE = 64  # bytes of a vector register, and of one row of an AMX tile
+LINE = 64  # size in bytes of a vector register, and of one row of an AMX tile
 # Number of independent sums in a measurement of multiplications. With this number, no addition waits for the previous
 # one, and all sums stay in registers.
 FLOAT_CHAINS = 2 if TIER == "generic" else 12 if HAS_VNNI else 6
@@ -68,16 +68,16 @@ WORD = 8
 # rows, over 32 columns.
 PRODUCTS_OF_TILES = 4 * 16 * 16 * 32
 TILE_REPEATS = 20_000
-CACHE_SHARE = 2  # to measure a cache, 1 / CACHE_SHARE of it is read; the rest is left to other data
+CACHE_SHARE = 2  # the measurement of a cache reads 1 / CACHE_SHARE of it; other data may fill the rest
 CACHE_READ_BYTES = 256 * MIB  # bytes that each thread reads from a cache in a round
-# Sizes of the square matrices that torch multiplies. A round multiplies matrices of the largest size that it has time
-# for.
+# Sizes of the square matrices that torch multiplies. A round multiplies the largest matrices that fit into the time
+# of a round.
 PRODUCT_SIZES = (4096, 2048, 1024, 512)
 PRODUCT_S = 0.1
 
 
-# The following functions run on threads. Each has all the parameters that `on_threads` passes, although it uses only
-# some of them.
+# The following functions run on threads. Each function has all the parameters that `on_threads` passes, although the
+# function uses only some of the parameters.
 
 
 @jit
@@ -92,9 +92,9 @@ def _fill(weights: Any, bias: Any, x: Any, numbers: Any, out: Any, chunk: int, c
 def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
     """Read this thread's part sequentially, repeats[0] times.
 
-    repeats[1] is 0. The compiler does not know that, so it cannot read the part only once.
+    repeats[1] is 0. The compiler does not know this value, so it cannot merge the repeated reads into one.
     """
-    # sums of integers, because an integer addition has a shorter latency than a float addition
+    # add integers, because an integer addition has a shorter latency than a float addition
     words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])
     size = words.shape[0]
     begin, end = np.uint64(chunk * size // chunks), np.uint64((chunk + 1) * size // chunks)
@@ -163,7 +163,7 @@ def _multiply_four_tiles(
 
 
 class _Threads:
-    """A number of threads, and the data that each of them reads in measurements."""
+    """A number of threads, and the data that each thread reads in measurements."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -185,8 +185,9 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
     The ceilings are DRAM bandwidth, cache bandwidth and multiply-add rates. The rates are measured for float32, and
     also for int8 and bfloat16 (with or without AMX) if products use these.
 
-    With `weights_bytes`, also measures the bandwidth over a working set of that size, because the weights of a small
-    model may stay in the last-level cache. Takes seconds, and a quarter of the free memory (at most 1 GiB).
+    If `weights_bytes` is given, the function also measures the bandwidth over a working set of `weights_bytes` bytes,
+    because the weights of a small model may stay in the last-level cache. The function takes seconds. It uses a
+    quarter of the free memory, but at most 1 GiB.
     """
     on = _Threads(threads or available_threads())
     buffer, values = on.buffer, np.ones((1, LANES), np.float32)
@@ -216,14 +217,15 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
 
 
 def _part(buffer: Any, size_bytes: int) -> Any:
-    """Return the first `size_bytes` bytes of the buffer that is read, rounded down to whole words."""
+    """Return the beginning of `buffer`: its first `size_bytes` bytes, rounded down to whole words."""
     return buffer[:, : size_bytes // WORD * WORD // 4]
 
 
 def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
-    """Measure how fast each level of cache is read, the nearest level first. The roofs have the kind `cache`.
+    """Measure the read bandwidth of each cache level, beginning with the level nearest to the core.
 
-    Levels that are not faster than memory are left out. A shared level may be slow because other processes fill it.
+    Returns ceilings of the kind `cache`. Levels that are not faster than memory are left out. A shared level may be
+    slow because other processes fill it.
     """
     found = []
     for level, size_bytes in cache_bytes(on.number).items():
@@ -260,7 +262,10 @@ def _processors(text: str) -> int:
 
 
 def measure_product(threads: int) -> Ceiling:
-    """Measure the rate of torch's bfloat16 matrix product on `threads` threads. Raises ComputeError without torch."""
+    """Measure the rate of torch's bfloat16 matrix product on `threads` threads.
+
+    Raises ComputeError if torch is missing.
+    """
     torch = torch_on(threads)
     smallest = PRODUCT_SIZES[-1]
 
@@ -311,7 +316,7 @@ def measured(name: str, kind: str, amount: float, run: Callable[[], object], dty
 def dram_buffer_bytes() -> int:
     """Return the size in bytes of a buffer that is too large for the last-level cache.
 
-    It is smaller if little memory is free.
+    If little memory is free, the returned size is smaller.
     """
     wanted = max(CACHES_PER_BUFFER * _last_level_cache_bytes(), SMALLEST_BUFFER_BYTES)
     available = available_bytes()

@@ -23,7 +23,7 @@ class AssertionResult:
     tolerance: float | None = None
     not_finite: str = ""
     mended: bool = False  # whether the reference's output replaced an output that was not finite
-    skipped: str = ""  # why the assertion was not evaluated; if this is set, `passed` has no meaning
+    skipped: str = ""  # why the assertion was not evaluated; if `skipped` is set, `passed` has no meaning
 
 
 class Assertion(Protocol):
@@ -89,9 +89,9 @@ def _not_finite(values: Output) -> str:
 def summary(findings: Iterable[tuple[str, str, AssertionResult]]) -> list[CheckResult]:
     """Combine the findings of each brick name and assertion name into one CheckResult.
 
-    A result passes if all findings passed. `max_error` is the largest error of the findings. It is None if a value
-    was not finite, because the error of a different output would be misleading. A result is skipped if a finding was
-    skipped and none failed.
+    A result passes if all findings passed. `max_error` is the largest error of the findings. If any finding has a
+    value that is not finite, `max_error` is None, because the errors of the other findings would be misleading. A
+    result is skipped if a finding was skipped and none failed.
     """
     results: dict[tuple[str, str], CheckResult] = {}
     for brick, assertion, found in findings:

@@ -1,6 +1,7 @@
 """Find how much work makes threads, bfloat16 or plain weights faster on this machine.
 
-Each crossover compares two methods, such as one thread and several. The decoder's own kernels are timed with both.
+Each crossover compares two methods, such as one thread and several. Both methods are timed with the decoder's own
+kernels.
 """
 
 # Rules
@@ -8,9 +9,9 @@ Each crossover compares two methods, such as one thread and several. The decoder
 # - Each round times both methods at all sizes in turn, so that a disturbance of the machine affects all of them.
 # - Before each call there is a pause as long as between two bricks of a decoder, because idle threads may fall
 #   asleep.
-# - A crossover is the smallest size such that the second method is faster beyond the spread at this and all larger
-#   sizes. Without such a size, the static value stays in use. For the layout of weights, the static value is NEVER.
-#   It counts as measured if the second method is slower beyond the spread.
+# - From the crossover on, the second method is faster at all measured sizes by more than the spread of the times. If
+#   there is no such size, the static value stays in use. For the layout of weights, the static value is NEVER. NEVER
+#   counts as measured if the second method is slower by more than the spread.
 
 from __future__ import annotations
 
@@ -37,17 +38,18 @@ from cbtop.protocol.crossovers import NEVER, Crossover
 from cbtop.protocol.vocabulary import Provenance
 
 ROUNDS = 51
-PAUSE_NS = 20_000  # time in seconds that Python and small kernels take between two products of a decoder
-COLUMNS = 768  # number of columns of the measured products, as in a small model; larger models have more work
-# Numbers of rows of the measured matrices; in Q4_K these are 7 KB to 3.5 MB.
+PAUSE_NS = 20_000  # time that Python and small kernels take between two products of a decoder
+# number of columns of the measured matrices, as in a small model; products of larger models take more work
+COLUMNS = 768
+# Numbers of rows of the measured matrices. The matrices take 7 KB to 3.5 MB in Q4_K.
 PRODUCT_ROWS = tuple(ROWS << step for step in range(10))
 HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64
-# Numbers of positions in the measured attention; these take 14 K to 3.7 M products.
+# Numbers of positions in the measured attention; attention then takes 14 K to 3.7 M multiplications.
 POSITIONS = tuple(16 << step for step in range(9))
 TOKENS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_ROWS = 768
-# Numbers of rows of the measured matrices. In Q4_K these are 7 KB to 28 MB. Each size fits in a different level of
-# cache, except the largest, which fits in no cache of a core.
+# Numbers of rows of the measured matrices. The matrices take 7 KB to 28 MB in Q4_K. Each size fits in a different
+# level of cache, except the largest, which fits in no cache of a core.
 LAYOUT_ROWS = tuple(ROWS << step for step in (0, 3, 6, 9, 12))
 SEED = 11
 
@@ -56,8 +58,9 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One amount of work that is measured. `before` and `after` call the methods that are used below and above the
-    crossover.
+    """One amount of work that is measured.
+
+    `before` calls the method for work below the crossover, and `after` calls the method for work above the crossover.
     """
 
     size: int
@@ -75,7 +78,7 @@ class PairedTimes:
 
     @property
     def wins(self) -> bool:
-        """Whether the second method is faster beyond the spread.
+        """Whether the second method is faster by more than the spread.
 
         Its upper quartile is then below the first method's lower quartile.
         """
@@ -83,7 +86,9 @@ class PairedTimes:
 
     @property
     def loses(self) -> bool:
-        """Whether the second method is slower beyond the spread."""
+        """Whether the second method is slower by more than the spread: its lower quartile is above the first method's
+        upper quartile.
+        """
         return statistics.quantiles(self.before_ns)[2] < statistics.quantiles(self.after_ns)[0]
 
     @property
@@ -111,7 +116,7 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
             found.append(Crossover(name, getattr(STATIC_CROSSOVERS, name), Provenance.STATIC, ladder))
             continue
         progress(name)
-        # with crossovers of 1, the second method is used for work of every size
+        # with every crossover set to 1, the second method is used for work of every size
         with with_crossovers(Crossovers(1, 1, 1)):
             found.append(crossover(name, timed(ladder())))
     return tuple(found)
@@ -123,7 +128,8 @@ def timed(
     """Time both methods at every size, in ROUNDS rounds. Returns the times for each size."""
     found = [PairedTimes(rung.size, [], []) for rung in rungs]
     for rung in rungs:
-        # Call it once before the rounds, because the first call compiles the kernel or loads it from the cache.
+        # Call both methods once before the rounds, because the first call compiles a kernel or loads it from the
+        # cache.
         rung.before()
         rung.after()
     for _ in range(ROUNDS):
@@ -137,10 +143,10 @@ def timed(
 
 
 def crossover(name: str, ladder: Sequence[PairedTimes], note: str = "") -> Crossover:
-    """Return the crossover for the times in `ladder`, which are ordered by size.
+    """Return the crossover for the times in `ladder`, which is sorted by size.
 
-    A measured crossover has the note `note`. Otherwise the result has the static value, with the reason as its note.
-    A static value of NEVER counts as measured if the second method is slower.
+    A measured crossover has the note `note`. If the times show no crossover, the result has the static value, and its
+    note is the reason. A static value of NEVER counts as measured if the second method is slower.
     """
     at = len(ladder)
     while at and ladder[at - 1].wins:
@@ -163,8 +169,9 @@ def _busy(clock_ns: Callable[[], int], pause_ns: int) -> None:
 
 
 def _products(threads: int) -> list[Rung]:
-    """Return products of one token with Q4_K weights of different sizes, which are the most common products. They run
-    in int8 if this processor multiplies in int8.
+    """Return products of one token with Q4_K weights of different sizes.
+
+    These are the most common products of a decoder. They run in int8 if this processor multiplies in int8.
     """
     x, no_bias = _floats(1, COLUMNS), np.zeros(0, np.float32)
     if TIER == "generic":
@@ -185,7 +192,7 @@ def _products(threads: int) -> list[Rung]:
 
 
 def _attentions(threads: int) -> list[Rung]:
-    """Return attention of one token over a cache of float16 with different numbers of positions."""
+    """Return attention calls of one token over float16 caches. Each call has a different number of positions."""
     q, out = _floats(1, HEADS * HEAD_DIM), np.zeros((1, HEADS * HEAD_DIM), np.float32)
     caches = empty_caches(KV_HEADS, POSITIONS[-1], HEAD_DIM, np.uint16)
     for cache in caches:
@@ -239,8 +246,8 @@ def _weights(rows: int) -> QuantizedMatrix:
     """Return a matrix that repeats ROWS random rows. Computing the scales of different rows would take seconds."""
     few = QuantizedMatrix.of(Q4_K, _floats(ROWS, COLUMNS))
     data = np.tile(few.data, (rows // ROWS, 1))
-    # Numba compiles different code for writable arrays. The weights of a decoder are read-only, so these must be,
-    # too.
+    # Numba compiles different code for writable arrays. A decoder's weights are read-only, so these weights must also
+    # be read-only.
     data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, COLUMNS)
 

@@ -30,8 +30,8 @@ SEED = 20260
 CHUNK_ELEMENTS = 1 << 19
 BIAS_DEVIATION = 0.1
 NORM_DEVIATION = 0.05
-# Standard deviation of the predicted logits. A trained model has about the same. With this value, the largest logit
-# is clearly larger than the others.
+# Standard deviation of the predicted logits. The value is about the same as in a trained model. It makes the largest
+# logit clearly larger than the others.
 PREDICTED_LOGIT_DEVIATION = 3.0
 
 
@@ -101,7 +101,8 @@ def demo_model(progress: Progress) -> Path:
     try:
         if not path.exists():
             write_model(path, DEMO, progress)
-    # If the disk is full, the error does not contain a file name, and a caller that prints it would blame stdout.
+    # If the disk is full, the OSError does not contain a file name. A caller that prints the OSError would blame
+    # stdout.
     except OSError as error:
         raise ModelError(
             f"{path} cannot be written ({reason(error)}), the demo's model of 82 MB; give another directory as "
@@ -199,8 +200,8 @@ def tensors_of(shape: ModelShape) -> Iterator[RandomTensor]:
     hidden, kv_rows, query_rows = shape.hidden, shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
     # With a standard deviation of 1/sqrt(columns), the outputs of a product are as large as its inputs.
     spread, ffn_spread = hidden**-0.5, shape.feed_forward**-0.5
-    # A tied embedding also computes the logits, so its standard deviation determines theirs. The scale of embeddings
-    # does not matter otherwise, because the first norm removes it.
+    # A tied embedding also computes the logits, so its standard deviation determines theirs. If the embedding is not
+    # tied, its scale does not matter, because the first norm removes it.
     head_spread = PREDICTED_LOGIT_DEVIATION * spread
     yield RandomTensor("token_embd.weight", (shape.vocabulary, hidden), Q6_K if shape.tied else Q4_K, head_spread)
     for index in range(shape.layers):

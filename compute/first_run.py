@@ -1,8 +1,8 @@
 """Compile the kernels in a forked process on the first run on a machine.
 
-This process then only loads them, in 0.25 s.
+The original process then only loads the compiled kernels, in 0.25 s.
 
-LLVM needs 70 MB to compile and never frees them. When the forked process ends, the system frees them.
+LLVM needs 70 MB of memory to compile, and never frees it. When the forked process ends, the system frees this memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def compile_in_fork(compile_all: Callable[[], object], meanwhile: Callable[[], o
 
     Linux only.
 
-    The forked process is killed after `MOST_S` seconds, or if `meanwhile` raises. If it fails, missing kernels are
-    compiled when they are first called.
+    The forked process is killed after `MOST_S` seconds, or if `meanwhile` raises. If the forked process fails, this
+    process compiles missing kernels at their first call.
     """
     if sys.platform != "linux":
         return
@@ -35,7 +35,8 @@ def compile_in_fork(compile_all: Callable[[], object], meanwhile: Callable[[], o
         return
     if not pid:
         try:
-            # Do not collect garbage, because that would take a fifteenth of the time, and the fork ends soon.
+            # Do not collect garbage: this would take a fifteenth of the compile time, and the forked process ends
+            # soon.
             gc.disable()
             compile_all()
         finally:

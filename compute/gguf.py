@@ -94,7 +94,7 @@ class GgufFile:
     def load(self) -> None:
         """Read the requested matrices.
 
-        Raises ModelError if the file was written to since it was opened, or if a matrix contains NaN or infinity.
+        Raises ModelError if the file has changed since it was opened, or if a matrix contains NaN or infinity.
         """
         for name in self._matrices:
             self._stream.read(self._place(name), self._tensors[name].offset)
@@ -121,10 +121,11 @@ class GgufFile:
         return FORMATS[self._tensors[name].code]
 
     def rows(self, name: str, together: int) -> Iterator[Floats]:
-        """Yield the tensor as float32 (rows, columns), in pieces of at most `together` rows. The pieces are not
-        stored in this object.
+        """Yield the tensor as float32 (rows, columns), in pieces of at most `together` rows.
 
-        Raises ModelError if a weight is not finite, or if the file was written to since it was opened.
+        The pieces are not stored in this object.
+
+        Raises ModelError if a weight is not finite, or if the file has changed since it was opened.
         """
         tensor, block_format = self._tensors[name], self.format_of(name)
         row_bytes = block_format.row_bytes(tensor.shape[0])

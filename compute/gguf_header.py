@@ -7,7 +7,7 @@ Source of the format: ggml's docs/gguf.md and ggml.h (enum ggml_type).
 
 # A model file is not trusted. No count in it is used before the file is known to be large enough for that count.
 # Values that only some callers need (the tokenizer's arrays, long texts) are skipped. The file is read, not mapped.
-# If it is cut short meanwhile, a read returns fewer bytes. With a mapping, the process would be killed.
+# If the file is cut short meanwhile, a read returns fewer bytes. With a mapping, the process would be killed.
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?
 # Limits far above the values of real models, and far below sizes that would cause trouble.
 MAX_KEYS = 10_000
 MAX_TENSORS = 20_000
-# Most elements of an array; each may be a string, and each string takes a step of Python.
+# Largest number of elements of an array. Each element may be a string, and Python reads strings one by one.
 MAX_ARRAY_ELEMENTS = 2_000_000
 MAX_NAME_BYTES = 1_024
-# Longest text that is kept, in bytes. Names of models and architectures are shorter, and chat templates are longer.
+# Largest length of a text, in bytes; longer texts are cut. Names of models and architectures are shorter, and chat
+# templates are longer.
 MAX_TEXT_BYTES = 1_024
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
-# Bytes that are read at a time to skip strings. This is enough for a few hundred short strings. The rest of a long
-# string is skipped without reading it.
+# Bytes that are read at a time to skip strings. This number of bytes is enough for a few hundred short strings. The
+# rest of a long string is skipped without reading it.
 PIECE_BYTES = 1 << 14
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())
@@ -79,8 +80,8 @@ class Tensor:
 
     code: int  # number of the tensor's format, a key of FORMATS
     shape: tuple[int, ...]
-    # Offset of the first byte. It counts from the start of the data while the header is read, and later from the
-    # start of the file.
+    # Offset of the first byte. While the header is read, the offset counts from the start of the data. Later it
+    # counts from the start of the file.
     offset: int
     elements: int
     size_bytes: int
@@ -213,8 +214,8 @@ class _Reader:
             return
         value = metadata[name] = self._value(kind)
         if name == "general.alignment":
-            # An alignment must be a power of two. Alignments below 8 are refused. No file needs them, because ggml
-            # never writes less than 32.
+            # An alignment must be a power of two. Alignments below 8 are refused. No file needs such alignments,
+            # because ggml never writes an alignment below 32.
             if kind != UINT32 or not isinstance(value, int) or value < 8 or value & (value - 1):
                 raise self._damaged(f"has alignment {value!r:.60}, where a power of two from 8 on is wanted")
             self._alignment = value

@@ -14,9 +14,9 @@ from cbtop.compute.gguf_stream import GgufStream
 
 @dataclass(frozen=True, slots=True)
 class GgufMetadata:
-    """The values of a header by their key. Arrays are read from the file on access.
+    """The metadata of a header: a dict from keys to values. Arrays are read from the file on access.
 
-    Its methods raise ModelError if a value is missing or does not have the expected type.
+    The methods raise ModelError if a value is missing or does not have the expected type.
     """
 
     _stream: GgufStream
@@ -83,7 +83,7 @@ class GgufMetadata:
     def unasked_keys(self, prefix: str) -> dict[str, str]:
         """Return the keys that begin with `prefix`, were not requested, and have a value other than 0 and false.
 
-        The values of the returned dict are texts for a message.
+        The result is a dict from these keys to their values as text, for an error message.
         """
         unasked = [key for key in self.values if key.startswith(prefix) and key not in self._asked]
         return {key: f"{str(self.values[key])[:60]!r}" for key in unasked if self.is_on(key)}

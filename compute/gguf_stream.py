@@ -63,7 +63,7 @@ class GgufStream:
             done += got
 
     def check_unchanged(self) -> None:
-        """Raise ModelError if the file was written to since it was opened."""
+        """Raise ModelError if the file has changed since it was opened."""
         now = os.fstat(self._stream.fileno())
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise self.written_to()

@@ -15,10 +15,11 @@ FLOAT32 = 6  # enum gguf_metadata_value_type
 def written_header(
     metadata: Mapping[str, str | int | float], tensors: Sequence[tuple[str, tuple[int, ...], BlockFormat]]
 ) -> bytes:
-    """Return the header of a file with these keys and tensors: (name, shape with rows first as in NumPy, format).
+    """Return the header of a file with these metadata and tensors.
 
-    The caller writes the data of the tensors after the header, in their order, each padded to `aligned`. Whole
-    numbers are written as UINT32, and other numbers as FLOAT32.
+    Each tensor is given as (name, shape, format). Its shape has the rows first, as in NumPy. The caller writes the
+    data of the tensors after the header, in the same order, each padded to `aligned`. Whole numbers are written as
+    UINT32, and other numbers as FLOAT32.
     """
     parts = [MAGIC, struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(metadata))]
     for key, value in metadata.items():

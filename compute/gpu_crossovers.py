@@ -2,8 +2,8 @@
 
 Rules
 - Work is counted per layer, because the time of a pass is proportional to the number of layers on both processors.
-- A crossover is the smallest size such that the GPU is faster beyond the spread at this and all larger sizes. Without
-  such a size, all work stays on the CPU.
+- From the crossover on, the GPU is faster at all measured sizes by more than the spread of the times. If there is no
+  such size, all work stays on the CPU.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def measure_gpu_crossovers(
 ) -> tuple[Crossover, ...]:
     """Measure how much work a pass must have to be faster on the first GPU than on `threads` CPU threads.
 
-    For DECODING, work is the bytes of weights that a token reads per layer. For PROMPTS, it is these bytes times the
-    tokens of the prompt. The note of each crossover is the GPU's name. Raises ComputeError without a GPU, or if its
-    memory is too small.
+    For DECODING, work is the bytes of weights that a token reads per layer. For PROMPTS, work is these bytes times
+    the number of tokens in the prompt. The note of each crossover is the GPU's name. Raises ComputeError without a
+    GPU, or if its memory is too small.
     """
     gpu = Gpu()
     progress(DECODING)
@@ -67,7 +67,7 @@ def layer_bytes(path: Path) -> int:
 
 
 def _step(gpu: Gpu, hidden: int, threads: int, tokens: int | None) -> Rung:
-    """Return the same work on the CPU (first method) and on the GPU (second method).
+    """Return a rung that does the same work on the CPU (`before`) and on the GPU (`after`).
 
     The work is a prompt of `tokens` tokens. If `tokens` is None, it is decoding the first token of a sequence.
     """
@@ -130,7 +130,7 @@ def _matrix(rows: int, columns: int) -> QuantizedMatrix:
     """Return a matrix that repeats ROWS random rows. Computing the scales of different rows would take seconds."""
     few: Any = np.random.default_rng(SEED).standard_normal((ROWS, columns), dtype=np.float32)
     data = np.tile(QuantizedMatrix.of(Q4_K, few * np.float32(columns**-0.5)).data, (rows // ROWS, 1))
-    # Numba compiles different code for writable arrays. The weights of a decoder are read-only, so these must be,
-    # too.
+    # Numba compiles different code for writable arrays. A decoder's weights are read-only, so these weights must also
+    # be read-only.
     data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, columns)

@@ -1,4 +1,4 @@
-"""Find the library that launches kernels on a GPU: torch, or CuPy if torch cannot.
+"""Find the library that launches kernels on a GPU: torch, or CuPy if torch cannot launch them.
 
 Both compile kernels with NVRTC.
 """
@@ -34,7 +34,10 @@ class GpuProperties:
 
 
 class Library(Protocol):
-    """The functions that the measurements need, from torch or CuPy. They act on the GPU that `use` selected last."""
+    """The functions that the measurements need, from torch or CuPy.
+
+    The functions act on the GPU that `use` selected last.
+    """
 
     name: str
 

@@ -7,9 +7,9 @@ outputs."""
 # - If the logits are faulty, the pass runs again, and every brick is compared with its reference. The first faulty
 #   brick is reported. If no brick is faulty in the second run, only the logits are reported.
 # - If the reference has the same fault, the fault comes from the input or the weights. A second run reports the first
-#   brick with such a fault. A sample does not report it.
+#   brick with such a fault. A sample does not report such a fault.
 # - Samples find faults that are finite: one brick after another is compared with its reference. Sampling pauses when
-#   it has taken MAX_SHARE of the time. Its time is recorded as a brick, `Guard`.
+#   it has taken MAX_SHARE of the time. The time of sampling is recorded as a brick, `Guard`.
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def fault_of(output: Output) -> Fault | None:
 def _fault_in(name: str, output: Output) -> Fault | None:
     """Return the fault of the output that the contract calls `name`, or None.
 
-    Factors of int8 codes are not tested for overflow. They are sums of 32 numbers of the brick's main output, so they
-    are too large only if that output is.
+    Factors of int8 codes are not tested for overflow. They are sums of 32 numbers of the brick's main output. So
+    factors are too large only if the main output is too large.
     """
     fault = fault_of(output)
     return None if fault is Fault.OVERFLOW and name == FACTORS else fault
@@ -113,7 +113,7 @@ class JidokaGuard:
         self._began_s = clock_s()
         self._spent_s = 0.0
         self._times: dict[ComputeBrick, int] = {}
-        # brick that runs its references because of a fault -> the fault, and where in the model the brick is
+        # brick that is replaced by its references because of a fault -> the fault, and the brick's place in the model
         self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}
         self._checked: dict[tuple[str, str], bool] = {}
         # (brick, assertion) pairs that could not be checked, because the input was not finite
@@ -122,7 +122,7 @@ class JidokaGuard:
     def run(self, run_brick: Run, position: int) -> Run:
         """Return a function that runs the bricks of the pass that begins at `position`.
 
-        If a sample is due, the function also checks one brick.
+        Unless sampling pauses, the function also checks one brick.
         """
         self._position = position
         self._bears_all = False
@@ -156,8 +156,8 @@ class JidokaGuard:
     def finish_again(self, last: ComputeBrick) -> None:
         """Report the fault of the first run if no brick was faulty in the second run.
 
-        The fault is reported under `last`, the brick that computed the logits, but any brick may have caused it. The
-        results of the second run are kept.
+        The report names `last`, the brick that computed the logits, but any brick may have caused the fault. The
+        decoder continues with the results of the second run.
         """
         if not self._bears_all or self._of_pass is None:
             return
@@ -169,8 +169,8 @@ class JidokaGuard:
             raise GuardError(None, None, self._position, met.fault.value)
 
     def finish(self) -> None:
-        """Report the bricks that were faulty again when they ran their references, and the assertions that were never
-        checked.
+        """Report the bricks that were replaced by their references and had a fault again, and the assertions that
+        were never checked.
         """
         for brick, (met, where) in self._fallen.items():
             if (times := self._times[brick]) > 1:
@@ -210,7 +210,7 @@ class JidokaGuard:
         """
         first = None
         compared = list(brick.compared(calls, before))
-        # The faults that the reference has, too. They come from the input or the weights.
+        # The faults that the reference also has. These faults come from the input or the weights.
         given = {_fault_in(of, expected) for *_, expected, of in compared} - {None}
         is_spoilt = not self._bears_all and not given.isdisjoint(_NOT_FINITE)
         for name, found, output, _, of in compared:
@@ -232,7 +232,7 @@ class JidokaGuard:
 
     def _react(self, brick: ComputeBrick, met: Met, calls: Calls, before: Calls) -> None:
         note = self._noted(brick, met.fault)
-        if brick in self._fallen:  # the reference has the same fault; `finish` reports how often that has happened
+        if brick in self._fallen:  # the reference has the same fault; `finish` reports how often the fault was met
             return
         if self._reaction is Reaction.FALLBACK:
             note += "; computed in float64 from here on"

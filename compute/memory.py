@@ -45,8 +45,9 @@ _TWO = _Version("sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file
 def available_bytes(root: Path = Path("/")) -> int | None:
     """Return the bytes of memory that this process may still use, or None if that is not known.
 
-    This is the least of what the system (MemAvailable) and every control group of this process leave. Works on Linux,
-    with both versions of control groups, if they are visible. `root` is the root of the file system.
+    The system (MemAvailable) and each control group of this process leave some memory. The result is the smallest of
+    these amounts. Works on Linux, with both versions of control groups, if they are visible. `root` is the root of
+    the file system.
     """
     left = [*_of_the_system(root), *_of_groups(root)]
     return max(min(left), 0) if left else None
@@ -67,7 +68,7 @@ def on_huge_pages(size_bytes: int) -> mmap.mmap:
 def zeros_on_huge_pages(shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[NDArray[Any]]:
     """Return adjacent arrays of zeros on huge pages. Each array begins at a cache line.
 
-    Memory is used only when it is first written to. Raises MemoryError if the system refuses it.
+    Memory is used only when it is first written to. Raises MemoryError if the system refuses the memory.
     """
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape in shapes]
     begins = list(accumulate((-(-size // LINE_BYTES) * LINE_BYTES for size in sizes), initial=0))
@@ -97,7 +98,8 @@ def line_aligned_zeros(shape: tuple[int, ...], dtype: Any, behind_bytes: int = 0
 def give_back_code(library: str) -> None:
     """Unmap the code of the shared library with this file name. Linux only.
 
-    The code stays in the system's file cache. If it runs again, it is mapped again, at 64 KiB per microsecond.
+    The code stays in the system's file cache. If the code runs again, the system maps it again, at 64 KiB per
+    microsecond.
     """
     for begin, size_bytes in _code_of(library):
         _madvise()(ctypes.c_void_p(begin), ctypes.c_size_t(size_bytes), mmap.MADV_DONTNEED)
@@ -107,7 +109,7 @@ def give_back_code(library: str) -> None:
 def _code_of(library: str) -> tuple[tuple[int, int], ...]:
     """Return the (address, bytes) of each mapping of the library's code.
 
-    Only mappings that cannot be written to are returned, because they equal the file.
+    Only mappings that cannot be written to are returned, because their content is the same as in the file.
     """
     found = []
     for line in _lines(Path("/proc/self/maps")):

@@ -29,10 +29,11 @@ PIECE_ELEMENTS = 1 << 20  # number of weights that are compared at a time
 TOKENS = 16  # number of positions in a pass; a pass of a large model in float64 takes minutes
 SEED = 7
 PROBE_SHAPE = (64, 256)  # number of weights that are used to measure the noise of a format
-# How many times the noise of normally distributed weights is allowed. Weights with long tails (Student's t, 3 degrees
-# of freedom) get up to 2.5 times that noise: Q8_0 41.5 dB instead of 45.4, Q4_0 18.2 dB instead of 21.8.
+# The allowed noise, as a multiple of the noise of normally distributed weights. Weights with long tails (Student's t,
+# 3 degrees of freedom) have up to 2.5 times the noise of normally distributed weights: Q8_0 41.5 dB instead of 45.4,
+# Q4_0 18.2 dB instead of 21.8.
 ROOM = 4.0
-# Fields of a model that may differ between two files of it.
+# Fields of a model that may differ between two files of the same model.
 OF_FILE = frozenset({"name", "quantization", "weights_bytes"})
 
 
@@ -40,8 +41,8 @@ OF_FILE = frozenset({"name", "quantization", "weights_bytes"})
 class TensorError:
     """The difference between one tensor and the same tensor of the other file, over all weights.
 
-    `snr_db` is the sum of squares of the other file's weights divided by the sum of squares of the differences. It is
-    None if one of the two is zero. The tensor passes if its cosine and its SNR reach their limits.
+    `snr_db` is the sum of squares of the other file's weights divided by the sum of squares of the differences.
+    `snr_db` is None if one of the two sums is zero. The tensor passes if its cosine and its SNR reach their limits.
     """
 
     name: str
@@ -60,9 +61,9 @@ class TensorError:
 
     @property
     def min_snr_db(self) -> float | None:
-        """The SNR of a tensor with the cosine `min_cosine` and independent noise, or None if any SNR is enough.
+        """The SNR at which independent noise leads to the cosine `min_cosine`, or None if any SNR is enough.
 
-        It rejects tensors with a wrong scale, which a cosine does not see.
+        This limit rejects tensors with a wrong scale, which the cosine does not detect.
         """
         if self.min_cosine <= 0:
             return None
@@ -84,7 +85,8 @@ class LayerDivergence:
     """The Kullback-Leibler divergence of a layer's prediction from the other file's prediction, in nats.
 
     The prediction at a position is softmax(output matrix * final norm(output of the layer)). The divergence is
-    sum(p * (ln p - ln q)) over the vocabulary, with p of the other file. `mean` and `largest` are over positions.
+    sum(p * (ln p - ln q)) over the vocabulary. p is the prediction of the other file, and q is the prediction of this
+    file. `mean` and `largest` are over positions.
     """
 
     layer: int
@@ -94,7 +96,7 @@ class LayerDivergence:
 
 @dataclass(frozen=True, slots=True)
 class ModelDifference:
-    """The result of a comparison. The divergences are of a pass of `tokens` random tokens."""
+    """The result of a comparison. The divergences were measured in a pass of `tokens` random tokens."""
 
     tokens: int
     tensors: tuple[TensorError, ...]
@@ -142,7 +144,7 @@ def _require_same_tensors(file: GgufFile, other: GgufFile) -> None:
 
 
 def min_cosine_of(*formats: str) -> float:
-    """Return the least cosine of correct tensors in these formats: `ROOM` times their noise.
+    """Return the smallest cosine of correct tensors in these formats, if their noise is `ROOM` times the usual noise.
 
     The noise of BF16 is added, because either file may come from a different float format.
     """
@@ -193,8 +195,9 @@ def _tensor_errors(
 
 
 def _cosine(product: float, power: float, other_power: float) -> float:
-    """Return the cosine between two tensors from their sums of squares. Two zero tensors are alike, and a zero tensor
-    is like no other.
+    """Return the cosine between two tensors from their sums of squares.
+
+    Two zero tensors have the cosine 1. A zero tensor and any other tensor have the cosine 0.
     """
     if not power or not other_power:
         return 1.0 if power == other_power else 0.0
@@ -202,7 +205,7 @@ def _cosine(product: float, power: float, other_power: float) -> float:
 
 
 def _sizes(model: Model) -> dict[str, object]:
-    """Return the sizes and settings of a model that must be the same in two files of it."""
+    """Return the sizes and settings of a model that must be the same in two files of the same model."""
     values = {one.name: getattr(model, one.name) for one in fields(model) if one.name not in OF_FILE}
     values |= {f"rope {one.name}": getattr(model.rope, one.name) for one in fields(model.rope)}
     return {name: value for name, value in values.items() if isinstance(value, int | float | str)}

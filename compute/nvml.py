@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-SETTLE_S = 1.0  # a utilisation that the library reports covers at most this number of seconds before the call
+SETTLE_S = 1.0  # the library reports the utilisation over at most this number of seconds before the call
 PER_WATT = 1000
 
 
@@ -34,8 +34,9 @@ class ManagedGpu:
         return None if limit is None else round(limit / PER_WATT)
 
     def used_percent(self) -> int | None:
-        """Return for how much of the last second any process used the GPU, in percent. Call this before this process
-        uses it.
+        """Return how busy all processes together kept the GPU in the last second, in percent.
+
+        Call this method before this process uses the GPU.
         """
         if self._handle is None:
             return None

@@ -36,7 +36,7 @@ class ComputeTarget(Protocol):
 
 
 def place_of(options: WorkloadOptions) -> ComputeTarget:
-    """Return the processor that the options name. Raises ComputeError if it does not exist."""
+    """Return the processor that the options name. Raises ComputeError if the processor does not exist."""
     if options.backend == "cuda":
         return OnGpu(options)
     return OnCpu(options)
@@ -57,7 +57,8 @@ class OnCpu:
     def model(self, path: Path) -> Model:
         """Read the model at `path`.
 
-        Its products are as fast as this processor allows, or exact if the options require that.
+        The products with its weights are as fast as this processor allows, or exact if the options require exact
+        products.
         """
         from cbtop.compute.decoder.int8 import model_to_run
 
@@ -82,7 +83,7 @@ class OnCpu:
 class OnGpu:
     """Runs a model on the first GPU that this process may use, or on the GPU with the rank's number.
 
-    Raises ComputeError if there is no such GPU, and for options that need a CPU.
+    Raises ComputeError if this GPU does not exist, or if an option needs a CPU.
     """
 
     def __init__(self, options: WorkloadOptions) -> None:

@@ -128,8 +128,8 @@ GUARD_REACTIONS = ("stop", "log", "fallback")
 class RankOptions:
     """One of the `count` processes that run a model together. Process number n uses GPU number n.
 
-    `of_first` is a function that all ranks must call, and that returns a value computed by the first rank. `split` is
-    the part of the model that is divided among the ranks.
+    All ranks must call the function `of_first`. It returns a value that the first rank has computed. `split` is the
+    part of the model that is divided among the ranks.
     """
 
     number: int

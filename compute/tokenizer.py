@@ -3,9 +3,9 @@
 Source of the keys: ggml's docs/gguf.md. Source of their meaning: llama.cpp's src/llama-vocab.cpp.
 """
 
-# The package `tokenizers` of Hugging Face turns text into tokens. It is configured with the lists of the file. This
-# module turns tokens into text. Each token has a list of bytes. If a character spans several tokens, it appears with
-# its last token.
+# The package `tokenizers` of Hugging Face turns text into tokens. The package is configured with the lists in the
+# model's file. This module turns tokens into text. Each token has a list of bytes. If a character spans several
+# tokens, it appears with its last token.
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # numbers of the C
 WITHOUT_TEXT = (UNKNOWN, CONTROL, UNUSED)
 NO_TOKEN = 0xFFFFFFFF  # LLAMA_TOKEN_NULL of llama.cpp, which converters write for "no token"
 SPACE = "\u2581"  # the character that SentencePiece uses for a space
-MAX_TOKEN_CHARACTERS = 1_024  # longest token; in real vocabularies, the longest are a few hundred spaces
+# largest length of a token; in real vocabularies, the longest tokens are a few hundred spaces
+MAX_TOKEN_CHARACTERS = 1_024
 
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -34,7 +35,7 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
-# Value of `tokenizer.ggml.pre` -> patterns that cut a text into words. They are applied one after the other.
+# Value of `tokenizer.ggml.pre` -> patterns that cut a text into words. The patterns are applied one after the other.
 PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
@@ -91,7 +92,7 @@ class Tokenizer:
         return begin + list(self._library.encode(text, add_special_tokens=False).ids)
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """Return a stream that decodes tokens. The tokens `before` precede them in the text."""
+        """Return a stream that decodes tokens. The tokens in `before` precede the decoded tokens in the text."""
         stream = TextStream(self)
         for token in before:
             stream.text_of(token)
@@ -203,8 +204,8 @@ def _sentence_piece(
 ) -> tuple[Library, bool]:
     """Return a tokenizer for a vocabulary of characters, and whether texts begin with a special token.
 
-    If several merges are possible, the merge with the highest score of its result comes first. Characters without a
-    token become bytes.
+    If several merges are possible, the result with the highest score is merged first. Characters without a token
+    become bytes.
     """
     scores = _numbers(file, "tokenizer.ggml.scores", len(tokens), None)
     vocabulary = {token: at for at, token in enumerate(tokens)}
@@ -253,8 +254,9 @@ def _space_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
 
 
 def _numbers(file: GgufFile, key: str, count: int, default: Sequence[float] | None) -> Sequence[float]:
-    """Return the numbers under a key of the file, one for each of `count` tokens. Without the key, each is
-    `default`.
+    """Return the numbers that the file has under `key`, one for each of `count` tokens.
+
+    If the file does not have the key, returns `default`.
     """
     if default is not None and not file.metadata.has_key(key):
         return default

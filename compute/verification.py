@@ -1,7 +1,7 @@
 """Check every kernel variant against its peer, and check that planted faults are found.
 
 Rules
-- The called function is the decoder's own `implementation`, chosen by the same arguments.
+- The tests call the same `implementation` as the decoder, and choose it by the same arguments.
 - `variants` is the only table of variants. The tolerance is always taken from the kernel's contract.
 - If a check does not find a planted fault, this is a failure, because such a check would pass any output.
 """
@@ -43,7 +43,7 @@ from cbtop.compute.settings import crossovers, with_crossovers
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
-MANY = 127  # largest number of tokens in a batch, minus one; it is not a multiple of four
+MANY = 127  # number of tokens: one less than in the largest batch, so that it is not a multiple of four
 PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # the pairs of (tokens, threads) that are verified
 DENSE_PRODUCTS = (
     brick_specs.QKV_PROJECTION,
@@ -131,9 +131,10 @@ PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel with one set of shapes, which `how` describes. It is compared with the computation PEERS[peer].
+    """A kernel with one set of shapes. `how` describes the shapes.
 
-    If examples have a row for each token, they have `tokens` rows.
+    The kernel is compared with the computation PEERS[peer]. `tokens` is the number of rows in examples that have one
+    row per token.
     """
 
     kernel: Kernel
@@ -152,7 +153,8 @@ class Verified:
 
     `max_error` is the largest error over all sizes, relative to the largest value. If a value is not finite,
     `max_error` is None, and `not_finite` is "NaN" or "infinity". `missed` names the planted faults that no check
-    found. It also names conditions of the contract that held although the arguments were changed to break them.
+    found. `missed` also names conditions of the contract that still held after the arguments were changed to break
+    these conditions.
     """
 
     kernel: str
@@ -181,9 +183,9 @@ def run_here(kernel: Kernel, arguments: Arguments) -> None:
 def variants() -> Iterator[Variant]:
     """Yield every kernel of a decoder in each format and with each type of KV cache.
 
-    Each is yielded with one and several tokens, and with one and two threads. The peer of each kernel is its
-    reference. Kernels of several tokens are also compared with themselves for one token at a time, and fused kernels
-    with their parts.
+    Each kernel is yielded with one token and with several, and with one thread and with two. The peer of each kernel
+    is its reference. A kernel of several tokens is also compared with itself for one token at a time. A fused kernel
+    is also compared with its parts.
     """
     for variant in _beside_reference():
         yield variant
@@ -267,8 +269,8 @@ def _attention() -> Iterator[Variant]:
 def _fused() -> Iterator[Variant]:
     """Yield kernels that fuse several products or run experts.
 
-    Each format has one variant. The variants take turns with the numbers of tokens and threads. A mix of two formats,
-    as in Q4_K_M models, has a variant for each combination of these numbers.
+    PRODUCTS_WITH lists pairs of numbers of tokens and threads. Each format has one variant, with one of these pairs.
+    A mix of two formats, as in Q4_K_M models, has a variant for each pair.
     """
     for is_int8, codes in ((False, tuple(FORMATS)), (True, tuple(linear_int8.LINEAR_INT8))):
         for turn, code in enumerate(codes):
@@ -300,8 +302,8 @@ def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here
     """Run the kernel on inputs of every size, and plant each fault that its contract names.
 
     Faults of the arguments and broken conditions are planted only for the peer `reference`. `run` calls the kernel,
-    on the CPU or another backend. A variant with several threads always uses all of them, even if one would be
-    faster. Variants with one thread test the other case.
+    on the CPU or another backend. A variant with several threads always uses all of its threads, even if one thread
+    would be faster. Variants with one thread test the loop for one thread.
     """
     with with_crossovers(replace(crossovers(), product_bytes=1, attention_products=1)):
         return _verified(variant, sizes, run)

@@ -39,18 +39,18 @@ WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
-# Numbers of tokens to check bricks with. Five run in one pass, which is not a multiple of four, and then one runs
-# alone.
+# Number of tokens to check bricks with. The first five tokens run in one pass, because five is not a multiple of
+# four. Then the last token runs alone.
 VERIFIED_TOKENS = 6
 # Largest number of tokens for a check of products in tiles. More would not fit into one pass, and their references
 # would take too long.
 MOST_VERIFIED = 128
-# Number of tokens to verify a whole pass with. The last PASS_DECODED are decoded. The others are prefilled, and are
-# more than fit into one pass.
+# Number of tokens to verify a whole pass with. The last PASS_DECODED tokens are decoded. The other tokens are
+# prefilled. They do not fit into one pass.
 PASS_TOKENS, PASS_DECODED = 140, 7
-# The largest allowed root mean square error of logits, in standard deviations of the float64 logits, by `is_exact`.
-# The values are static. Exact products differ by 0.1 %, because the KV cache rounds to float16. int8 activations
-# differ by 2 % on the demo, as in llama.cpp (`benchmarks compute`).
+# The largest allowed root mean square error of logits, in standard deviations of the float64 logits. The key is
+# `is_exact`. The values are static. Exact products differ by 0.1 %, because the KV cache rounds to float16. int8
+# activations differ by 2 % on the demo, as in llama.cpp (`benchmarks compute`).
 PASS_TOLERANCE = {True: 3e-3, False: 0.15}
 # The largest allowed error of the logit of a single token, in standard deviations of the float64 logits. On the demo,
 # the largest errors are 0.1 % (exact) and 5 % (int8). A logit of a wrong token would differ by about 1.
@@ -72,7 +72,8 @@ def run(
     Returns an object that keeps a GPU's memory. Freeing that memory takes seconds, so the caller may print its last
     message first. Raises ModelError if the model cannot be run.
     """
-    # Imported here, because Numba takes half a second to load, and some code only needs WorkloadOptions.
+    # These modules are imported here, because Numba takes half a second to load, and some code only needs
+    # WorkloadOptions.
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.guard import JidokaGuard, Reaction
     from cbtop.compute.places import place_of
@@ -184,9 +185,9 @@ def _decode(
 def set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     """Set time budgets for bricks that read weights.
 
-    The budgets assume the rate of reading weights, or of reading memory if that is lower. At the higher rate of
-    weights that are in a cache, the bounds of the contracts do not hold. No budget is set if a roof is unsure, or if
-    the bounds are not for this processor or for a format of the model.
+    The budgets assume the rate at which weights are read, or the rate of memory if it is lower. Weights in a cache
+    are read at a higher rate, but then the bounds of the contracts do not hold. No budget is set if a roof is unsure,
+    or if the bounds are not for this processor or for a format of the model.
     """
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
@@ -211,7 +212,8 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
     silent = BrickProfiler(enabled=False)
     # Do not check contracts now, because the results would be announced.
     place = place_of(replace(options, check_contracts=False))
-    if is_first_run():  # otherwise, the disk cannot be written, and compiled kernels would be lost
+    # if the cache still has no kernels, the disk cannot be written, and this forked process would compile in vain
+    if is_first_run():
         return
     model = place.model(path)
     context = _context(options, model)
@@ -258,12 +260,12 @@ def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu
     This finds faults that checks of single bricks miss, such as wrong arguments. Raises ModelError if the model
     cannot be run.
 
-    The first check reports the error of the worst position. It is the root mean square of the differences of its
-    logits, in standard deviations of the logits. For a mixture of experts it reports the median position, because
-    rounding may select a different expert that is about as good.
+    The first check reports the error of the worst position. A position's error is the root mean square of the
+    differences of its logits, in standard deviations of the logits. For a mixture of experts, the check reports the
+    error of the median position, because rounding may select a different expert that is about as good.
 
-    A few wrong logits hardly change that error. So the second check reports the error of the worst token. This is the
-    median difference of its logit over all positions.
+    A few wrong logits hardly change the error of a position. So the second check reports the error of the worst
+    token. A token's error is the median difference of its logit over all positions.
     """
     import numpy as np
 
@@ -424,7 +426,7 @@ def _tokenizer(path: Path) -> Tokenizer:
 def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> list[int]:
     """Return the tokens of `prompt`.
 
-    Raises ComputeError if they leave no room for another token, or if they are not tokens of this model.
+    Raises ComputeError if the tokens leave no room for another token, or if they are not tokens of this model.
     """
     if len(tokenizer.pieces) != model.vocabulary:
         raise ComputeError(

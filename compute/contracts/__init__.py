@@ -1,8 +1,8 @@
 """The contracts of kernels, one YAML file per operation. A contract states what the operation computes, the
 conditions of a call, and how to break these conditions."""
 
-# What is known about a contract is only in its YAML file. Kernels read their tolerance from them. `cbtop verify` and
-# the tests read the faults to plant. Runs with `--check-contracts` read the conditions.
+# All facts about a contract are in its YAML file and nowhere else. Kernels read their tolerance from the file. `cbtop
+# verify` and the tests read the faults to plant. Runs with `--check-contracts` read the conditions.
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChange:
-    """A change of a call's arguments, which plants a fault. For each argument that changes, it has an expression that
-    is evaluated on the unchanged arguments.
+    """A fault that is planted by changing a call's arguments.
+
+    `values` has an expression for each changed argument. The expression is evaluated on the unchanged arguments.
     """
 
     name: str
@@ -60,7 +61,8 @@ class Condition:
     def holds(self, values: Values) -> bool:
         """Return whether the condition holds. A condition that cannot be evaluated does not hold.
 
-        `values` are the arguments of a call. For a postcondition, the arguments before the call follow.
+        `values` are the arguments of a call. For a postcondition, `values` are the arguments after the call, followed
+        by the arguments before the call.
         """
         with np.errstate(all="ignore"):
             try:
@@ -73,7 +75,7 @@ class Checks:
     """Conditions that are evaluated together.
 
     `failed(values)` returns 0 if all conditions hold. Otherwise bit n is set if condition n does not hold. `values`
-    is a tuple with the same values as for `Condition.holds`. The function `failed` is made in the first call.
+    is a tuple with the same values as for `Condition.holds`. The first call of `failed` compiles the conditions.
     """
 
     def __init__(self, conditions: Sequence[Condition], arguments: Sequence[str]) -> None:
@@ -100,10 +102,10 @@ class Checks:
 class Performance:
     """The speed of a kernel: the share of a roof that it reached when it was measured.
 
-    `roof` is a name of `ceilings`.
+    `roof` is the name of a ceiling (see `ceilings`).
 
-    A call that takes `regression` times as long is a regression. Kernels that read weights have the roof WEIGHTS.
-    Only bricks of such kernels get budgets.
+    A call is a regression if it takes `regression` times as long as was measured. Kernels that read weights have the
+    roof WEIGHTS. Only bricks of kernels that read weights get budgets.
     """
 
     roof: str
@@ -119,8 +121,8 @@ class Contract:
 
     `tolerance` limits max|difference| / max|reference| of an output. `output_faults` are names of
     `verification.FAULTS`, which are planted in outputs. `argument_faults` change the kernel's arguments. `before` and
-    `after` evaluate the conditions. `earlier` are the indices of the arguments whose values from before the call are
-    needed by postconditions.
+    `after` evaluate the conditions. Some postconditions need the values that arguments had before the call. `earlier`
+    has the indices of these arguments.
     """
 
     name: str
@@ -156,13 +158,14 @@ class Contract:
     def check_after(self, arguments: Values, earlier: Values) -> list[tuple[str, bool]]:
         """Return the name of each postcondition, and whether it holds after a call.
 
-        `earlier` are the arguments before the call. At least the arguments with the indices `self.earlier` must be
-        copies.
+        `earlier` are the arguments before the call. `self.earlier` has the indices of arguments. At least these
+        arguments must be copies.
         """
         return self.after.all_of((*arguments, *earlier))
 
     def broken(self, earlier: Values, right: Values) -> list[tuple[str, bool]]:
-        """Return the name of each condition, and whether it fails after its `broken_by` has changed the arguments.
+        """Return each condition's name, and whether the condition fails after its `broken_by` has changed the
+        arguments.
 
         `earlier` are the arguments before a call, and `right` are the arguments after a correct call.
         """

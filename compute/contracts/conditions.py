@@ -1,8 +1,8 @@
 """Turn the conditions of a contract into one function. _conditions.c evaluates their syntax trees."""
 
 # Rules
-# - A node has the same meaning as `Expression.evaluate` of its syntax. C only finds out that conditions hold.
-#   `Condition.holds` decides all other cases, and every case if C was not built.
+# - A node gives the same result as `Expression.evaluate` for the same syntax. The C code can only confirm that a
+#   condition holds. In all other cases, and if the C code was not built, `Condition.holds` decides.
 # - A subexpression that several conditions share becomes one node, so that an array is read once for all of them.
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ try:
 except ImportError:  # at installation, the compiler or the headers of Python were missing
     compiled = None
 
-# Is called with the values of a kernel call. If condition n does not hold, bit n of the result is set.
+# A function that is called with the values of a kernel call. If condition n does not hold, bit n of the result is
+# set.
 Failed = Callable[[Values], int]
 Holds = Callable[[Values], bool]
 ASKED = -1  # marks a condition that Python must decide, because C cannot evaluate it
-NONE = -1  # takes the place of a bound of a slice that is not given
+NONE = -1  # marks a missing bound of a slice
 
 _OPERATIONS: Mapping[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.FloorDiv: "floor",
@@ -40,13 +41,13 @@ _EXTREMES: Mapping[str, tuple[str, str]] = {"max": ("maximum", "most"), "min": (
 
 
 class _UnknownError(Exception):
-    """Raised for an expression that nodes cannot express, so that Python must evaluate it."""
+    """Raised for an expression that cannot be expressed by nodes. Python must evaluate this expression."""
 
 
 def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Sequence[Holds]) -> Failed:
     """Return a function that takes the values called `names` and returns a bit mask of the `expressions` that fail.
 
-    `meaning` has a Python function for each expression, which returns whether the expression holds.
+    `meaning` has a Python function for each expression. The function returns whether the expression holds.
     """
     if compiled is None:
         return lambda values: sum([1 << number for number, holds in enumerate(meaning) if not holds(values)])
@@ -72,7 +73,7 @@ class _Writer:
             return ASKED
 
     def _node(self, *node: Any) -> int:
-        # Types are a part of the key, because 1 == 1.0, although they are different constants.
+        # The key contains the types of the operands, because 1 == 1.0, although 1 and 1.0 are different constants.
         key = (*node, *map(type, node))
         if key not in self._known:
             self._known[key] = len(self.nodes)
@@ -117,7 +118,7 @@ class _Writer:
         return reduce(lambda left, right: self._node(operation, left, right), nodes)
 
     def _part(self, array: int, at: Sequence[ast.expr]) -> int:
-        """Return the node of array[at], made one dimension at a time.
+        """Return the node of array[at]. The array is indexed one dimension at a time.
 
         An index removes its dimension, a slice does not.
         """

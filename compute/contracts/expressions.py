@@ -8,7 +8,7 @@ Only the syntax that is listed here is allowed. Python's `eval` is not used.
 # - There is no loop, power, attribute or text. So the work of an expression is at most its number of nodes times the
 #   sizes of its arrays.
 # - An expression becomes a Python function of a tuple of values. This function defines the meaning of the expression.
-#   Calls of kernels use the nodes of `conditions` instead, which have the same meaning and are faster.
+#   Calls of kernels use the nodes of `conditions` instead. These nodes have the same meaning and are faster.
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class ExpressionError(ValueError):
 class Expression:
     """An expression that is ready to be evaluated, with its syntax tree.
 
-    `earlier` holds the names x of all `old(x)`. In an expression, `old(x)` is the value of x before the call.
+    In an expression, `old(x)` is the value of the argument x before the call. `earlier` holds the names of all
+    arguments that the expression uses in this way.
     """
 
     text: str
@@ -45,7 +46,7 @@ class Expression:
 
 
 def parsed(text: str, names: Sequence[str]) -> Expression:
-    """Return the expression `text`, which is evaluated on values in the order of `names`.
+    """Return the expression `text`. It is evaluated on a tuple of values, which are in the order of `names`.
 
     If the expression contains `old(x)`, the values from before the call must follow, in the same order. Raises
     ExpressionError.
@@ -61,7 +62,7 @@ def parsed(text: str, names: Sequence[str]) -> Expression:
 
 
 def _at(values: Any, places: Any) -> Any:
-    """Return the column with the elements values[t, places[t]] of all rows t."""
+    """Return a column that holds the element values[t, places[t]] for each row t."""
     return np.take_along_axis(values, places[:, None], axis=1)
 
 
@@ -71,7 +72,7 @@ def _lengths(values: Any) -> Any:
 
 
 def _extreme(choose: Callable[..., Any]) -> Callable[..., float]:
-    """Return a function for an index: it takes an element of an array, or one of several numbers."""
+    """Return a function that applies `choose` to the elements of one array, or to several numbers."""
     return lambda *values: float(choose(values[0] if len(values) == 1 else values))
 
 

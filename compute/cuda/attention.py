@@ -1,9 +1,9 @@
 """CUDA C++ that attention for a few rows and attention for many rows share: sizes, scores and tensor core products.
 
-A row is a head of a token. All rows of a group share every read of keys and values, even rows of different tokens.
-Float16 keys and values are multiplied without conversion. Queries and softmax weights are float32. Each of their
-numbers is split into two float16 numbers whose sum is exact within 2^-24. So there are two products instead of one.
-The sums are float32.
+A row is a head of a token. All rows of a group share every read of keys and values, even if the rows belong to
+different tokens. Float16 keys and values are multiplied without conversion. Queries and softmax weights are float32.
+Each query and each weight is split into two float16 numbers. Their sum is exact within 2^-24. So each multiplication
+becomes two. The sums are float32.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ The context is divided into pieces, and the block that ends last combines their 
 
 from __future__ import annotations
 
-ROWS = 8  # rows (heads of tokens) that one block computes
+ROWS = 8  # number of rows (heads of tokens) that one block computes
 OUTPUTS = 128  # largest number of outputs of a head that one block computes
-# Size of a block's partial result for the last block, in floats. For each row it has the outputs, the maximum and the
-# sum.
+# Size in floats of the partial result that a block leaves for the last block. For each row, the partial result has
+# the outputs, the maximum and the sum.
 SLOT = ROWS * (OUTPUTS + 2)
 THREADS = 256
 

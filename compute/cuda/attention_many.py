@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ROWS, THREADS = 64, 128  # rows (heads of tokens) that one block computes, and the number of its threads
+ROWS, THREADS = 64, 128  # number of rows (heads of tokens) that one block computes, and number of threads of a block
 
 OF_HALVES = r"""
 #define TILE 64  // rows of a block, and positions that it looks at together

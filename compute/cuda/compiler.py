@@ -1,4 +1,4 @@
-"""Compile CUDA C++ to machine code with NVRTC, which needs neither a GPU nor its driver, and cache the result."""
+"""Compile CUDA C++ to machine code with NVRTC, and cache the result. NVRTC needs neither a GPU nor its driver."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
 def bf16_product(weights: Any, x: Any, out: Any, columns: int) -> LibraryCall:
     """Return a call that sets out = x @ weights.T, float32 (tokens, rows), with sums in float32.
 
-    x and weights are bfloat16, as uint16, with `columns` columns.
+    x and weights hold bfloat16 numbers as uint16. Both have `columns` columns.
     """
     return LibraryCall("cublas_gemm_bf16", partial(_run, weights, x, out, columns))
 
@@ -27,7 +27,7 @@ def bf16_product(weights: Any, x: Any, out: Any, columns: int) -> LibraryCall:
 def _run(weights: Any, x: Any, out: Any, columns: int) -> None:  # pragma: no cover - gpu
     from cupy.cuda import cublas, device
 
-    tokens, rows = out.shape  # cuBLAS uses column-major order, so for it this memory has the shape (rows, tokens)
+    tokens, rows = out.shape  # cuBLAS uses column-major order, so cuBLAS sees the memory of `out` as (rows, tokens)
     cublas.gemmEx(
         device.get_cublas_handle(), _TRANSPOSED, _AS_IT_IS, rows, tokens, columns, _ONE.ctypes.data,
         weights.data.ptr, _BFLOAT16, columns, x.data.ptr, _BFLOAT16, columns, _ZERO.ctypes.data,

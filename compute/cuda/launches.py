@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 EACH = 256  # number of threads of a block, if each thread computes one number
-WARP = 32  # threads of a warp, which run one instruction together (CUDA C++ Programming Guide, "SIMT architecture")
-IN_REGISTERS = 2  # most groups of four numbers that one thread keeps of a row
+# number of threads of a warp, which run one instruction together (CUDA C++ Programming Guide, "SIMT architecture")
+WARP = 32
+IN_REGISTERS = 2  # largest number of groups of four numbers of a row that one thread keeps in registers
 
 Dimensions = tuple[int, int, int]
 
@@ -51,9 +52,9 @@ Launch = CudaLaunch | LibraryCall
 class CudaKernel:
     """The CUDA version of a kernel. `launches(*arguments)` returns the launches of a call, in order.
 
-    The arguments are those of the kernel, with arrays on the device. The arguments `start`, `position` and `sequence`
-    are int32 (1,) on the device, so that a graph reads their new values in each run. `launches` computes nothing. It
-    uses only the shapes and types of arrays.
+    The arguments are the same as for the kernel, but their arrays are on the device. The arguments `start`,
+    `position` and `sequence` are int32 (1,) on the device, so that a graph reads the new values in each run.
+    `launches` computes nothing. It uses only the shapes and types of arrays.
 
     `modules`: all modules that a launch may use.
     `together`: a function that returns one launch for two calls of a brick, or None if the kernel cannot join them.
@@ -94,8 +95,9 @@ def whole_warps(threads: int, most: int = 1024) -> int:
 
 
 def of_rows(rows: int, columns: int) -> tuple[Dimensions, Dimensions]:
-    """Return a grid with one block for each row, and the size of a block. A thread processes a group of four numbers,
-    or several such groups if the row is long.
+    """Return a grid with one block for each row, and the size of a block.
+
+    A thread processes one group of four numbers. If the row is long, it processes several of these groups.
     """
     return line(rows, whole_warps(-(-columns // 4)))
 

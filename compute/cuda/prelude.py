@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 # A stamp is the time of "%globaltimer" (CUDA Guide, PTX ISA) at the begin or the end of a kernel. The first block of
-# a kernel writes the begin. Every block that ends writes the end with `atomicMax`, so the last one counts. Stamps
-# need no reset, because time only grows.
+# a kernel writes the begin. Every block writes the end with `atomicMax` when it ends, so the time of the last block
+# remains. Stamps need no reset, because time only grows.
 PRELUDE = r"""
 typedef signed char int8_t;
 typedef unsigned char uint8_t;

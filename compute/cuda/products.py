@@ -16,10 +16,10 @@ from cbtop.compute.cuda.units import UNITS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
-# A thread reads a unit (32 weights) of each of ROWS rows, so that ROWS loads are in flight. It uses the activations
-# for these weights ROWS times. dp4a computes four products of int8 and their sum (CUDA math API, "SIMD intrinsics").
+# A thread reads a unit (32 weights) of each of ROWS rows, so that ROWS loads are in flight. The thread uses each
+# loaded activation ROWS times. dp4a computes four products of int8 and their sum (CUDA math API, "SIMD intrinsics").
 # A byte is converted to float32 by putting it into the low byte of a float32. The last bit of that float32 is worth
-# 1. An SM executes few conversion instructions at a time, so this is faster.
+# 1. This is faster than a conversion instruction, because an SM executes few of these at a time.
 PRODUCTS = r"""
 struct Int8 {  // of quantize_rows
     const uint8_t* codes;    // int8 (tokens, columns)
@@ -286,18 +286,18 @@ __device__ __forceinline__ void write_gated(
 }
 """
 
-# Numbers of tokens that can share one read of the weights; the module has an entry for each of them.
+# Numbers of tokens that can share one read of the weights; the module has an entry for each number.
 TOKENS = (1, 2, 4, 8)
 MOST_THREADS = 128
-FEW_UNITS = 256  # up to this many units (of 32 weights), a row is shared by one warp
+FEW_UNITS = 256  # a row of at most this many units (of 32 weights) is shared by one warp
 
 
 def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool, is_beside_others: bool = False) -> tuple[int, int]:
-    """Return how many rows a thread computes, and for int8 how many units it reads together.
+    """Return the number of rows that a thread computes, and the number of units that it reads together.
 
-    These numbers are the fastest on an H100, for one token in all projections of a 7B (`python -m
-    benchmarks.gpu.gemv`). `is_beside_others` means that several matrices share a launch. Some of these are small, so
-    they get fewer rows per thread and more threads.
+    Only int8 products read several units together. The returned numbers are the fastest on an H100, for one token in
+    all projections of a 7B (`python -m benchmarks.gpu.gemv`). `is_beside_others` means that several matrices share a
+    launch. Because some of these matrices are small, a thread then gets fewer rows, and more threads run.
     """
     if not is_int8:
         return 4 if tokens == 1 and block_format.block_elements > 1 else 2, 1
@@ -313,15 +313,17 @@ def _at_once(block_format: BlockFormat) -> int:
 
 
 def block_of(block_format: BlockFormat, columns: int, is_int8: bool, is_beside_others: bool = False) -> Dimensions:
-    """Return the size of a block. The threads along x share their rows. Along y, there are several such groups of
-    threads.
+    """Return the size of a block.
+
+    The threads along x work on the same rows. Threads with a different y work on different rows.
     """
     if is_int8 and (is_beside_others or _at_once(block_format) == 1):
         return (MOST_THREADS, 1, 1) if columns // UNIT > FEW_UNITS else (WARP, MOST_THREADS // WARP, 1)
     return whole_warps(-(-columns // UNIT), MOST_THREADS // 2 if is_int8 else MOST_THREADS), 1, 1
 
 
-# The parameters of an entry for int8 activations, and the C++ expression that makes the struct from them.
+# The parameters of an entry for int8 activations, and the C++ expression that makes the struct Int8 from these
+# parameters.
 INT8_PARAMETERS, INT8 = "const uint8_t* codes, const float* factors", "Int8{codes, factors}"
 FLOATS_PARAMETERS, FLOATS = "const float* x", "Floats{x}"
 
@@ -349,13 +351,17 @@ def together(tokens: int) -> int:
 
 
 def matrix_arguments(weights: Any, bias: Any, out: Any) -> tuple[Any, ...]:
-    """Return the arguments of an entry for a matrix and its product, as `matrix_parameters` declares them."""
+    """Return the arguments that an entry takes for a matrix and for the output of its product.
+
+    `matrix_parameters` declares these arguments.
+    """
     return weights, bias, np.int32(bias.size > 0), out, np.int32(out.shape[1])
 
 
 def matrix_parameters(name: str) -> str:
-    """Return the parameters of an entry for a matrix and its product, which is called `name` and has shape (tokens,
-    rows).
+    """Return the parameters that an entry declares for a matrix and for the output of its product.
+
+    The output is called `name` and has shape (tokens, rows).
     """
     return (
         f"const uint8_t* {name}_weights, const float* {name}_bias, int {name}_biased, float* {name}, int {name}_rows"
@@ -375,7 +381,10 @@ FLOATS_OF_EXPERT = "Floats{x + blockIdx.z * x_step}"
 
 
 def expert_arguments(weights: Any, out: Any) -> tuple[Any, ...]:
-    """Return the arguments of an entry for the planes of all experts, (experts, bytes), and for their products."""
+    """Return the arguments that an entry takes for the experts' weights and for their output.
+
+    `weights` holds the planes of all experts, (experts, bytes).
+    """
     return weights, np.int64(weights.shape[1]), out, np.int32(out.shape[1])
 
 

@@ -29,7 +29,7 @@ from cbtop.compute.quantization.planes import UNIT
 
 # The possible numbers of units (of 32 weights) per thread; more do not fit into registers.
 UNITS_OF_THREAD = (1, 2, 4, 5)
-MOST_WARPS = 16  # most warps that share one row
+MOST_WARPS = 16  # largest number of warps that share a row
 WARPS_OF_BLOCK = 4  # number of warps of a block, if each warp has rows of its own
 BLOCKS_OF_MULTIPROCESSOR = 8
 # How many warps run on a multiprocessor at a time. FEWER_WARPS is used if a thread has more than MANY_UNITS units.
@@ -218,10 +218,10 @@ __device__ __forceinline__ void gated_in_turn(Matrix gate, Matrix up, float* out
 
 @dataclass(frozen=True, slots=True)
 class ThreadShape:
-    """The threads that share a row: `warps` warps. Each of their threads has `units` units (of 32 weights) of the
-    row.
+    """The number of threads that share a row, and the part of the row that each thread has.
 
-    Both are template arguments.
+    `warps` warps share a row. Each thread has `units` units (of 32 weights) of the row. Both numbers are template
+    arguments.
     """
 
     units: int
@@ -229,7 +229,7 @@ class ThreadShape:
 
     @property
     def block(self) -> Dimensions:
-        """The size of a block. The threads along x share a row, and along y there are different rows."""
+        """The size of a block. Threads with the same y share a row. Threads with different y have different rows."""
         return self.warps * WARP, 1 if self.warps > 1 else WARPS_OF_BLOCK, 1
 
     @property
@@ -242,8 +242,8 @@ class ThreadShape:
     def blocks(self, pieces: int, multiprocessors: int) -> int:
         """Return the number of blocks for `pieces` pieces of work.
 
-        Each block takes one piece after another. A block takes as many pieces at a time as it has rows of threads
-        along y.
+        A block works on several pieces at the same time: one piece for each row of threads along y. Then the block
+        takes the next pieces.
         """
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 
@@ -255,8 +255,8 @@ class ThreadShape:
 def shape_of(columns: int) -> ThreadShape | None:
     """Return how threads best share rows of `columns` columns, or None if the rows are too long.
 
-    At most an eighth of the threads is idle, or as few as possible. If that leaves a choice, the result has the most
-    loads in flight.
+    A shape with at most an eighth of the threads idle is preferred, otherwise the shape with the fewest idle threads.
+    Among equally good shapes, the result has the most loads in flight.
     """
     units, ways = columns // UNIT, []
     for warps in range(1, MOST_WARPS + 1):
@@ -287,9 +287,9 @@ def module(
 ) -> CudaModule:
     """Return a module with one entry, `name`, which calls the function `name` of TURNS.
 
-    The parameters of the entry are matrices of `formats`, called `names`, then an output `more`, then int8
-    activations. If `of_experts`, the entry is called `expert_` + `name`. It does not prefetch rows, because experts
-    are chosen too late for that.
+    The parameters of the entry are matrices of `formats`, called `names`, then an output called `more` (if it is
+    given), then int8 activations. If `of_experts`, the entry is called `expert_` + `name`. Such an entry does not
+    prefetch rows, because the experts are chosen too late.
     """
     rows = 1 if more else 2  # rows of a matrix that a block processes at a time
     ahead = "".join(

@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 class KernelArguments:
     """Makes the arguments of kernel calls.
 
-    A product uses the scratch memory for floats or the one for int8. All norms use `epsilon`.
+    A product uses either the scratch memory for floats or the scratch memory for int8. All norms use `epsilon`.
     """
 
     epsilon: float
@@ -46,7 +46,7 @@ class KernelArguments:
     def norm_of_stream(
         self, brick: ComputeBrick, norm: Norm, space: Workspace, codes: Int8Scratch | None
     ) -> Arguments:
-        """Return the arguments of the norm of space.x, which is written into space.normed.
+        """Return the arguments of the norm of space.x. The norm is written into space.normed.
 
         A fused brick first adds space.delta to space.x.
         """
@@ -58,7 +58,7 @@ class KernelArguments:
 
         Unless `codes` is None, the kernel also writes its output as int8 codes into `codes`.
         """
-        assert norm is not None  # a model without this norm has no brick that needs the arguments
+        assert norm is not None  # a model without this norm has no brick that needs these arguments
         of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
         in_int8 = () if codes is None else (out, codes.codes, codes.factors)
         return x, *of_both, self.epsilon, out, *in_int8
@@ -66,7 +66,7 @@ class KernelArguments:
     def gated(
         self, gate: Projection, up: Projection, x: Floats, *outs: Floats, codes: Int8Scratch | None = None
     ) -> Arguments:
-        """Return the arguments of the products gate and up, and the SwiGLU of both.
+        """Return the arguments for computing gate, up and their SwiGLU.
 
         The kernel writes into `outs`. `codes` are the int8 codes of `x`, or None if no norm made them.
         """

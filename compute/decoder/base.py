@@ -28,10 +28,10 @@ MAX_CONTEXT = 1 << 24
 MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
-# Keys that do not change what a decoder computes. Some only describe the model, or repeat what the tensors show
-# (whether the halves of a layer are parallel). Some matter only together with other keys, and these are refused or
-# off (the number of used experts). Keys that begin with a prefix in OF_IMAGES are ignored, too, because they describe
-# tensors in other files.
+# Keys that do not change what a decoder computes. Some keys only describe the model, or repeat what the tensors show
+# (such as whether the halves of a layer are parallel). Some keys matter only together with other keys (such as the
+# number of used experts). These other keys are refused or off. Keys that begin with a prefix in OF_IMAGES are
+# ignored, too, because they describe tensors in other files.
 DESCRIBING = frozenset(
     {
         "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",
@@ -42,9 +42,10 @@ DESCRIBING = frozenset(
 OF_IMAGES = "vision.", "mm."
 TENSORS_OF_IMAGES = "v.", "mm."
 
-# Shortest range of pairs over which the scaling changes gradually (YaRN); from rope_yarn_ramp of ggml.
+# Shortest range of pairs over which YaRN's scaling changes gradually. The value is from ggml's rope_yarn_ramp.
 YARN_SHORTEST_RAMP = 0.001
-# defaults of the settings beta_fast and beta_slow of YaRN, as in llama.cpp and in the paper (for llama)
+# Defaults of YaRN's settings beta_fast and beta_slow. llama.cpp uses the same values, and the paper suggests them for
+# Llama.
 YARN_TURNS = 32.0, 1.0
 
 RopeLayout = Literal["normal", "neox"]
@@ -64,10 +65,11 @@ class Family:
     `activation`: the activation of the feed-forward network's gate.
     `post_norms`: whether the output of a half layer is normalised before it is added.
     `scales_embedding`: whether embeddings are multiplied by the square root of the hidden size.
-    `attention_cap`, `logit_cap`: caps of scores and logits if the file does not have them. 0 means no cap. None means
-    that the family does not have this key.
+    `attention_cap`, `logit_cap`: caps of scores and logits if the file does not contain a cap. 0 means no cap. None
+    means that files of this family have no key for the cap.
     `window_period`: every `window_period`-th layer sees all positions, and the other layers have a sliding window. 0
-    means that all layers have one. None means that no layer has one. A context then ends at the window.
+    means that all layers have a window. None means that no layer has a window. A context then ends at the window's
+    size.
     `window`: the size of the window if the file has none.
     `sliding_rope_base`: the RoPE base of layers with a sliding window, if the file has none. Positions in these
     layers are not scaled. None: these layers rotate like the other layers.
@@ -116,10 +118,10 @@ class Norm:
 class Experts:
     """The settings of a mixture of experts.
 
-    Each token uses the `used` of `count` experts with the largest router logits.
+    Each token uses `used` of the `count` experts: the ones with the largest router logits.
 
-    The weights of the experts are `scale` times a softmax. If `normalised`, the softmax is over the used experts,
-    otherwise over all.
+    The weights of the used experts are `scale` times a softmax. If `normalised`, the softmax is over the used
+    experts, otherwise over all experts.
     """
 
     count: int
@@ -142,7 +144,7 @@ class LayerWeights:
     q_norm: Norm | None  # weights of the norm of each head, (head_dim,); None if queries and keys are not normalised
     k_norm: Norm | None
     output: Projection
-    # Weights of the norm after each half of the layer; None if its output is not normalised.
+    # Weights of the norm after each half of the layer; None if the output of that half is not normalised.
     attention_post_norm: Norm | None
     ffn_norm: Norm
     gate: Projection
@@ -157,10 +159,11 @@ class LayerWeights:
 class Rope:
     """The RoPE settings.
 
-    `dimensions` dimensions of each head are rotated. The frequencies are divided by the factors.
+    `dimensions` dimensions of each head are rotated. The frequencies are divided by `short_factors` or
+    `long_factors`.
 
-    Rotated values are also multiplied by `magnitude`. This is llama.cpp's `attn_factor` times a factor of YaRN that
-    depends on the scale.
+    Rotated values are also multiplied by `magnitude`. `magnitude` is llama.cpp's `attn_factor` times a factor that
+    YaRN computes from the scale.
     """
 
     layout: RopeLayout
@@ -175,7 +178,7 @@ class Rope:
     original_context: int
     extrapolation: float  # YaRN: how much of a fast pair's frequency is not scaled, as a share; 0 without YaRN
     # YaRN: limits in turns over the original context. A pair of dimensions with more turns than the first limit is
-    # fast. One with fewer turns than the second is slow.
+    # fast. A pair with fewer turns than the second limit is slow.
     turns: tuple[float, float]
 
     def table(self, context: int) -> NDArray[np.float32]:
@@ -227,7 +230,7 @@ class Model:
     window: int
     epsilon: float
     rope: Rope
-    # RoPE of layers with a sliding window; the same object as `rope` if it is the same in all layers.
+    # RoPE of layers with a sliding window; the same object as `rope` if all layers have the same RoPE.
     sliding_rope: Rope
     activation: Activation
     embedding_scale: float
@@ -395,8 +398,8 @@ class _FamilyReader:
         base = self._file.metadata.number(f"{self._prefix}.rope.freq_base_swa", default=own_base or rope.base)
         if own_base is None:
             return rope if base == rope.base else replace(rope, base=base)
-        # The positions of layers with a sliding window are not scaled. So divide the magnitude by the factor that
-        # comes from the scale, as llama.cpp does.
+        # The positions of layers with a sliding window are not scaled. Therefore the magnitude is divided by the
+        # factor that YaRN computes from the scale, as in llama.cpp.
         of_scale = 1 + 0.1 * math.log(1 / rope.scale) if rope.extrapolation else 1.0
         return replace(rope, base=base, scale=1.0, extrapolation=0.0, magnitude=rope.magnitude / of_scale)
 
@@ -468,7 +471,7 @@ class _FamilyReader:
                 f"{file.path} has {base:g} as {prefix}.rope.freq_base; above 1 is wanted: convert it again"
             )
         if extrapolation:  # like llama.cpp, replace the magnitude that the file gives
-            # The formula is in Peng et al. 2023, section 3.4.
+            # The formula for the magnitude is in Peng et al. 2023, section 3.4.
             yarn_magnitude = 1 + 0.1 * math.log(max(1 / scale, 1.0))
         both = ("rope_factors_short.weight", "rope_factors_long.weight")
         of_all = "rope_freqs.weight"
@@ -552,9 +555,9 @@ class _FamilyReader:
         return self._norm(name, self._hidden) if self._family.post_norms else None
 
     def _rows_of_one(self, name: str, rows: tuple[int, ...], columns: int) -> Iterator[Projection]:
-        """Divide a tensor into projections, one for each number of rows in `rows`.
+        """Divide a tensor into projections.
 
-        Yields each as a view of consecutive rows.
+        `rows` has the number of rows of each projection. Each projection is yielded as a view of consecutive rows.
         """
         matrix = self._file.matrix(f"{name}.weight", sum(rows), columns)
         for first, count in zip(accumulate(rows, initial=0), rows, strict=False):

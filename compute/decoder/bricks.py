@@ -46,9 +46,9 @@ from cbtop.compute.settings import crossovers
 class ExpertBricks:
     """The bricks of a mixture of experts.
 
-    A pass of one token runs `of_token` once, with the weights of all experts that the token chose. A pass of several
-    tokens runs `experts` once for each chosen expert. The work of both bricks includes only the weights that were
-    read.
+    A pass of one token runs `of_token` once, with the weights of all experts that the token has chosen. A pass of
+    several tokens runs `experts` once for each chosen expert. The work of both bricks includes only the weights that
+    were read.
     """
 
     router: ComputeBrick
@@ -75,8 +75,8 @@ class LayerBricks:
     attention_post_norm: ComputeBrick | None
     attention_add: ComputeBrick | None
     ffn_norm: ComputeBrick
-    # The brick that computes gate, up and activation together. It is None if the next three fields have bricks for
-    # these. In a mixture of experts, all four are None.
+    # The brick that computes gate, up and activation together. If the next three fields have separate bricks, this
+    # field is None. In a mixture of experts, all four fields are None.
     gated: ComputeBrick | None
     gate: ComputeBrick | None
     up: ComputeBrick | None
@@ -109,7 +109,8 @@ class ModelBricks:
     def adds_up(self, layer: int) -> ComputeBrick:
         """Return the brick that adds the output of the layer's second half to the residual stream.
 
-        Its first argument is the residual stream, which afterwards contains the layer's output.
+        The first argument of the brick is the residual stream. After the brick has run, the residual stream contains
+        the layer's output.
         """
         add = self.layers[layer].ffn_add
         return self.layers[layer + 1].attention_norm if add is None else add
@@ -264,9 +265,9 @@ class BrickMaker:
         """Return the brick of a norm.
 
         `behind`: the matrices that the norm's output is multiplied by. If some of these take int8, the norm also
-        makes int8 codes. On a GPU it does not, because there a pass makes them.
+        makes int8 codes. On a GPU, the norm makes no codes, because the pass makes them (see `BrickLaunches`).
 
-        `adds`: whether the brick first computes the sum before the norm.
+        `adds`: whether the brick also computes the residual sum that the norm reads.
         """
         makes_codes = norm.bias is None and not self._names_launches and any(one.takes_int8 for one in behind)
         hidden = norm.weight.size
@@ -286,7 +287,7 @@ class BrickMaker:
         return None if norm is None else self._norm(norm)
 
     def _normed(self, norm: Norm, rows: float = 1.0) -> BrickLaunch:
-        """Return the kernel of a norm in a brick. The norm has `rows` rows per token."""
+        """Return the kernel and the work of a norm. The norm has `rows` rows per token."""
         hidden, is_on_gpu = norm.weight.size, self._names_launches
         if norm.bias is None:
             return BrickLaunch(rms_norm.RMS_NORM, rms_norm.work(hidden, is_on_gpu=is_on_gpu), rows)

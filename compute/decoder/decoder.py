@@ -103,7 +103,8 @@ def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Co
     def alone(self: User, /, *arguments: P.args, **named: P.kwargs) -> R:
         users, process, use = self._users, os.getpid(), object()
         # An interrupt may come when any call returns, even right after the decoder was reserved. So `finally` checks
-        # in the dictionary whether this call has reserved the decoder, and releases it without a call.
+        # in the dictionary whether this call has reserved the decoder. If so, `finally` releases the decoder without
+        # calling anything.
         try:
             if users.setdefault(process, use) is use:
                 return method(self, *arguments, **named)
@@ -147,8 +148,9 @@ def _layers_of(
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
     """Raise ComputeError if a context needs more than the available memory.
 
-    A context always needs the angles of its positions. It also needs the caches, which fill up later, or float64
-    angles, which exist only while angles are computed. The larger of these two counts.
+    A context always needs the angles of its positions. The caches fill up later. The float64 angles exist only while
+    the angles are computed. The caches and the float64 angles are not needed at the same time, so only the larger of
+    the two counts.
     """
     caches = 2 * len(model.layers) * model.kv_heads * kv_caches.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
@@ -167,7 +169,7 @@ class Decoder:
     """Runs one model over one sequence of at most `context` tokens.
 
     With `settings.check_contracts`, each brick also checks the pre- and postconditions of its kernels' contracts. The
-    results are announced as CheckResults. If `guard` is set, it watches the passes.
+    results are announced as CheckResults. If a `guard` is given, the guard watches the passes.
 
     With a `rank`, the decoder runs only one part of the model, and other processes run the others. Only ranks that
     choose tokens have logits. All ranks must make the same calls.
@@ -201,7 +203,7 @@ class Decoder:
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if settings.check_contracts else _timed
         self._sampling = settings.sampling
-        self._sequence = 0  # number of the sequence, because random draws depend on it
+        self._sequence = 0  # number of the sequence; random draws depend on this number
         chooser = kernels.GREEDY if settings.sampling.is_greedy else kernels.DRAWN
         names_launches = machine.names_launches
         maker = BrickMaker(model, backend, profiler, dtype.itemsize, chooser, names_launches=names_launches)
@@ -234,7 +236,7 @@ class Decoder:
     def tell(self) -> None:
         """Publish the measurements of recorded steps.
 
-        Here this does nothing, because steps are published when they end.
+        In this class, the method does nothing, because each step is published when it ends.
         """
 
     @one_call_at_a_time
@@ -287,10 +289,10 @@ class Decoder:
         return self._run_brick if observe is None else _observed(self._run_brick, observe)
 
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
-        """Call `run` with the bricks of a pass. `run` need not run them.
+        """Call `run` with the bricks of a pass. `run` may leave the bricks unexecuted.
 
-        If `run` does not run them, no router chooses experts. Then all tokens go to the same experts, as many as one
-        token uses.
+        If the bricks do not run, no router chooses experts. Then all tokens go to the same experts, as many experts
+        as one token uses.
         """
         if self._mixture is not None:
             self._mixture.plan(len(tokens))
@@ -309,9 +311,9 @@ class Decoder:
         All tokens of each prompt except the last run together from position 0. Then the last token runs alone.
         Restarts the sequence.
 
-        Returns one result for each pair of brick name and assertion, over all places that use the brick. If the
-        output of a brick was not finite and could not be replaced, failures of later bricks count as skipped, because
-        the bad input may have caused them.
+        Returns one result for each pair of brick name and assertion. The result covers all places where the brick
+        runs. If the output of a brick was not finite and could not be replaced, failures of later bricks count as
+        skipped, because the bad input may have caused them.
         """
         findings: list[tuple[str, str, AssertionResult]] = []
         in_turn, last_kept = list(self.bricks.places()), self.bricks.layers[-1].kv_write
@@ -323,7 +325,9 @@ class Decoder:
                 if part:
                     self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
                 if spoilt_by and in_turn.index(spoilt_by[0]) > in_turn.index(last_kept):
-                    spoilt_by.clear()  # this pass needs nothing of the previous pass except its cache
+                    # this fault came after the last write to the cache, and the next pass reads only the cache of
+                    # this pass
+                    spoilt_by.clear()
         self._begin()
         return summary(findings)
 
@@ -348,7 +352,10 @@ class Decoder:
     def _check_of_pass(
         self,
     ) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, AssertionResult]]]:
-        """Return a function for the next pass. It runs a brick and yields (brick, assertion, finding)."""
+        """Return a function that checks the bricks of the next pass.
+
+        The function runs a brick and yields (brick, assertion, finding).
+        """
         return ComputeBrick.check
 
     def _check(self, tokens: Sequence[int]) -> None:
@@ -372,8 +379,8 @@ class Decoder:
         try:
             with self._machine.turn():
                 return int(self._whole_pass(tokens, run, scope).choice[0])
-        # Undo the pass also after Ctrl-C. Otherwise, its tokens would be in the cache twice when the caller passes
-        # them again.
+        # Undo a pass also after Ctrl-C. Otherwise, the tokens of the pass would be in the cache twice when the caller
+        # passes them again.
         except BaseException:
             self.position = start
             raise

@@ -34,9 +34,9 @@ def of_all(matrix: Matrix | DeviceMatrix, count: int) -> Any:
 class ExpertSpace:
     """The buffers of a mixture of experts for a pass over some tokens.
 
-    Each element of a (tokens, used) array belongs to one token and one of its experts.
+    A pair is a token and one of its experts. An array of shape (tokens, used) has one element for each pair.
 
-    These pairs are ordered by expert. Expert e has the pairs from starts[e] to starts[e + 1].
+    The pairs are ordered by expert. Expert e has the pairs from starts[e] to starts[e + 1] - 1.
     """
 
     logits: Floats  # (tokens, experts)

@@ -1,4 +1,4 @@
-"""Interleave the rows of a model's matrices in place, so that its products can use int8 activations."""
+"""Interleave the rows of a model's matrices in place, so that the model's products can use int8 activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.compute.settings import crossovers
 from cbtop.protocol.crossovers import NEVER
 
 Reorder = Callable[[QuantizedMatrix], InterleavedMatrix]
-OF_EXPERTS = ("gate", "up", "down")  # names of the projections of a layer that have the matrices of all experts
+OF_EXPERTS = ("gate", "up", "down")  # names of the projections that hold the matrices of all experts of a layer
 
 
 def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
@@ -28,7 +28,7 @@ def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
 
 
 def exact_bytes() -> int:
-    """Return a size in bytes. The rows of matrices of this size or larger are not interleaved.
+    """Return a size in bytes. Matrices of this size or larger are not interleaved.
 
     The size was measured or set. By default it exceeds the size of every matrix. On a processor without instructions
     for integer products, no matrix is interleaved by default, because float products are faster there.
@@ -41,8 +41,8 @@ def exact_bytes() -> int:
 def interleaved(model: Model, reorder: Reorder = InterleavedMatrix.of, exact_bytes: int = NEVER) -> Model:
     """Interleave every matrix of `model` that can be interleaved and has fewer than `exact_bytes` bytes.
 
-    Do not use `model` afterwards. The embedding is interleaved only if it is also the output matrix. Otherwise its
-    rows are looked up one by one. `reorder` is the function that interleaves a matrix.
+    Do not use `model` afterwards. The embedding is interleaved only if it is also the output matrix. Otherwise the
+    rows of the embedding are looked up one by one. `reorder` is the function that interleaves a matrix.
     """
 
     def reordered(matrix: Matrix, parts: int = 1) -> Matrix:

@@ -18,10 +18,10 @@ from cbtop.compute.memory import line_aligned_zeros
 
 
 class Machine(Protocol):
-    """Makes the arrays of a decoder, into which its kernels write."""
+    """Makes the arrays of a decoder. The decoder's kernels write into these arrays."""
 
-    # : Whether each kernel records its own launch, with its shape. If so, the definition of a brick does not name
-    # kernels.
+    # : Whether each kernel records its own launch, with its shape. If it is true, the definition of a brick does not
+    # name the kernels.
     names_launches: bool
     # : Largest number of tokens in one pass. A longer prompt takes several passes, so that buffers stay small.
     most_together: int
@@ -30,7 +30,10 @@ class Machine(Protocol):
         """Raise ComputeError if the machine cannot run any longer."""
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return the context manager of a pass. Entering it waits for other passes if only one can run at a time."""
+        """Return the context manager of a pass.
+
+        If only one pass can run at a time, entering the context waits until the other passes have ended.
+        """
 
     def array(self, values: Any) -> Any:
         """Return a host array in memory that kernels can read."""
@@ -51,7 +54,7 @@ class Machine(Protocol):
     def put(self, array: Any, values: Sequence[int]) -> Any:
         """Return `values` in memory that kernels can read.
 
-        They are in `array`, or in inputs that were sent before.
+        The result is `array`, or a part of the inputs that were sent before.
         """
 
     def position(self, value: int) -> Any:
@@ -77,7 +80,8 @@ class Host:
     """The processor of the host as the machine of a decoder, with a number of threads."""
 
     names_launches = False
-    most_together = 128  # most tokens in one pass; with 128, their activations stay in the cache of the processor
+    # largest number of tokens in one pass; the activations of 128 tokens stay in the cache of the processor
+    most_together = 128
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -119,7 +123,7 @@ class Host:
         return Int8Scratch.of(tokens, columns, self._threads)
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Write the tokens or positions `values` into `array`."""
+        """Write `values` (tokens or positions) into `array`, and return `array`."""
         array[:] = values
         return array
 

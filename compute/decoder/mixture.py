@@ -28,8 +28,9 @@ class Mixture:
         self._space = ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
 
     def plan(self, tokens: int) -> None:
-        """Choose experts for a plan of a pass, because no router runs then. All tokens go to the same experts, as
-        many as one token uses.
+        """Set the numbers of tokens per expert for a plan of a pass. No router runs in a plan.
+
+        All tokens go to the same experts, as many experts as one token uses.
         """
         starts = self._space.starts
         starts[:] = tokens * np.minimum(np.arange(len(starts)), self._experts.used)
@@ -66,7 +67,7 @@ class Mixture:
             for one in (weights.gate, weights.up, weights.down)
         )
         inner: tuple[Arguments, ...] = ((*gate[0], *up[0], chosen, space.normed, *outs, gate[1]),)
-        if len(brick.kernels) > 2:  # if the brick is not fused, three kernels compute what one fused kernel would
+        if len(brick.kernels) > 2:  # if the brick is not fused, it runs three kernels instead of the fused kernel
             pair = (gate, mixed.gate), (up, mixed.up)
             inner = *((*matrix, chosen, space.normed, out, scratch) for (matrix, scratch), out in pair), outs
         run(
@@ -94,7 +95,7 @@ class Mixture:
             taken, gated, upped = mixed.taken[:tokens], space.gate[:tokens], space.up[:tokens]
             activated = space.activated[:tokens]
             inner: tuple[Arguments, ...] = (self._arguments.gated(gate, up, taken, gated, upped, activated),)
-            if len(brick.kernels) > 3:  # if the brick is not fused, three kernels compute what one fused kernel would
+            if len(brick.kernels) > 3:  # if the brick is not fused, it runs three kernels instead of the fused kernel
                 products = self._arguments.product(gate, taken, gated), self._arguments.product(up, taken, upped)
                 inner = (*products, (gated, upped, activated))
             run(

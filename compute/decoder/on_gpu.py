@@ -1,15 +1,15 @@
 """Run the decoder on a GPU. The weights and the cache stay there.
 
 Passes with the same number of tokens make the same launches, because kernels read the tokens and positions on the
-device. So launches are prepared once and repeated. For one token they are captured as a graph, unless `is_eager`. For
-a prompt they run one by one.
+device. So launches are prepared once and repeated. The launches for one token are captured as a graph, unless
+`is_eager`. The launches for a prompt run one by one.
 
 Rules
 - A recorded step launches the variants of kernels that stamp their times. Any other step launches the plain variants.
   Both variants of a one-token pass are prepared with the first token.
 - The measurements of a recorded step are published while the device computes the next step, or when the sequence
-  ends. `tell` publishes the last step. If the measurements are lost, the step is recorded and its kernels count as
-  lost.
+  ends. `tell` publishes the last step. If the measurements are lost, the step is still recorded, and its kernels
+  count as lost.
 - If a pass ends in an error or an interrupt, none of its tokens is appended. The pass has then ended on the device,
   too.
 """
@@ -49,7 +49,7 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
 TOGETHER = 8
-# most launches of a pass with stamps; the measurements of a longer pass are lost
+# largest number of launches in a pass with stamps; the measurements of a longer pass are lost
 MOST_LAUNCHES = 1 << 14
 # Number of prompt passes that are kept, so that their launches can be repeated. A kept pass can be repeated for the
 # same number of tokens at the same position.
@@ -88,7 +88,7 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
             raise ModelError(f"a matrix of {one.columns:,} columns, no multiple of {TOGETHER}, runs on no GPU yet")
         rounds = takes_int8 and one.format.code in LINEAR_INT8
         # The kernel for int8 products of experts must divide a row among its threads. `shape_of` returns None if the
-        # rows are too long for that.
+        # rows are too long to be divided.
         if experts is not None:
             rounds = rounds and shape_of(one.columns) is not None
         return DeviceMatrix.of(gpu, one, takes_int8=rounds, experts=experts)
@@ -107,7 +107,7 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
 
 
 def host_matrices(model: Model) -> Matrices:
-    """Return a dict from device pointers to the host copies of the matrices there.
+    """Return a dict with the host copy of each matrix on the device. The key is the matrix's device pointer.
 
     A matrix of experts has one entry for each expert.
     """
@@ -130,9 +130,9 @@ def _products_of(layer: LayerWeights) -> Iterator[DeviceMatrix]:
 class GpuMachine:
     """The arrays of a decoder on a GPU.
 
-    The inputs of a pass are adjacent in memory, so that one copy transfers all of them (`write`). They are the
-    tokens, the start of each part of the pass, the position after the pass, and the number of the sequence, which
-    random draws depend on.
+    The inputs of a pass are the tokens, the start of each part of the pass, the position after the pass, and the
+    number of the sequence (used for random draws). The inputs are adjacent in memory, so that one copy transfers all
+    of them (see `write`).
     """
 
     names_launches = True
@@ -144,9 +144,9 @@ class GpuMachine:
         most = context + -(-context // self.most_together) + 2
         self.sent = gpu.pinned((most,), np.int64)
         self.inputs = gpu.zeros((most,), np.int64)
-        self._start = gpu.zeros((1,), np.int32)  # the first position of a pass without sent inputs
-        # Whether the inputs of the pass were sent to the device. The next line has the numbers of tokens and parts in
-        # the pass, and how many of these the kernels have got.
+        self._start = gpu.zeros((1,), np.int32)  # the first position of a pass, if its inputs were not sent
+        # `takes_inputs`: whether the inputs of the pass were sent to the device. The next line has the numbers of
+        # tokens and of parts in the pass, and how many of the tokens and parts were already passed to kernels.
         self.takes_inputs = False
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
@@ -172,7 +172,7 @@ class GpuMachine:
             self.takes_inputs = False
 
     def _number(self, at: int) -> Any:
-        """Return number `at` of the words with the inputs, as int32 (1,)."""
+        """Return word `at` of the inputs on the device, as int32 (1,)."""
         return self.inputs[at : at + 1].view(np.int32)[:1]
 
     @property
@@ -190,7 +190,7 @@ class GpuMachine:
         self.gpu.check()
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return a context that only one decoder can be in at a time, because decoders share the GPU."""
+        """Return a context that admits one decoder at a time, because decoders share the GPU."""
         return self.gpu.turn()
 
     def array(self, values: Any) -> Any:
@@ -221,7 +221,7 @@ class GpuMachine:
         codes, factors = (
             self.gpu.zeros((tokens, size), kind) for size, kind in ((columns, "u1"), (columns // 8, "f4"))
         )
-        # The output matrix is always multiplied by one token, so it does not count here.
+        # The output matrix is not considered, because it is always multiplied by a single token.
         rows = max(sum(one.weight.rows for one in (layer.q, layer.k, layer.v)) for layer in model.layers)
         largest = max(rows * model.hidden, *(one.rows * one.columns for one in _matrices_of_layers(model)))
         self.gpu.require_room(2 * largest, "a matrix in bfloat16")
@@ -232,7 +232,7 @@ class GpuMachine:
     def put(self, array: Any, values: Sequence[int]) -> Any:
         """Copy `values` into `array` and return it.
 
-        If the inputs were sent, return the part of them that has these values.
+        If the inputs were sent to the device, return the part of the inputs that holds `values`.
         """
         if not self.takes_inputs:
             array[...] = self.gpu.array(np.asarray(values, array.dtype))
@@ -313,7 +313,7 @@ class GpuDecoder(Decoder):
                 self._say(step)
                 token = self._ran(tokens, step)
             self.tell()
-        # After an error, the caller passes the same tokens again, so forget that they were appended.
+        # Forget the appended tokens, because the caller passes the same tokens again after an error.
         except BaseException:
             self.position = start
             raise
@@ -419,8 +419,9 @@ class GpuDecoder(Decoder):
         return _KeptPass(ran.again if self._is_eager else self._captured(ran), PassParts(ran.launched), stamps)
 
     def _captured(self, ran: LaunchedPass) -> Callable[[], object]:
-        """Return a function that launches everything that `ran` has launched, as one graph."""
-        stream = self._stream  # this function does not use `self`, because it would keep the decoder alive
+        """Return a function that launches one graph. The graph contains all launches of `ran`."""
+        # this function does not use `self`, because the returned function would then keep the decoder alive
+        stream = self._stream
         try:
             stream.begin_capture()
             ran.again()
@@ -468,8 +469,9 @@ class GpuDecoder(Decoder):
         self._untold = step, parts, None if stamps is None else stamps.copy(), elements
 
     def _elements_at(self, position: int) -> Elements:
-        """For a pass of one token, return the elements of the bricks that have more work at later positions, such as
-        attention.
+        """Return the elements of bricks (such as attention) that have more work at later positions.
+
+        The pass has one token.
         """
         heads = self.model.heads
         return {

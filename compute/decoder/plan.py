@@ -37,7 +37,7 @@ MULTIPROCESSORS = 132
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A kernel of a brick, which a pass launches `launches` times.
+    """A kernel of a brick. A pass launches the kernel `launches` times.
 
     `layer` is None outside the layers. `file` and `line` are the place of the kernel's source, relative to the
     repository. `grid` and `block` are set only on GPUs.
@@ -54,7 +54,7 @@ class Planned:
 
 
 class ShapedArrays:
-    """Takes the place of a GPU in a plan.
+    """Replaces the GPU in a plan.
 
     A large array consists of a single zero that is broadcast to the array's shape.
     """

@@ -30,7 +30,7 @@ from cbtop.profiler.traces.tracer import ModelTracer
 
 PRODUCTS = ("linear", "linear_int8")  # names of the contracts of kernels that multiply by weights
 Calls = Sequence[Arguments]
-# Is called with the calls of a brick, and returns the number of values that it has read.
+# A function that gets the calls of a brick, and returns the number of values that it has read.
 Watch = Callable[[Calls], int]
 
 
@@ -38,14 +38,16 @@ class Probe(Protocol):
     """The interface of a probe, which looks at the bricks of a traced pass."""
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
-        """Yield each brick that the probe looks at in the traced pass number `turn`, and a function to call after the
-        brick has run.
+        """Yield each brick that the probe reads in the traced pass number `turn`.
+
+        Each brick comes with a function to call after the brick has run.
         """
 
 
 class ActivationProbe:
-    """The probe of trace MLT-01. It measures the residual stream before and after each layer, and what both halves of
-    the layer add to it.
+    """The probe of trace MLT-01. It measures the residual stream before and after each layer.
+
+    It also measures what each half of a layer adds to the residual stream.
     """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
@@ -106,7 +108,7 @@ class AttentionProbe:
                 yield bricks.attention, partial(self._weighed, layer)
 
     def _weighed(self, layer: int, calls: Calls) -> int:
-        # The attention kernel does not store its weights, so compute them again.
+        # The attention kernel does not store the softmax weights, so compute them again.
         q, k_cache, _, start, *scores, _, _ = calls[0]
         weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, *scores)
         self._tracer.record_attention(
@@ -124,7 +126,7 @@ class LogitProbe:
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
         self._bricks = bricks
         self._tracer = tracer
-        self._outputs: list[Floats] = []  # the outputs of the layers, one array (1, hidden) for each
+        self._outputs: list[Floats] = []  # the output of each layer, (1, hidden)
         self._norm: Arguments = ()
         self._head: Arguments = ()
         self._cap: Arguments = ()
@@ -166,8 +168,8 @@ class LogitProbe:
         code, weights, bias, normed_last, logits_last, scratch = self._head
         normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
         (product,) = self._bricks.lm_head.kernels
-        # The kernel of the final norm may also make int8 codes. Use only its norm here. The existing codes belong to
-        # the output of one layer only.
+        # The kernel of the final norm may also make int8 codes. Here, only the norm of the kernel is used. The
+        # existing codes belong only to the output of the last layer.
         norm, (_, *how, _) = next(_taken_apart([(self._bricks.final_norm.kernels[0], self._norm)]))
         if isinstance(scratch, Int8Scratch):
             scratch = replace(scratch, holds_codes=False)
@@ -263,7 +265,7 @@ class KvCacheProbe:
     def step(self, position: int) -> None:
         """Begin a decode step with `position` cached tokens.
 
-        If this is not more than in the previous step, the cache was emptied in between.
+        If `position` is not larger than in the previous step, the cache was emptied in between.
         """
         self._steps += 1
         if position <= self._position:

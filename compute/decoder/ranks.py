@@ -61,8 +61,10 @@ class RankLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The part of a process as one of `count` ranks: its number, its link to the other ranks (None if it is alone),
-    and how they split the model.
+    """The role of this process among `count` ranks.
+
+    It consists of the rank's number, its link to the other ranks (None if the rank is alone), and the kind of split
+    of the model.
     """
 
     number: int
@@ -83,8 +85,8 @@ class Rank:
     def layers_of(self, layers: int) -> range:
         """Return this rank's even share of the layers.
 
-        If the shares differ, the last rank has the smallest, because it also runs the head. Raises ModelError if a
-        rank would have no layer.
+        If the shares differ, the last rank has the smallest share, because it also runs the head. Raises ModelError
+        if a rank would have no layer.
         """
         if self.count > layers:
             raise ModelError(f"a model of {layers} layers for {self.count} GPUs; give --gpus {layers} or fewer")
@@ -174,8 +176,9 @@ def _blocks_of(one: Projection) -> int:
 
 
 def _rows(one: Projection, own: slice, parts: int, groups: int = 1) -> Projection:
-    """Return some rows of a matrix that has `groups` groups of rows. Each group is divided into `parts` equal parts,
-    and the parts `own` of each are returned.
+    """Return some rows of a matrix that consists of `groups` groups of rows.
+
+    Each group is divided into `parts` equal parts. The slice `own` selects the returned parts of each group.
     """
     data = one.weight.data.reshape(groups, parts, -1, one.weight.data.shape[1])[:, own]
     bias = one.bias.reshape(parts, -1)[own].reshape(-1) if one.bias.size else one.bias

@@ -15,7 +15,7 @@ TOGETHER = 1 << 22
 
 
 def forward_reference(model: Model, tokens: Sequence[int], context: int | None = None) -> Wide:
-    """Return the logits, float64 (tokens, vocabulary), of every position of `tokens`, which start at position 0.
+    """Return the logits of all positions, float64 (tokens, vocabulary). The tokens start at position 0.
 
     `context` is the context size that RoPE assumes. None means the model's context size.
     """
@@ -38,7 +38,10 @@ def layer_outputs(model: Model, tokens: Sequence[int], context: int | None = Non
 
 
 def logits_of(model: Model, x: Wide) -> Wide:
-    """Return the logits of x: its final norm times the output matrix, float64 (tokens, vocabulary)."""
+    """Return the logits of the activations x, float64 (tokens, vocabulary).
+
+    The logits are the final norm of x, multiplied by the output matrix.
+    """
     normed = _norm(x, model.final_norm, model.epsilon)
     return _held(_times(normed, Projection(model.lm_head, np.zeros(0, np.float32))), model.logit_cap)
 
@@ -84,7 +87,7 @@ def _norm(x: Wide, norm: Norm, epsilon: float) -> Wide:
 def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
     """Return the complex factors that rotate the pairs of dimensions, complex128 (tokens, 1, pairs)."""
     wavelengths = 2 * np.pi * rope.base ** (2.0 * np.arange(rope.dimensions // 2) / rope.dimensions)
-    # YaRN counts the turns of the frequencies before they are divided by the factors.
+    # YaRN counts turns with the original frequencies, before their division by the factors.
     pair_of = [
         rope.dimensions * np.log(rope.original_context / (2 * np.pi * turns)) / np.log(rope.base) / 2
         for turns in rope.turns
@@ -103,7 +106,7 @@ def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
 def _rotated(x: Wide, rope: Rope, turn: NDArray[np.complex128]) -> Wide:
     """Rotate the pairs of dimensions in x, which has shape (tokens, heads, head_dim).
 
-    A pair is treated as a complex number and multiplied by a factor of `turn`.
+    Each pair is treated as a complex number and multiplied by its factor in `turn`.
     """
     half = rope.dimensions // 2
     rotating = x[..., : rope.dimensions]

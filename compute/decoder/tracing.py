@@ -78,7 +78,7 @@ class DecodeTracing:
         return self._observe
 
     def finish(self) -> None:
-        """Publish the summaries of traced steps that are not yet published."""
+        """Publish the summaries that are not yet published."""
         if self._published_turn != self._turn:
             self._publish()
 

@@ -33,7 +33,8 @@ class Workspace:
     k_product: Floats
     attended: Floats  # the output of attention, (tokens, heads * head_dim)
     delta: Floats  # the output of half a layer, which is added to x, (tokens, hidden)
-    # The output of half a layer before its norm; the same array as delta if such outputs are not normalised.
+    # The output of half a layer before its norm; the same array as delta if the model does not normalise these
+    # outputs.
     delta_product: Floats
     gate: Floats  # (tokens, feed_forward)
     up: Floats
@@ -54,8 +55,8 @@ class Workspace:
     ) -> Workspace:
         """Make the buffers with `zeros(shape, dtype)`.
 
-        `int8_scratch` is the scratch memory of products if norms make int8 codes, otherwise None. If norms make
-        codes, the norms of the layers and the final norm write them into separate buffers.
+        If norms make int8 codes, `int8_scratch` is the scratch memory of products, otherwise None. The norms of the
+        layers and the final norm write their codes into separate buffers.
         """
 
         def floats(*shape: int) -> Any:

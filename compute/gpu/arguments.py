@@ -59,7 +59,8 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
 def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
     """Return scratch memory for bfloat16 products of all matrices among `arguments`.
 
-    Its size suffices for formats of two or more bits per weight, which have at most four weights per byte.
+    The scratch is large enough for formats of two or more bits per weight, because these have at most four weights
+    per byte.
     """
     weights = sum(4 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
     numbers = [one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.float32]
@@ -86,7 +87,10 @@ def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
 
 
 def _plain_on_device(k_cache: Any, v_cache: Any, device: Gpu) -> tuple[Any, Any]:
-    """Return caches made by `empty_caches` in the layout of `plain_caches`, on the device."""
+    """Copy caches from `empty_caches` to the device, and return the copies.
+
+    The copies have the layout of `plain_caches`.
+    """
     kv_heads, context, _ = v_cache.shape
     head_dim = k_cache.shape[2]
     plain = kv_caches.plain_caches(kv_heads, context, head_dim, k_cache.dtype, device.zeros)

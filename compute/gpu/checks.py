@@ -55,8 +55,10 @@ def _compared(
     before: Mapping[int, Any],
     after: Mapping[int, Any],
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield three arrays for each output of a kernel: the whole output, the rows of it that are compared, and these
-    rows of the reference's output.
+    """Yield three arrays for each output of a kernel.
+
+    The arrays are the whole output, the rows of the output that are compared, and the same rows of the reference's
+    output.
     """
     if kernel.parts is not None:
         # Compare a few rows of each product. Other outputs of the fused kernel are compared completely.
@@ -82,7 +84,7 @@ def _compared(
 def _of_some_rows(
     given: list[Any], after: dict[int, Any], names: tuple[str, ...]
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Return the arguments and outputs of the same product, but with only CHECKED_ROWS rows, spread over the matrix.
+    """Reduce a product to CHECKED_ROWS rows, spread over the matrix, and return its arguments and outputs.
 
     For an int8 product, the rows are interleaved.
     """

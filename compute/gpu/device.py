@@ -35,7 +35,7 @@ STATIC_SHARED_BYTES, LOCAL_BYTES, REGISTERS = 1, 3, 4  # numbers of CUfunction_a
 
 
 class Gpu:
-    """The GPU with number `index`. Raises ComputeError if CuPy is not installed, or without such a GPU."""
+    """The GPU with number `index`. Raises ComputeError if CuPy is not installed or the GPU does not exist."""
 
     def __init__(self, index: int = 0) -> None:
         try:
@@ -83,7 +83,7 @@ class Gpu:
     def turn(self) -> Iterator[None]:
         """Enter this context to use the GPU in this thread. Only one pass runs at a time.
 
-        The sampling module keeps values between launches, which another pass would overwrite.
+        Between launches, the sampling module keeps values that another pass would overwrite.
         """
         with self._turn, self.device:
             yield
@@ -91,7 +91,7 @@ class Gpu:
     def offset_ns(self, device_ns: int) -> int | None:
         """Return the host's clock minus the GPU's clock in ns (see `LaunchTimes.offset_ns`).
 
-        Returns None if it is not known, or the driver refuses to read its clock.
+        Returns None if the difference is not known, or if the driver refuses to read its own clock.
         """
         try:
             with self.turn():
@@ -123,7 +123,7 @@ class Gpu:
             raise ComputeError(f"{what} take {wanted}; of {there} {free} are free on {self.name}")
 
     def array(self, values: Any) -> Any:
-        """Return a copy of a host array on the device. Raises ComputeError if it does not fit."""
+        """Return a copy of a host array on the device. Raises ComputeError if the copy does not fit."""
         try:
             return self.cupy.asarray(values)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
@@ -134,7 +134,7 @@ class Gpu:
         return self.cupy.asnumpy(array)
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """Return zeros on the device. Raises ComputeError if they do not fit."""
+        """Return zeros on the device. Raises ComputeError if the zeros do not fit."""
         try:
             return self.cupy.zeros(shape, dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
@@ -188,7 +188,7 @@ class Gpu:
         return self._functions[key]
 
     def launch(self, one: CudaLaunch | LibraryCall, *, is_early: bool = False) -> None:
-        """Launch a kernel or a library call once, without stamps. `is_early` is explained in `prepared`."""
+        """Launch a kernel or a library call once, without stamps. See `prepared` for `is_early`."""
         self.prepared(one, is_early=is_early)()
 
     def prepared(
@@ -213,7 +213,10 @@ class Gpu:
         return PreparedLaunch(self._driver, function.ptr, one, arguments, stream, is_early=is_early)
 
     def mark(self, module: CudaModule, address: int) -> Callable[[], object]:
-        """Return a function that writes the time into the word at `address`. It waits for all earlier launches."""
+        """Return a function that writes the time into the word at `address`.
+
+        The kernel that writes the time waits for all earlier launches.
+        """
         one = CudaLaunch(module, module.name, (1, 1, 1), (1, 1, 1), (np.uint64(address),))
         return self._prepared(one, one.arguments, stamped=True, is_early=False)
 
@@ -266,13 +269,13 @@ def _occupancy_percent(cupy: Any, function: Any, one: CudaLaunch, most_threads: 
 class BrickLaunches:
     """Yields the launches of the bricks of a pass, in order.
 
-    `space` holds the activations of products as int8 codes, or in bfloat16 if there are many tokens. It is None if no
-    product takes int8.
+    `space` holds the activations of products as int8 codes, or in bfloat16 if there are many tokens. `space` is None
+    if no product takes int8.
     """
 
     def __init__(self, space: Int8Scratch | None = None) -> None:
         self._space = space
-        self._coded: Any = None  # the array that has its int8 codes in `space` now
+        self._coded: Any = None  # `space` holds the int8 codes of this array at present
 
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
         """Yield each launch with its kernel.
@@ -304,8 +307,8 @@ class BrickLaunches:
     def _coded_with(self, kernel: Kernel, arguments: Arguments, output: Any) -> Sequence[Launch] | None:
         """Return launches of `kernel` that also write `output` in the form that the next product takes.
 
-        This is bfloat16 if that product uses tiles (`takes_tiles`), otherwise int8 codes. Returns None if the kernel
-        has no such launches.
+        The form is bfloat16 if the next product uses tiles (`takes_tiles`), otherwise int8 codes. Returns None if the
+        kernel has no such launches.
         """
         cuda, space = kernel.cuda, self._space
         if cuda is None or space is None:

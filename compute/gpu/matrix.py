@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class DeviceMatrix:
     """A weight matrix in planes (quantization/planes.py).
 
-    `data` is uint8 (size of all planes,) on the device. For the rows of several experts, it is uint8 (experts, size
-    of one expert's planes). `takes_int8`: whether products round activations to int8. `host` is the copy of the
-    matrix on the host, for checks, or None if the matrix was made on the device.
+    `data` is uint8 (size of all planes,) on the device. If the matrix holds the rows of several experts, `data` is
+    uint8 (experts, size of one expert's planes). `takes_int8`: whether products round activations to int8. `host` is
+    the copy of the matrix on the host, for checks, or None if the matrix was made on the device.
     """
 
     format: BlockFormat
@@ -50,10 +50,10 @@ class DeviceMatrix:
 
     @classmethod
     def of(cls, gpu: Gpu, matrix: QuantizedMatrix, *, takes_int8: bool, experts: int | None = None) -> DeviceMatrix:
-        """Move a host matrix to the device. If `experts` is given, the matrix consists of the matrices of this number
-        of experts.
+        """Move a host matrix to the device.
 
-        Raises ModelError if its format has no planes, and ComputeError if it does not fit.
+        If `experts` is given, the host matrix consists of this number of experts' matrices. Raises ModelError if the
+        weight format has no planes, and ComputeError if the matrix does not fit.
         """
         layout = matrix.format.planes
         if layout is None:

@@ -30,7 +30,7 @@ def new_id(gpu: Gpu) -> bytes:
 
 
 class NcclLink:
-    """A `decoder.ranks.RankLink` for arrays on `gpu`. Its constructor waits until all ranks have called theirs.
+    """A `decoder.ranks.RankLink` for arrays on `gpu`. The constructor waits until every rank has called it.
 
     Raises ComputeError if NCCL is missing or reports an error.
     """

@@ -1,7 +1,7 @@
 """The launches of a pass on a GPU, in order. Each launch has its brick, its layer and the address of its stamps.
 
-Our kernels write their own stamps (cuda/prelude.py). A launch of a library, or a copy, has a launch of `mark` before
-it and one after it. Its measured time includes both marks, about 1 us each.
+Our kernels write their own stamps (cuda/prelude.py). For a library call or a copy, a launch of `mark` before it and
+one after it write the stamps. The measured time includes both marks, about 1 us each.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def have_run(stamps: Times, after_ns: int) -> bool:
     """Return whether every launch of the pass has written its stamps.
 
     Each launch must end after its own begin, and begin after the end of the previous launch. The first must begin
-    after `after_ns`. Stamps of an earlier pass do not pass this test. Neither do stamps if the clock was set
-    meanwhile.
+    after `after_ns`. Stamps of an earlier pass do not pass this test. If the clock was set meanwhile, the stamps do
+    not pass, either.
     """
     # Signed numbers are enough, because nanoseconds since 1970 need only 61 bits.
     times = stamps.reshape(-1).astype(np.int64)
@@ -56,20 +56,20 @@ class Launched:
     layer: int | None  # index of the layer; None outside the layers
     elements: int  # number of elements of the brick
     what: KernelDefinition | Transfer
-    # Number of bricks before this one in the pass; it tells apart two consecutive runs of the same brick.
+    # Number of bricks before this one in the pass. It distinguishes two consecutive runs of the same brick.
     run: int = 0
 
 
 class LaunchedPass:
     """Launches the bricks of one pass, and stores the launches so that they can be repeated.
 
-    With `stamps`, uint64 (most, 2) on the device, each of the first `most` launches writes its own stamps.
+    `stamps` is uint64 (most, 2) on the device. If it is given, the first `most` launches write their stamps into it.
     """
 
     def __init__(
         self, gpu: Gpu, stamps: Any = None, space: Int8Scratch | None = None, *, is_early: bool = False
     ) -> None:
-        """Create a pass without launches. `space` is for BrickLaunches, and `is_early` for `Gpu.prepared`."""
+        """Create a pass without launches. See `BrickLaunches` for `space`, and `Gpu.prepared` for `is_early`."""
         self._launches = BrickLaunches(space)
         self.launched: list[Launched] = []
         self._gpu = gpu
@@ -97,8 +97,8 @@ class LaunchedPass:
         for _, one in self._launches.of(brick.kernels, calls):
             if isinstance(one, CudaLaunch):
                 what = self._gpu.definition(one)
-                # The last launch of a library call may not be a kernel. The next launch cannot be scheduled before
-                # that one ends.
+                # A library call may end with a launch that is not a kernel. So the launch after a library call is not
+                # scheduled early.
                 is_early = self._is_early and not self._is_behind_library
                 self._do(self._gpu.prepared(one, self._slot, is_early=is_early))
             else:

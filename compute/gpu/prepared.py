@@ -2,7 +2,7 @@
 
 CuPy packs the arguments again for each launch, and does not support launch attributes. A pass has hundreds of
 launches, and the device waits while they are packed. Here, all words of a launch are in one array, which is quick to
-pack. It contains the arguments, a pointer to each argument, and the seven words of CUlaunchConfig (cuda.h).
+pack. The array contains the arguments, a pointer to each argument, and the seven words of CUlaunchConfig (cuda.h).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from cbtop.compute.cuda.launches import CudaLaunch
 from cbtop.compute.errors import ComputeError
 
 WORD_BYTES = 8
-# the words for grid, block and shared bytes (32 bits each), then for the stream, the attributes and their number
+# First the words for grid, block and shared bytes (32 bits each). Then the words for the stream, the attributes and
+# the number of attributes.
 CONFIG_WORDS = 7
 # A CUlaunchAttribute that turns on CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. With it, a launch may begin
 # before the previous one ends.
@@ -33,8 +34,9 @@ def driver() -> Any:
 
 
 class PreparedLaunch:
-    """Launches the kernel `one` with the given arguments on `stream` when it is called. It keeps the arrays among the
-    arguments alive.
+    """Launches the kernel `one` with the given arguments on `stream` when it is called.
+
+    This object keeps the arrays among the arguments alive.
     """
 
     __slots__ = ("_alive", "_call", "_config_at", "_driver", "_entry", "_function", "_pointers_at", "_words")
@@ -69,7 +71,7 @@ class PreparedLaunch:
 def _word(value: Any) -> int:
     """Return an argument as a word: the address of an array, or a number in the first bytes of the word.
 
-    The kernel gets a pointer to the word, and reads a number of its own type there.
+    The kernel gets a pointer to the word, and reads it as the type of its parameter.
     """
     if isinstance(value, np.generic):
         return int.from_bytes(value.tobytes(), "little")

@@ -1,8 +1,8 @@
 """Call compiled code by its address, so that one loop over threads can run the rows of every format.
 
 If a compiled function calls another one, Numba compiles the called function again as part of the caller. For an int8
-product that takes seconds. The product would be compiled twice, because the loop for one thread and the loop for
-several both call it. Code that is called by its address is compiled only once.
+product, compiling takes seconds. The product would be compiled twice, because the loop for one thread and the loop
+for several both call it. Code that is called by its address is compiled only once.
 """
 
 # Nothing checks whether the code at an address was compiled for the types of the arguments. So only `address_of`

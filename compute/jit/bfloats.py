@@ -1,8 +1,9 @@
-"""Vectors of pairs of bfloat16 for kernels. A vector has sixteen words with two bfloat16 numbers each, and their
-products are added up in float32.
+"""Vectors of pairs of bfloat16 for kernels. A vector has sixteen words with two bfloat16 numbers each.
 
-With AVX512-BF16, one instruction adds two products to each of sixteen sums. Without it, the numbers are multiplied
-one by one.
+The products of these numbers are added up in float32.
+
+With AVX512-BF16, one instruction adds two products to each of sixteen sums. Without AVX512-BF16, the numbers are
+multiplied one by one.
 """
 
 from __future__ import annotations
@@ -147,11 +148,11 @@ def _add_pairs(builder: Any, total: Any, pairs: Any, others: Any) -> Any:
 def add_products_of_pairs(
     typing: Any, sums: Any, shared: Any, at: Any, on: Any, factors: Any, place: Any, rows: Any, vectors: Any
 ) -> tuple[Any, Codegen]:
-    """Do the same as `sums.add_products` for two rows of `shared` at once. Their numbers are converted to bfloat16 by
-    dropping low bits.
+    """Do the same as `sums.add_products`, but for two rows of `shared` at once.
 
-    `at` is (low, high, column): both rows and the first column. Each word of `factors` contains one number for the
-    low row and one for the high row. `shared` is uint16 with the bits of binary16.
+    The numbers of both rows are converted to bfloat16 by dropping low bits. `at` is (low, high, column): both rows
+    and the first column. Each word of `factors` contains one number for the low row and one for the high row.
+    `shared` is uint16 with the bits of binary16.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

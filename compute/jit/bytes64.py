@@ -53,7 +53,8 @@ class _Bytes64Model(models.PrimitiveModel):
 
 
 _bytes = Bytes64()
-LESS_128 = HAS_AVX2 and not HAS_VNNI  # whether products subtract 128 from weights if `largest` is above 127
+# whether products subtract 128 from the weights of formats that have weights above 127
+LESS_128 = HAS_AVX2 and not HAS_VNNI
 _tuple_of: Any = types.UniTuple
 
 
@@ -123,9 +124,9 @@ def flipped(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> tuple[Any, Codegen]:
-    """Return low | (high & mask).
+    """Shift `high`, then return low | (high & mask).
 
-    Before that, `high` is shifted so that its bit `place` (0 to 7) becomes the fifth bit.
+    The shift makes bit `place` (0 to 7) of `high` the fifth bit.
 
     Words are shifted as a whole, and the mask removes the bits of other bytes. AVX-512 rotates in one instruction,
     and computes `&` and `|` in one.
@@ -148,7 +149,10 @@ def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> 
 
 @_intrinsic
 def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any, Codegen]:
-    """Return the bytes of `low`. 16 is added to byte 4r + j if bit shift + j of words[r] (Ints16) is 1."""
+    """Return `low` with 16 added to some bytes.
+
+    16 is added to byte 4r + j if bit shift + j of words[r] (Ints16) is 1.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         low, words, shift = values
@@ -167,7 +171,8 @@ def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any,
 def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     """Replace each byte of `places` (0 to 15) by an int8 of `table`, plus 128.
 
-    The vector has four parts of sixteen bytes. A byte is looked up in the part of `table` at the same position.
+    `places` and `table` have four parts of sixteen bytes each. A byte of `places` is looked up in the part of `table`
+    at the same position.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -191,8 +196,9 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     return _bytes(_bytes, _bytes), generate
 
 
-# The order of the rows in a tile: of every four rows first two, then the other two. In this order, two columns need
-# no permutation across a register. Such permutations would take two instructions for 32 weights.
+# The order of the rows in a tile: first the first two rows of every group of four, then the last two rows of every
+# group. In this order, two columns need no permutation across a register. Such permutations would take two
+# instructions for 32 weights.
 _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]
 
 
@@ -216,7 +222,7 @@ def column_pairs(typing: Any, vector: Any, pair: Any, half: Any) -> tuple[Any, C
 
 @constant_intrinsic
 def row_pairs(typing: Any, vector: Any, half: Any) -> tuple[Any, Codegen]:
-    """Return eight rows of a Floats16, each of them twice, in the order of `column_pairs`."""
+    """Return eight rows of a Floats16. Each row is repeated once, and the order is the order of `column_pairs`."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         rows = _TILE_ROWS[8 * half.literal_value :][:8]
@@ -246,7 +252,7 @@ def _sums_with_avx2(builder: Any, weights: Weights, codes: Sequence[Sequence[Any
     With four tokens, the sums and factors fill all sixteen registers.
     """
     quads = [partial(_halves, builder, one) for one in weights]
-    # Use one half for both, because the halves of this vector are equal.
+    # Both halves of the weights use the first half of the codes, because the halves of the codes are equal.
     of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]
     sums = (_sums_of_signed if largest > 127 else _sums_of_small)(builder, quads, of_tokens, largest)
     whole = ir.Constant(_INTS, list(range(LANES)))
@@ -261,7 +267,10 @@ def _halves(builder: Any, weights: Callable[[], Any]) -> list[Any]:
 def _sums_of_small(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """Return the sums of each token, in two halves. Products are added as int16 while these sums cannot overflow."""
+    """Return the sums of each token, in two halves.
+
+    Products are added as int16, but at most as many as cannot overflow.
+    """
     at_once = (1 << 15) // (2 * largest * 128)
     totals: list[list[Any]] = [[] for _ in codes]
     for begin in range(0, len(quads), at_once):
@@ -280,7 +289,7 @@ def _sums_of_small(
 def _sums_of_signed(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """Do the same as `_sums_of_small` if LESS_128 is set.
+    """Do the same as `_sums_of_small` for formats that have weights above 127 (see LESS_128).
 
     Weights become int8. The instruction needs unsigned weights, so the sign of each weight is moved to its code. The
     sum of two products fits into an int16.

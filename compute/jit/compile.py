@@ -32,8 +32,8 @@ if settings.DISABLE_JIT:
 
 HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # difference between the exponent biases of binary32 and binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
-# From this number on, all exponent bits of a binary16 are one, so it is not finite. In binary32, the same bits show
-# this.
+# If the bits of a binary16 are at least this number, it is infinity or NaN, because all exponent bits are set. An
+# infinite or NaN binary32 also has all exponent bits set.
 INFINITE_HALF = np.int32(0x7C00)
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
@@ -51,7 +51,7 @@ OPTIONS = {
 
 
 def usable_numba_cache() -> Path | None:
-    """Create the directory for our compiled kernels and return it, or None if it cannot be written."""
+    """Create and return the directory for our compiled kernels. Returns None if the directory cannot be written."""
     how = (getattr(settings, name) for name in CODE_SETTINGS)
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {[*how]}".encode()).hexdigest()
     return use_directory(Path(settings.CACHE_DIR) if settings.CACHE_DIR else cache_dir(), digest[:16])
@@ -71,7 +71,7 @@ class _Kernel(_Dispatcher):  # type: ignore[misc]
             self._cache = FunctionCache(NUMBA_CACHE, function, self.targetoptions)
 
     def is_kept(self) -> bool:
-        """Return whether the cache contains code for any argument types. Returns True without a cache."""
+        """Return whether the cache contains code for any argument types. Returns True if there is no cache."""
         return not isinstance(self._cache, FunctionCache) or self._cache.is_kept()
 
 
@@ -90,9 +90,9 @@ def _options(**own: Any) -> dict[str, Any]:
 
 
 def is_kept(function: Any) -> bool:
-    """Return whether the cache contains code of `function`, for any argument types. Returns True without a cache.
+    """Return whether the cache contains code of `function`, for any argument types.
 
-    The function must have one of the decorators below.
+    Without a cache, the result is True. The function must have one of the decorators below.
     """
     return bool(function.is_kept())
 
@@ -110,8 +110,8 @@ def jit(function: Function) -> Function:
 def jit_as_written(function: Function) -> Function:
     """Compile a function like `jit`, but without fastmath, for code that rounds to whole numbers.
 
-    With fastmath, LLVM may turn x * (1 / y) into x / y. Both may differ in the last bit, and this bit decides how a
-    value halfway between two numbers is rounded.
+    With fastmath, LLVM may turn x * (1 / y) into x / y. The two results may differ in the last bit, which decides how
+    a value halfway between two numbers is rounded.
     """
     return cast(Function, _Kernel(function, options=_options()))
 
@@ -122,9 +122,10 @@ def _inlined(function: Function, *, fastmath: bool) -> Function:
 
 
 def jit_inlined(function: Function) -> Function:
-    """Compile a function that LLVM always inlines, for functions with five arrays that are called for every row.
+    """Compile a function that LLVM always inlines.
 
-    Only compiled code can call the function. It is not cached.
+    Use it for functions that have five array arguments and are called for every row. Only compiled code can call such
+    a function. Its code is not cached.
     """
     return _inlined(function, fastmath=True)
 
@@ -143,11 +144,13 @@ def jit_parallel(function: Function) -> Function:
 
 
 def copy_of(function: Function, name: str, **functions: Any) -> Function:
-    """Return a copy of `function`, called `name`, in which `functions` replace the globals of these names.
+    """Return a copy of `function`, called `name`.
+
+    In the copy, `functions` replace the globals that have the same names.
 
     The copy is not compiled yet. Use one of the decorators above. Formats share code in this way: for each format
     that runs, the code is compiled with the format's functions. (A closure would be compiled again in every process,
-    because its key in the cache contains the ids of its functions.)
+    because the closure's key in the cache contains the ids of the functions that it uses.)
     """
     copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
     # The cache identifies a function by its file and this name, so each copy needs a name of its own.
@@ -157,7 +160,7 @@ def copy_of(function: Function, name: str, **functions: Any) -> Function:
 
 @jit
 def half_to_float(bits: Any) -> Any:
-    """Return the 16 bits of an IEEE binary16 as a float32. This is exact, also for infinities and NaN.
+    """Return the 16 bits of an IEEE binary16 as a float32. The conversion is exact, also for infinities and NaN.
 
     The function uses shifts and additions. The conversion instruction for one number is 2-3x slower, because it has a
     false dependency. Multiplying by 2^112 is shorter, but processors handle subnormal numbers slowly. The scales of
@@ -169,7 +172,7 @@ def half_to_float(bits: Any) -> Any:
     bias = HALF_TO_SINGLE_BIAS if magnitude < INFINITE_HALF else np.int32(2 * HALF_TO_SINGLE_BIAS)
     shifted = np.int32(np.int32(magnitude << np.int32(13)) + bias)
     normal = np.int32(sign | shifted).view(np.float32)
-    # A subnormal number has no leading one. Add one to its bits, and subtract it again as a float32.
+    # A subnormal number has no leading one. Add this one to the bits, and subtract it again from the float32.
     leading = np.int32(shifted + np.int32(1 << 23)).view(np.float32) - SMALLEST_NORMAL_HALF_VALUE
     subnormal = -leading if sign else leading
     return normal if magnitude >= SMALLEST_NORMAL_HALF else subnormal

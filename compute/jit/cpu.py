@@ -1,7 +1,8 @@
 """The features of the processor that kernels are compiled for.
 
-This is the present processor, unless NUMBA_CPU_NAME names a different one. Features that NUMBA_CPU_FEATURES (`-avx2`)
-or NUMBA_ENABLE_AVX=0 removes count as missing, because LLVM cannot compile code for them.
+Kernels are compiled for the present processor, unless NUMBA_CPU_NAME names a different one. Features that
+NUMBA_CPU_FEATURES (`-avx2`) or NUMBA_ENABLE_AVX=0 removes count as missing, because LLVM cannot compile code for
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _settings: Any = numba.config  # Numba makes its settings at run time, so type c
 # From Linux's asm/prctl.h. A process must request permission once to use tiles, because the system saves them for
 # each thread.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
-# The features that each feature needs. If one of them is removed, LLVM also removes the feature.
+# The features that each feature requires. If a required feature is removed, LLVM also removes the features that
+# require it.
 _AVX = {"sse3", "ssse3", "sse4.1", "sse4.2", "avx"}
 _AVX512 = _AVX | {"f16c", "fma", "avx2", "avx512f"}
 FEATURES = {
@@ -60,19 +62,19 @@ HAS_F16C = has_feature("f16c")
 HAS_AVX2 = has_feature("avx2")
 HAS_VNNI = has_feature("avx512vnni")  # whether the processor can add products of four bytes to an int32
 # Other processors with AVX-512 need two prefetches: one into L2 long before a line is used, and one into L1 shortly
-# before. A line that comes from memory directly into L1 occupies one of the few slots for pending lines for a long
-# time. With one prefetch, a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, and with two at 0.9 to 1.0.
+# before the use. A line that comes from memory directly into L1 occupies one of the few slots for pending lines for a
+# long time. With one prefetch, a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, and with two at 0.9 to 1.0.
 ASKS_TWICE = HAS_VNNI and not LOOKS_AHEAD
 L1_AHEAD, L2_AHEAD = 2048, 16384  # how far ahead to prefetch into each cache, in bytes
 # The instructions that compute products of integers, if the processor has any.
 TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"
 HAS_BF16 = has_feature("avx512bf16")  # whether the processor can add products of two bfloat16 to a float32
 # Whether products of bfloat16 are faster than float32. Per cycle, a Zen 4 begins one vector of sixteen float32
-# products or one of 32 bfloat16 products. A Xeon begins two vectors of float32. Its attention takes 1.9 times as long
-# with pairs of bfloat16 (one token at position 2,000).
+# products or one of 32 bfloat16 products. A Xeon begins two vectors of float32. On a Xeon, attention takes 1.9 times
+# as long with pairs of bfloat16 (one token at position 2,000).
 BF16_PAYS = HAS_BF16 and CPU_NAME == "znver4"
-# Whether AMX can multiply tiles of bfloat16. If NUMBA_CPU_NAME names a processor, code is compiled for that one, and
-# need not run here.
+# Whether AMX can multiply tiles of bfloat16. If NUMBA_CPU_NAME names a processor, code is compiled for that
+# processor, and does not have to run on this one.
 HAS_TILES = (
     HAS_BF16 and all(map(has_feature, ("amx-tile", "amx-bf16"))) and (bool(_settings.CPU_NAME) or _may_use_tiles())
 )

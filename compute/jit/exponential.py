@@ -11,7 +11,7 @@ import numpy as np
 from cbtop.compute.jit.compile import jit_inlined
 from cbtop.compute.jit.vectors import larger, multiply, multiply_add, power_of_two, rounded, splat, subtract
 
-EXPONENTIAL_FLOPS = 19  # number of operations of `exponential`, without the limits at both ends
+EXPONENTIAL_FLOPS = 19  # number of operations of `exponential`, without those that limit its argument
 LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH = np.float32(0.693359375)  # ln 2 as the sum of two numbers, from Cephes expf, so that k * LN2_HIGH is exact
 LN2_LOW = np.float32(-2.12194440e-4)
@@ -26,7 +26,7 @@ T0, T1, T2 = np.float32(-5.70498872745e-3), np.float32(2.06390887954e-2), np.flo
 T3, T4 = np.float32(1.33314422036e-1), np.float32(-3.33332819422e-1)
 SMALL_TANGENT = np.float32(0.625)
 POWER_FLOPS = 12
-# For powers below this, 2 to the power is less than every normal float32, so the result is set to 0.
+# For a power below this number, 2 ** power is less than every normal float32, so the result is set to 0.
 NOTHING = np.float32(-127)
 # 1 + r times this polynomial is 2^r within 1e-7 for |r| <= 1/2. It is a minimax polynomial, found by least squares
 # with Lawson's weights.
@@ -38,7 +38,7 @@ P3, P4 = np.float32(2.402224209e-1), np.float32(6.931469776e-1)
 def exponential(value: Any) -> Any:
     """Return exp(value) with a relative error below 2e-7.
 
-    The result is limited to normal float32 numbers at both ends.
+    The argument is limited, so that the result is a normal float32.
     """
     value = min(max(value, SMALLEST), LARGEST)
     k = np.floor(np.float32(value * LOG2_E + np.float32(0.5)))

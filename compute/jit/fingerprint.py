@@ -1,15 +1,15 @@
 """Hash everything that a compiled function depends on. The hash identifies the function in the cache."""
 
-# A stale cache runs old code, so the hash must change unless all dependencies are certainly unchanged.
+# A stale cache runs old code, so the hash may stay the same only if all dependencies are certainly unchanged.
 #
 # Rules
 # - As Numba does when it compiles, the hash follows the names, globals and cells in a function's code to functions,
-#   numbers and the Python code of intrinsics. This also finds functions that `copy_of` has inserted. The file of the
-#   code does not import these.
+#   numbers and the Python code of intrinsics. In this way the hash also includes functions that `copy_of` has
+#   inserted, although the file of the code does not import these functions.
 # - The whole file of every function is hashed as bytecode, because types, data models and overloads cannot be found
 #   by name. Comments, line numbers and docstrings do not change the hash.
-# - If compiled code calls a plain function, the overloads of that function may be in any file. So all files of ours
-#   that its file imports are hashed, too.
+# - If compiled code calls a plain function, the overloads of that function may be in any file. So all of our files
+#   that the function's file imports are hashed, too.
 # - The passes that compile kernels are always hashed. For an intrinsic, the decorators of intrinsics are hashed, too.
 # - A number is hashed by its value. If a value has an unknown kind, all of our files are hashed.
 # - A file is hashed after it was imported. If the file has changed since its import, it is not hashed.
@@ -62,7 +62,7 @@ def _stamp(path: str) -> Stamp:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-# The stamps (time and size) of our files, from when the first module that compiles anything was imported.
+# The stamps (time and size) of our files. They are taken when the first module that compiles anything is imported.
 STAMPS = {str(path): _stamp(str(path)) for path in PACKAGE.rglob("*.py")}
 
 
@@ -197,8 +197,9 @@ def hash_of_file(path: str, stamp: Stamp) -> str:
 def _operations(code: CodeType) -> tuple[bytes, bytes, list[str]]:
     """Return the operations with their arguments, and the constants that they load.
 
-    The indices of constants become 0. A docstring is the first constant, so adding one would change these indices. A
-    function never loads its docstring. A module or a class stores its docstring, and this constant is left out.
+    The indices of constants become 0. A docstring is the first constant, so adding a docstring would change these
+    indices. A function never loads its docstring. A module or a class stores its docstring, and this constant is left
+    out.
     """
     operations, arguments, loaded = code.co_code[::2], bytearray(code.co_code[1::2]), []
     for match in TAKES_CONSTANT.finditer(operations):

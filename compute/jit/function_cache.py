@@ -13,8 +13,8 @@ The key is a hash of everything that a function depends on, not its position in 
 # - A loaded file is trusted, like Python's own bytecode files. kernel_cache checks who may write to the directory.
 # - File system errors never reach the caller. The function is then compiled, and not cached.
 # - A process that only loads code skips Numba's preparations for compiling, which take 0.2 s and 35 MB. Loaded code
-#   needs only a part of them, the names of the reference counting functions. LLVM's code pages are returned to the
-#   system after each use (40 MB).
+#   needs only one of these preparations: the names of the reference counting functions. LLVM's code pages are
+#   returned to the system after each use (40 MB).
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
     """The cache of one function, which is compiled with `options`. The files are in `directory`.
 
     The dependencies are hashed when a signature is compiled, because called functions may be defined after the
-    function. If they cannot be hashed, the function is compiled but not cached.
+    function. If the dependencies cannot be hashed, the function is compiled but not cached.
     """
 
     def __init__(self, directory: Path, function: Any, options: object) -> None:
@@ -110,7 +110,7 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             return None
 
     def _stem(self) -> str:
-        """Return the beginning of the function's file names. Raises ChangedError if it cannot be hashed."""
+        """Return the beginning of the function's file names. Raises ChangedError if the function cannot be hashed."""
         name = f"{self._py_func.__module__.rpartition('.')[2]}.{self._py_func.__qualname__}".replace("<locals>.", "")
         return f"{name}-{fingerprint(self._py_func, self._options)}.{_PYTHON}"
 

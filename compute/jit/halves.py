@@ -1,10 +1,13 @@
-"""Convert float32 to the bits of IEEE binary16, or to the element type of an array, and convert such bits to numbers.
+"""Convert float32 to the bits of IEEE binary16, or to the element type of an array.
+
+Convert bits of binary16 to numbers.
 
 Infinities and values beyond the range of the array become NaN. An infinite key could lead to a weight of 0, which
 looks valid.
 """
 
-# The conversion uses integers, as compile.half_to_float does. A processor without F16C has no instruction for it.
+# The conversion uses integers, as compile.half_to_float does. A processor without F16C has no instruction for the
+# conversion.
 
 from __future__ import annotations
 

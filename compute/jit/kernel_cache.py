@@ -15,7 +15,8 @@ Each version of Numba has a directory.
 # - If an existing directory cannot be written to, as in a container's image, the process uses a copy (2 MB). Missing
 #   kernels are compiled into the copy.
 # - The files of a directory are executed. So the directory and its parent must belong to this user, to root, or to
-#   the owner of our sources, and no other user may write there. For the parent a sticky bit (/tmp) is enough.
+#   the owner of our sources, and no other user may write there. Other users may write to the parent if it has the
+#   sticky bit, like /tmp.
 # - File system errors never reach the caller. Without a directory, kernels are compiled at each start.
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ def is_believed(directory: Path) -> bool:
 
 
 def _copied(directory: Path) -> Path | None:
-    """Return a copy of the directory, or None without room for it. The copy is removed when this process ends."""
+    """Return a copy of the directory, or None if the disk has no room for a copy.
+
+    The copy is removed when this process ends.
+    """
     try:
         copy = Path(tempfile.mkdtemp(prefix="cbtop-kernels-"))
     except OSError:

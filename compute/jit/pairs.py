@@ -19,7 +19,7 @@ _ALL_PAIRS, _HALF = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(_BYT
 
 
 def _codes(context: Any, builder: Any, array_type: Any, place: Any) -> Any:
-    """Return four codes as a vector that fills an AVX2 register with repetitions of them."""
+    """Return a vector that fills an AVX2 register by repeating four codes."""
     return _part(builder, _splat_of_four(builder, _address(context, builder, array_type, *place)), 0, 32)
 
 
@@ -31,9 +31,9 @@ def _joined(builder: Any, halves: list[Any], count: int) -> Any:
 def add_pairs(typing: Any, total: Any, weights: Any, codes: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
     """Add the products of weights and codes to `total`, which holds two int16 for each row.
 
-    In row r, the first int16 gets weights[4r + j] * codes[row, column + j] for j = 0 and 1. The second gets these for
-    j = 2 and 3. The sums must not overflow. A product is at most 127 times the largest weight. `weights` is an
-    unsigned Bytes64. `codes` are int8 in a uint8 matrix.
+    In row r, the first int16 gets weights[4r + j] * codes[row, column + j] for j = 0 and 1. The second int16 gets the
+    products for j = 2 and 3. The sums must not overflow. A product is at most 127 times the largest weight. `weights`
+    is an unsigned Bytes64. `codes` are int8 in a uint8 matrix.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

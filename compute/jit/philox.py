@@ -23,7 +23,7 @@ _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # constants of Philox that
 def philox(a: Any, b: Any, c: Any, d: Any, key: Any, other_key: Any) -> Any:
     """Return four random words of 32 bits, each in a uint64.
 
-    They depend on the counter, which has four such words, and the key, which has two.
+    The words depend on the counter (four words of 32 bits) and on the key (two words).
     """
     for _ in range(ROUNDS):
         first, second = _MULTIPLIERS[0] * a, _MULTIPLIERS[1] * c
@@ -34,9 +34,9 @@ def philox(a: Any, b: Any, c: Any, d: Any, key: Any, other_key: Any) -> Any:
 
 @jit
 def uniform(position: Any, sequence: Any, seed: Any) -> Any:
-    """Return number `position` of the sequence `sequence` with this seed: a float64 in [0, 1), a multiple of 2^-53.
+    """Return the random number at index `position` of a sequence: a float64 in [0, 1), a multiple of 2^-53.
 
-    The arguments are uint64.
+    `seed` and `sequence` identify the sequence. All arguments are uint64.
     """
     high, low, _, _ = philox(
         position & _LOW, position >> _WORD, sequence & _LOW, sequence >> _WORD, seed & _LOW, seed >> _WORD

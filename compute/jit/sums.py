@@ -1,6 +1,6 @@
 """Sums that stay in registers.
 
-Several rows are summed together, so that each number that they share is read only once.
+Several rows are summed together, so that a number that all of these rows use is read only once.
 
 Sums are a tuple of Floats16: the vectors of the first row, then those of the second row, and so on. The number of
 sums is a constant, so that LLVM can keep them in registers.
@@ -33,7 +33,7 @@ tuple_of: Any = types.UniTuple
 
 @constant_intrinsic
 def zero_sums(typing: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
-    """Return sums of zero for `rows` rows of `vectors` vectors each."""
+    """Return zeros as the sums for `rows` rows, with `vectors` vectors per row."""
     result = tuple_of(_floats, rows.literal_value * vectors.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -86,11 +86,11 @@ def _plus(builder: Any, value: Any, constant: int) -> Any:
 def add_products(
     typing: Any, sums: Any, shared: Any, at: Any, on: Any, factors: Any, place: Any, rows: Any, vectors: Any
 ) -> tuple[Any, Codegen]:
-    """Add products to `sums` and return them. `r` is the row and `v` the vector of a sum in the following term.
+    """Add one product to each of `sums`, and return the sums.
 
-    The term is factors[first + r, factor] * shared[row + v * rows_on, column + v * columns_on : + 16]. `at` is (row,
-    column), `on` is (rows_on, columns_on), and `place` is (first, factor). `factors` is a float32 matrix. `shared` is
-    float32, or uint16 with the bits of binary16.
+    The sum of row r and vector v gets the product factors[first + r, factor] * shared[row + v * rows_on, column + v *
+    columns_on : + 16]. `at` is (row, column), `on` is (rows_on, columns_on), and `place` is (first, factor).
+    `factors` is a float32 matrix. `shared` is float32, or uint16 with the bits of binary16.
     """
     kind = _HALVES if shared.dtype == types.uint16 else _FLOATS
 

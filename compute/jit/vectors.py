@@ -1,8 +1,8 @@
 """LLVM vectors of sixteen numbers, used as values inside compiled kernels.
 
-`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value. Only calls of the functions below,
-inside a function under @jit, can pass them on. LLVM puts them into the processor's registers: one of 512 bits, two of
-256, or four of 128.
+`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value. These vectors can only be passed to
+the functions below, inside a function under @jit. LLVM puts them into the processor's registers: one of 512 bits, two
+of 256, or four of 128.
 """
 
 # In plain loops, a quantised dot product sums across lanes for each block, and converts each scale separately. With
@@ -38,7 +38,7 @@ _INTS = ir.VectorType(_INT, LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
-_FAST = ("fast",)  # flags of LLVM that allow to reorder sums, and to fuse multiplications with additions
+_FAST = ("fast",)  # flags that allow LLVM to reorder sums, and to fuse multiplications with additions
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 _pointer_to: Any = types.CPointer
@@ -80,7 +80,10 @@ def _intrinsic(define: Any) -> Any:
 
 
 def constant_intrinsic(define: Any) -> Any:
-    """Declare a Numba intrinsic that gets the values of arguments that are constants in the code."""
+    """Declare a Numba intrinsic.
+
+    If an argument is a constant in the code, the intrinsic gets the value of this constant.
+    """
     return numba_intrinsic(prefer_literal=True)(define)
 
 

@@ -46,7 +46,7 @@ def swiglu_columns(gate: Any, up: Any, out: Any, first: Any, end: Any) -> None:
 
 @jit
 def swiglu(gate: Any, up: Any, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     swiglu_columns(gate, up, out, np.uint64(0), np.uint64(gate.shape[1]))
 
 
@@ -70,7 +70,7 @@ def geglu_reference(gate: Any, up: Any, out: Any) -> None:
 
 @jit
 def geglu(gate: Any, up: Any, out: Any) -> None:
-    """Compute the same as the function `geglu_reference`, compiled by Numba."""
+    """Compute the same as the function `geglu_reference`, in code that Numba compiles."""
     columns = np.uint64(gate.shape[1])
     for t in range(np.uint64(gate.shape[0])):
         for i in range(columns):

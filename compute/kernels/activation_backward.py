@@ -32,7 +32,7 @@ def reference(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> None:
 
 @jit
 def swiglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     columns, one = np.uint64(gate.shape[1]), np.float32(1)
     for t in range(np.uint64(gate.shape[0])):
         for i in range(columns):
@@ -62,7 +62,7 @@ def geglu_reference(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> N
 
 @jit
 def geglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> None:
-    """Compute the same as the function `geglu_reference`, compiled by Numba."""
+    """Compute the same as the function `geglu_reference`, in code that Numba compiles."""
     columns, one, three = np.uint64(gate.shape[1]), np.float32(1), np.float32(3)
     for t in range(np.uint64(gate.shape[0])):
         for i in range(columns):

@@ -35,7 +35,7 @@ def reference(weights: Any, gradient: Any, mean: Any, square: Any, step: int, ra
 
 @jit
 def adam_w(weights: Any, gradient: Any, mean: Any, square: Any, step: int, rate: float, decay: float) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     rest, square_rest = np.float32(1 - MEAN_KEPT), np.float32(1 - SQUARE_KEPT)
     kept, square_kept = np.float32(MEAN_KEPT), np.float32(SQUARE_KEPT)
     factor = np.float32(rate / (1 - MEAN_KEPT**step))

@@ -47,7 +47,7 @@ def sum_and_scale_of_row(x: Any, delta: Any, t: Any, epsilon: Any) -> Any:
 
 @jit_as_written
 def add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     A row with a sum of squares above LARGEST_SUM becomes NaN.
     """
@@ -56,7 +56,7 @@ def add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> N
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return two kernels with their arguments: one computes the sum, the other computes its norm."""
+    """Return two kernels with their arguments: one computes the sum, the other computes the norm of the sum."""
     x, delta, weight, epsilon, out = arguments
     return (RESIDUAL_ADD, (x, delta)), (RMS_NORM, (x, weight, epsilon, out))
 

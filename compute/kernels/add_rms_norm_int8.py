@@ -35,7 +35,7 @@ def reference(
 def add_rms_norm_int8(
     x: Any, delta: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any
 ) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, sum_and_scale_of_row(x, delta, t, epsilon), weight, out)
         for block in range(np.uint64(x.shape[1] // BLOCK)):

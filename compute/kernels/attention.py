@@ -3,11 +3,12 @@
 reference    NumPy, float64: scores, softmax, weighted sum
 numba        64 positions at a time with a running maximum and sum (Milakov and Gimelshein 2018; Rabe and Staats
              2021), so that no buffer grows with the context. A row is a head of a token. Six rows of a group share
-             every read of keys and values; in a prompt, these may be of several tokens. The remaining rows share in
-             fours or twos. With several threads, each thread does some of the groups (attention_loops.py).
+             every read of keys and values. In a prompt, these rows may belong to several tokens. The rows left over
+             share reads in groups of four or two. With several threads, each thread does some of the groups
+             (attention_loops.py).
 cuda         few rows: flash decoding (Dao et al. 2023). The context is cut into enough pieces to fill the GPU, and
-             the last block combines their results. Many rows: one block for every 64 rows. Both use tensor cores
-             (cuda/attention_*.py).
+             the last block combines their results. Many rows: one block for every 64 rows. Both kernels use tensor
+             cores (cuda/attention_*.py).
 
 On the CPU, the keys of sixteen positions are stored together, so that scores need no sum across a register. Values,
 and keys on a GPU, are stored position by position.
@@ -89,7 +90,7 @@ _attend_held, _attend_held_parallel = compiled_loops("_attend_held", _held=hold)
 def attention(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     `scratch` is from `scratch_for`. Its size determines the number of threads.
     """
@@ -97,8 +98,9 @@ def attention(
     attend(loops, q, (k_cache, v_cache), start, (scale, window, cap), out, scratch)
 
 
-# How far scores rise from one block of positions to the next in some examples. Some rises are below
-# `attention_loops.ABOVE`, and some above. All are small enough that earlier blocks still contribute to the result.
+# By how much scores rise from one block of positions to the next, in some examples. Some rises are below
+# `attention_loops.ABOVE`, and some above. All rises are small enough that earlier blocks still contribute to the
+# result.
 RISES = np.array([0, 5, 10, 15], np.float32)
 LARGEST_HEAD = 256
 # largest head_dim of the kernel for many rows; larger heads need too many registers for 16 rows per warp
@@ -225,7 +227,7 @@ def examples_of(
         if rises:
             q[:, ::head_dim] = 1
             rise = np.take(RISES, np.arange(k_cache.shape[1]) * LANES // POSITIONS, mode="clip")
-            # without this, the token's own position would not matter among thousands of positions
+            # this rise makes the token's own position matter among thousands of positions
             rise[start // LANES :] += RISES[1]
             k_cache[:, :, 0] += (head_dim**0.5 * LN_2 * rise)[:, None]
         if dtype == np.uint16:
@@ -247,7 +249,8 @@ def kernel_for(
 ) -> Kernel:
     """Return the kernel of attention. Its examples have `tokens` tokens, `threads` threads and a cache of `dtype`.
 
-    Their scores are limited by `cap`. If `slides`, they have a window. See `examples_of` for the other arguments.
+    The scores in the examples are limited by `cap`. If `slides`, the examples have a window. See `examples_of` for
+    the other arguments.
     """
     return Kernel(
         name="attention",

@@ -3,7 +3,7 @@
 reference    NumPy, float64
 numba        each token's softmax is computed again, with a running maximum, so that nothing of size tokens² is stored
 
-It works on a sequence that starts at position 0, without a cache: all keys and values are of this pass.
+The kernel works on a sequence that starts at position 0, without a cache. All keys and values belong to this pass.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _dot(a: Any, t: Any, head: Any, b: Any, p: Any, kv_head: Any) -> Any:
 def attention_backward(
     q: Any, k: Any, v: Any, scale: float, window: int, d_out: Any, d_q: Any, d_k: Any, d_v: Any
 ) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     heads, head_dim, one = np.uint64(q.shape[1]), np.uint64(q.shape[2]), np.float32(1)
     group, factor = heads // np.uint64(k.shape[1]), np.float32(scale)
     d_q[:], d_k[:], d_v[:] = np.float32(0), np.float32(0), np.float32(0)
@@ -97,11 +97,11 @@ def work(head_dim: int, heads_per_key: int) -> KernelWork:
 
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
-    """Return examples of arguments. Up to 64, `size` is head_dim. For larger sizes, head_dim is 64."""
+    """Return examples of arguments. head_dim is `size`, but at most 64."""
     tokens, kv_heads, group, head_dim = 9, 2, 3, min(size, 64)
     q, k, v = (floats(rng, tokens, heads, head_dim) for heads in (kv_heads * group, kv_heads, kv_heads))
     d_q, d_k, d_v = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    # With a scale of 2, only a few positions matter in the examples, even in heads of one number.
+    # The scale of 2 makes only a few positions matter in the examples, even if a head has only one number.
     return q, k, v, 2.0 * head_dim**-0.5, 0 if size % 2 else 4, floats(rng, *q.shape), d_q, d_k, d_v
 
 

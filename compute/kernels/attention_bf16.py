@@ -1,12 +1,13 @@
 """Attention in bfloat16: queries, keys, values and weights are multiplied as bfloat16, two at a time.
 
 reference    NumPy: the same numbers, multiplied in float64
-numba        the loops of `attention`, but with an instruction of AVX512-BF16 that multiplies and adds twice as many
-             numbers as one of float32. Queries and weights are rounded to bfloat16. Keys and values in the cache are
-             float16, with three bits more than bfloat16. These bits are cut off, because rounding takes twice as
-             long. A factor for all numbers makes up for the average loss.
+numba        the loops of `attention`, with an instruction of AVX512-BF16. The instruction multiplies and adds twice
+             as many numbers as one for float32. Queries and weights are rounded to bfloat16. Keys and values in
+             the cache are float16, with three bits more than bfloat16. These bits are cut off, because rounding takes
+             twice as long. A factor for all numbers makes up for the average loss.
 
-Models with int8 products use this kernel on processors that run it faster (`cpu.BF16_PAYS`).
+Models with int8 products use this kernel on processors that run this kernel faster than `attention`
+(`cpu.BF16_PAYS`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ U = np.uint64
 # (Benford).
 CUT = 1 / (1 - 3.5 * 2**-10 / (2 * np.log(2)))
 
-_ROWS, _VECTORS = 2, 2  # copies of the functions below have other values of these two numbers, see `attention_loops`
+_ROWS, _VECTORS = 2, 2  # copies of the functions below use other numbers of rows and vectors, see `attention_loops`
 
 
 def _scores(
@@ -139,7 +140,7 @@ _attend_held, _attend_held_parallel = compiled_loops("_attend_bf16_held", **_OWN
 def attention_bf16(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     `scratch` is from `attention_loops.scratch_for`. Its size determines the number of threads.
     """

@@ -1,4 +1,4 @@
-"""The loops of attention, for one thread and for several. The variants of attention share them.
+"""The loops of attention, for one thread and for several. The variants of attention share these loops.
 
 See attention.py. Each row of the scratch belongs to one head of one token.
 """
@@ -34,23 +34,23 @@ from cbtop.compute.settings import crossovers
 # How many rows (heads of tokens) share a read of keys and values. A processor begins two multiply-adds per cycle, and
 # each of them takes four cycles. So eight registers of sums keep it busy, and a few more leave a margin. In pairs of
 # rows, each row has two vectors of sums. With AVX-512, a vector is one register, so rows of larger groups have two
-# vectors, too. A Zen 4 begins only one multiply-add per cycle and takes 1.16 times as long with two vectors, so there
-# rows of larger groups have one.
+# vectors, too. A Zen 4 begins only one multiply-add per cycle and takes 1.16 times as long with two vectors, so rows
+# of larger groups have only one vector on a Zen 4.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
-MAX_ROWS = 64  # most rows (heads of tokens) in one piece of work
+MAX_ROWS = 64  # largest number of rows (heads of tokens) in one piece of work
 # Scores are multiplied by log2(e), so that softmax weights are powers of two.
 LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))
 # LOWEST is below every score. UNSEEN is the score of a position that is not visible. It is lower than LOWEST, so its
 # weight is 0 even before any position has been visible. Infinity cannot be used, because it is undefined under
 # fastmath.
 LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
-# A reference score is subtracted from the scores of a row. A higher reference replaces it only if a score exceeds it
-# by more than this, because finding the largest score of every block takes 4 % of the time. No weight exceeds 2^8, so
-# sums of weights stay far below infinity.
+# A reference score is subtracted from the scores of a row. A higher reference replaces the present one only if a
+# score exceeds the present one by more than ABOVE, because finding the largest score of every block takes 4 % of the
+# time. No weight exceeds 2^8, so sums of weights stay far below infinity.
 ABOVE = np.float32(8)
 NOTHING_LEFT = np.float32(126)  # if the reference score rises by this much, all earlier sums become 0
-TIMES = 1  # the outputs are multiplied by this; a variant that reads too small values changes it
+TIMES = 1  # factor for the outputs; a variant that reads too small values uses a different factor
 
 
 def scratch_for(threads: int, head_dim: int) -> Any:
@@ -61,8 +61,8 @@ def scratch_for(threads: int, head_dim: int) -> Any:
     return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2 * LANES), np.float32)
 
 
-# How many rows a function below processes, and how many vectors of sums each has. The sums stay in registers.
-# `of_rows` makes copies of the functions with other numbers.
+# Number of rows that each function below processes, and number of vectors of sums that each row has. The sums stay in
+# registers. `of_rows` makes copies of the functions with other numbers.
 _ROWS, _VECTORS = 2, 2
 
 
@@ -198,8 +198,8 @@ def _columns(head_dim: Any) -> Any:
     return size, output, output + size, output + size + size
 
 
-# Each variant has copies of the functions from `_take_rows` to `attend_any`. The copies use the variant's own `_held`
-# and products.
+# Each variant has copies of the functions from `_take_rows` to `attend_any`. In the copies, the `_held` and the
+# products of the variant replace the functions of this file.
 _held = _leave  # variants with a cap use the function `hold`, which limits the scores
 
 
@@ -333,7 +333,7 @@ def attend_any(  # compiled
     q: Any, keys: Any, values: Any, begin: Any, groups: Any, dimensions: Any, pieces: Any, scale: Any, width: Any,
     cap: Any, out: Any, scratch: Any, chunk: Any, chunks: Any,
 ) -> None:  # fmt: skip
-    """Process one piece of work in `chunks`, beginning with number `chunk`.
+    """Process every `chunks`-th piece of work, beginning with piece number `chunk`.
 
     A piece of work is a number of tokens and a number of heads of a group (all heads if `pieces` is 1).
     """
@@ -375,7 +375,8 @@ def attend_any_parallel(  # compiled
 def compiled_loops(name: str, **own: Any) -> tuple[Any, Any]:
     """Return two loops of a variant: one for a single thread, called `name`, and one for several threads.
 
-    `own` contains the variant's own functions and numbers, which replace the ones of the same names in this file.
+    `own` contains the variant's functions and numbers. They replace the functions and numbers that have the same
+    names in this file.
     """
     parts = _take_rows, _multiply_keys, _weigh_rows, _multiply_values, _attend_positions, _write_rows
     for part in parts:  # the order matters: `_attend_positions` calls the functions before it in this tuple

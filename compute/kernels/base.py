@@ -44,10 +44,11 @@ class Kernel:
     `work`: computes the KernelWork from shapes. Its parameters depend on the kernel.
     `contract`: the conditions before and after a call, and how far the two versions may differ, in float32.
     `examples`: makes arguments with about `size` elements per dimension.
-    `narrow`: reduces arguments to fewer rows, so that the reference is quick. Each turn selects different rows.
+    `narrow`: reduces arguments to fewer rows, so that the reference is quick. Its parameter `turn` selects the rows.
     `parallel`: whether the kernel may use all threads of the backend. Other kernels run on one thread.
     `parts`: the kernels that a fused kernel consists of, in order, each with its arguments.
-    `by_token`: positions of the arguments that have a row for each token. Empty if a token cannot be computed alone.
+    `by_token`: positions of the arguments that have a row for each token. It is empty if tokens cannot be computed
+    one by one.
     `cuda`: the version for a GPU, or None.
     """
 

@@ -28,7 +28,7 @@ def reference(outputs: Any, places: Any, weights: Any, out: Any) -> None:
 
 @jit
 def combine(outputs: Any, places: Any, weights: Any, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     columns = np.uint64(out.shape[1])
     for t in range(np.uint64(out.shape[0])):
         for j in range(np.uint64(places.shape[1])):

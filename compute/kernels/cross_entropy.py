@@ -37,7 +37,7 @@ def largest_of_row(logits: Any, t: Any) -> Any:
 
 @jit
 def cross_entropy(logits: Any, targets: Any, losses: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     for t in range(np.uint64(logits.shape[0])):
         largest, total = largest_of_row(logits, t), np.float32(0)
         for i in range(np.uint64(logits.shape[1])):

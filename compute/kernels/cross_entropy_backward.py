@@ -33,7 +33,7 @@ def reference(logits: Any, targets: Any, d_logits: Any) -> None:
 
 @jit
 def cross_entropy_backward(logits: Any, targets: Any, d_logits: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     tokens, vocabulary, one = logits.shape[0], np.uint64(logits.shape[1]), np.float32(1)
     for t in range(np.uint64(tokens)):
         largest, total = largest_of_row(logits, t), np.float32(0)

@@ -1,5 +1,6 @@
-"""Embedding: look up the row of each token in the embedding matrix, and dequantise it. Scale it if the model scales
-embeddings.
+"""Embedding: look up the row of each token in the embedding matrix, and dequantise it.
+
+Scale the row if the model scales embeddings.
 
 reference    dequantises the rows with NumPy
 numba        the row dequantiser of the weight's format writes directly to the output
@@ -58,7 +59,7 @@ def _scale(out: Any, scale: Any) -> None:
 
 
 def embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     Raises ValueError for an unknown format code.
     """
@@ -154,7 +155,7 @@ def interleaved_reference(code: int, weights: Any, tokens: Any, scale: float, ou
 
 
 def interleaved_embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """Compute the same as the function `interleaved_reference`, compiled by Numba."""
+    """Compute the same as the function `interleaved_reference`, in code that Numba compiles."""
     embedding(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), scale, out)
 
 

@@ -1,4 +1,4 @@
-"""Expert gated: compute the products gate and up and SwiGLU of both, for each expert of a token, in one call.
+"""Expert gated: compute gate, up and their SwiGLU in one call, for each expert of a token.
 
 reference    calls `gated` for one expert after another
 numba        calls `gated` for one expert after another
@@ -55,7 +55,7 @@ def reference(
     gate_code: int, gate_weights: Any, up_code: int, up_weights: Any, experts: Any, x: Any, gate: Any, up: Any,
     out: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """Compute `gated` for each pair p, with x[p] and the weights of experts[p].
+    """Compute `gated` for each pair p of a token and an expert, with x[p] and the weights of experts[p].
 
     gate, up and out are float32 (pairs, rows). weights, experts and x are the same as in `expert_linear`.
     """
@@ -64,9 +64,9 @@ def reference(
 
 
 def expert_gated(*arguments: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
-    For float products, both formats must prepare x in the same way (`can_share`).
+    For float products, the formats of gate and up must prepare x in the same way (`can_share`).
     """
     for call in _calls(arguments):
         gated.gated(*call)
@@ -85,8 +85,9 @@ def _calls(arguments: Arguments) -> list[Arguments]:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the kernels of a call with their arguments. For each pair of a token and an expert, these are both
-    products and SwiGLU.
+    """Return the kernels that a call consists of, each with its arguments.
+
+    Each pair of a token and an expert has three kernels: two products, then SwiGLU.
     """
     return tuple(part for call in _calls(arguments) for part in gated.parts(call))
 
@@ -111,7 +112,7 @@ KERNEL expert_gated({expert_parameters("gate")},
 
 @cache
 def module_of(code: int) -> CudaModule:
-    """Return the CUDA C++ of gate and up for weights of a format and unrounded activations."""
+    """Return the CUDA C++ of gate and up for unrounded activations. The weights have the format `code`."""
     block_format = FORMATS[code]
     name = f"expert_gated_{block_format.name.lower()}"
     return CudaModule(name, source_of([block_format], [_entry(block_format)]))
@@ -125,7 +126,7 @@ def module_in_turn(codes: tuple[int, int], shape: turns.ThreadShape) -> CudaModu
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch for all pairs. For int8, a launch that quantises x comes before it.
+    """Return one launch for all pairs. For int8, return two launches: the first one quantises x.
 
     If activations are unrounded and the weights have two formats, returns two products and SwiGLU.
     """
@@ -154,7 +155,7 @@ def launches(*arguments: Any) -> Sequence[Launch]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the arguments of the same call for only a few rows, which are the same in all matrices."""
+    """Reduce a call to a few rows, and return its arguments. The selected rows are the same in all matrices."""
     gate_code, gate_weights, up_code, up_weights, experts, x, *outs, scratch = arguments
     rows = rows_of((gate_code, gate_weights, experts, x, outs[0], scratch), turn)
     gate_weights, up_weights = (np.ascontiguousarray(one[:, rows]) for one in (gate_weights, up_weights))

@@ -45,18 +45,19 @@ COUNT, PAIRS = 5, 3
 
 
 def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Set out[p] to a product of x[p] and weights[experts[p]]. Each p is a pair of a token and an expert.
+    """Set out[p] to the product of x[p] and weights[experts[p]], for each pair p of a token and an expert.
 
-    It is the result of `linear`, or of `linear_int8` if the scratch is an Int8Scratch. weights: uint8 (all experts,
-    rows, row_bytes). experts: int64 (pairs,). x: float32 (pairs, columns), or one row for all pairs. out: float32
-    (pairs, rows).
+    The product is computed by `linear`, or by `linear_int8` if the scratch is an Int8Scratch.
+
+    weights: uint8 (all experts, rows, row_bytes). experts: int64 (pairs,). x: float32 (pairs, columns), or one row
+    for all pairs. out: float32 (pairs, rows).
     """
     for kernel, call in parts((code, weights, experts, x, out, scratch)):
         kernel.reference(*call)
 
 
 def expert_linear(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     for kernel, call in parts((code, weights, experts, x, out, scratch)):
         kernel.implementation(*call)
 
@@ -109,7 +110,7 @@ def step_of(x: Any) -> Any:
 
 
 def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
-    """Return one launch for all pairs. For int8, a launch that quantises x comes before it."""
+    """Return one launch for all pairs. For int8, return two launches: the first one quantises x."""
     (pairs, rows), columns = out.shape, x.shape[1]
     own = *expert_arguments(weights, out), experts, step_of(x)
     if not isinstance(scratch, Int8Scratch):
@@ -139,7 +140,7 @@ def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the arguments of the same call for only a few rows, which are the same for all experts."""
+    """Reduce a call to a few rows, and return its arguments. The selected rows are the same for all experts."""
     code, weights, experts, x, out, scratch = arguments
     rows = rows_of(arguments, turn)
     return code, np.ascontiguousarray(weights[:, rows]), experts, x, out[:, rows], scratch

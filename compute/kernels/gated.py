@@ -1,4 +1,4 @@
-"""Gated: compute gate, up and SwiGLU of both in one call. gate and up are products of the same activations.
+"""Gated: compute gate, up and their SwiGLU in one call. gate and up are products of the same activations.
 
 reference    two calls of `linear`, and `swiglu`
 numba        prepares the activations once (int8: their codes). One loop over threads computes the rows and SwiGLU.
@@ -48,7 +48,7 @@ def reference(
     gate_code: int, gate_weights: Any, gate_bias: Any, up_code: int, up_weights: Any, up_bias: Any, x: Any, gate: Any,
     up: Any, out: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """Compute two products and their SwiGLU. gate and up are set to the products, and out to `swiglu` of both.
+    """Set `gate` and `up` to products of x, and `out` to the SwiGLU of `gate` and `up`.
 
     The products are computed as in `linear`, or as in `linear_int8` if the scratch is an Int8Scratch. x is float32
     (tokens, columns). Both matrices have the same number of rows.
@@ -59,9 +59,9 @@ def reference(
 
 
 def gated(*arguments: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
-    For float products, both formats must prepare x in the same way (`can_share`).
+    For float products, the formats of gate and up must prepare x in the same way (`can_share`).
     """
     gate_code, gate_weights, gate_bias, up_code, up_weights, up_bias, x, gate, up, out, scratch = arguments
     rows, x, beside, threads = prepared(gate_code, x, scratch)
@@ -110,9 +110,9 @@ def module_of(code: int, is_int8: bool) -> CudaModule:
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch. For int8, a launch that quantises x comes before it.
+    """Return one launch. For int8, return two launches: the first one quantises x.
 
-    With tiles, or with two formats, returns two products and SwiGLU.
+    If products use tiles, or if the weights have two formats, returns the launches of two products and SwiGLU.
     """
     gate_code, gate_weights, gate_bias, up_code, up_weights, up_bias, x, gate, up, out, scratch = arguments
     matrices = (gate_code, gate_weights, gate_bias, gate), (up_code, up_weights, up_bias, up)
@@ -189,7 +189,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the arguments of the same call for only a few rows, which are the same in both matrices."""
+    """Reduce a call to a few rows, and return its arguments. The selected rows are the same in both matrices."""
     (gate_kernel, gate_call), (up_kernel, up_call), _ = parts(arguments)
     gate, up = gate_kernel.narrow(gate_call, turn), up_kernel.narrow(up_call, turn)
     with_out = gate_kernel.narrow((*gate_call[:4], arguments[9], gate_call[5]), turn)

@@ -1,8 +1,8 @@
 """The compiled rows of int8 products, for each format. They process sixteen rows at a time, from interleaved weights.
 
-Some formats are unpacked a whole block at a time, others 32 columns at a time. Factors belong to 32 columns, in some
-formats to 16. For one token, weights are unpacked when they are read. Four tokens share weights that are unpacked to
-bytes once.
+Some formats are unpacked a whole block at a time, others 32 columns at a time. 32 columns have the same factors, in
+some formats only 16 columns. For one token, weights are unpacked when they are read. For four tokens, weights are
+unpacked to bytes once, and the tokens share these bytes.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
 def _without_minimum(
     products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
 ) -> Any:
-    """This function is used instead of `_with_minimum` if LESS_128 is set. The products include the minimum already
-    then.
+    """Do the same as `_with_minimum` for products that already include the minimum.
+
+    Formats with weights above 127 use this function if LESS_128 is set.
     """
     return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
 
@@ -87,7 +88,7 @@ def _less_32(low: Any, high: Any, factors: Any, token: Any, block: Any, first: A
     return _half_less_32(high, factors, token, block, U(1), last, total)
 
 
-_LARGEST = 15  # the largest weight that `_unpack` returns; each format has its own value in place of this
+_LARGEST = 15  # the largest weight that `_unpack` returns; copies of the code below use the format's own value
 
 
 def _add_with_minimum(found: Any, codes: Any, factors: Any, t: Any, block: Any, total: Any) -> Any:  # compiled
@@ -111,7 +112,7 @@ def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any
 
 
 def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """Add the products of four tokens with weights - 32. Each 16 columns have one scale."""  # compiled
+    """Add the products of four tokens and (weights - 32). Every group of 16 columns has its own scale."""  # compiled
     column = block * U(BLOCK)
     first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
     low = sums_of_loaded(4, panel, at, codes, t, column, 4, _LARGEST)
@@ -125,7 +126,7 @@ def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, blo
 
 
 def _add_four_with_minima(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """Do the same as `_add_four_with_minimum`, with a scale and a minimum for each 16 columns."""  # compiled
+    """Do the same as `_add_four_with_minimum`, but with a scale and a minimum for every 16 columns."""  # compiled
     column = block * U(BLOCK)
     first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
     minimum = load_floats(panel, U(0), at + U(SCALES + 2 * LINE))
@@ -170,7 +171,7 @@ def _spread(found: Any, panel: Any, at: Any) -> None:
     _store_factors(panel, at, first, second)
 
 
-# Each format has a copy of the code below with its own functions in place of the following ones.
+# Each format has a copy of the code below. In the copy, the format's own functions replace the following ones.
 _unpack: Any = None
 _add, _add_four = _add_with_minimum, _add_four_with_minimum
 
@@ -201,8 +202,8 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
 
 # In the functions below, a step is a block. A loop reads the block once, in memory order, with few loads. On a Zen 4,
 # a loop with two to five loads reads memory at 30 GB/s. A loop with sixteen to 48 loads reads only 15 to 22 GB/s. The
-# processor treats each load as a separate stream. Two lines of such a stream are as far apart as the loop reads in
-# one pass.
+# processor treats each load instruction as a separate stream. The lines of one stream are far apart: by the number of
+# bytes that the loop reads in one pass.
 _four_columns: Any = None
 _factors: Any = None
 _factors_of_16: Any = None
@@ -328,8 +329,9 @@ _STEP_BYTES, _PARTS = 72, 4
 
 @jit_inlined
 def _store(out: Any, token: Any, row: Any, total: Any, is_first: Any) -> None:
-    """Store the sum `total` in `out` if it is of the first stretch of columns. Otherwise add it to the value
-    there.
+    """Store the sum `total` in `out` for the first range of columns.
+
+    For later ranges, add `total` to the value in `out`.
     """
     store_floats(out, token, row, total if is_first else add(total, load_floats(out, token, row)))
 
@@ -402,8 +404,9 @@ def _compiled(
 
 
 def _sums_of(largest: int) -> dict[str, Any]:
-    """Return the functions that a format with weights up to `largest` needs in place of the functions of the same
-    names in this file.
+    """Return the globals for the copies that a format has of the functions in this file.
+
+    They replace the globals that have the same names in this file. `largest` is the largest weight of the format.
     """
     return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 
@@ -423,7 +426,7 @@ def _of_32_columns(block_format: BlockFormat, layout: InterleavedLayout) -> Comp
     )
 
 
-# Kind of factors -> the functions for one token, for a part of its block, and for four tokens.
+# Kind of factors -> the functions for one token, for a part of one token's block, and for four tokens.
 _OF_BLOCKS = {
     Factors.OF_32: (_one_token_256, _add_part, _add_four_with_minimum),
     Factors.LESS_32: (_one_token_less_32, _add_half_less_32, _add_four_less_32),
@@ -446,7 +449,7 @@ def _of_blocks(block_format: BlockFormat, layout: InterleavedLayout, block: Bloc
     }
     more: dict[str, Any] = {}
     if layout.factors is Factors.OF_16:
-        more = {"SPREAD": SPREAD + 2 * LINE}  # panel with more room, because two minima per row are stored
+        more = {"SPREAD": SPREAD + 2 * LINE}  # this panel has more room, because it stores two minima per row
         own |= {"_store_factors": _store_four_factors, **more}
     own[add_part.__name__] = jit_inlined(copy_of(add_part, f"{add_part.__name__}_{name}", **own))
     return _compiled(

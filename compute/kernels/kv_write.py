@@ -3,7 +3,7 @@ type.
 
 reference    transposed NumPy assignments
 numba        the same copy, without NumPy's temporaries and call overhead. Sixteen keys that are stored together are
-             read from sixteen rows in L1 and written row by row of the cache. This has 1.6x the speed of writing
+             read from sixteen rows in L1 and written to the cache row by row. This has 1.6x the speed of writing
              token by token, or 2.1x with float16
 cuda         one thread per number of the keys and values; the position is read on the device
 """
@@ -44,7 +44,7 @@ def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
 
 @jit
 def kv_write(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba, for `empty_caches`."""
+    """Compute the same as the function `reference` for `empty_caches`, in code that Numba compiles."""
     head_dim, lanes = np.uint64(k_cache.shape[2]), np.uint64(LANES)
     tokens, begin = np.uint64(k.shape[0]), np.uint64(start)
     for head in range(np.uint64(k_cache.shape[0])):

@@ -42,7 +42,7 @@ def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
 
 @jit
 def layer_norm(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     A row with a sum of squares above LARGEST_SUM becomes NaN.
     """
@@ -209,7 +209,9 @@ def with_bf16(x: Any, weight: Any, bias: Any, epsilon: float, out: Any, rounded:
 def with_codes(
     x: Any, weight: Any, bias: Any, epsilon: float, out: Any, codes: Any, factors: Any
 ) -> tuple[CudaLaunch, ...]:
-    """Return the launches that also quantise `out`, to the beginning of `codes` and `factors`.
+    """Return the launches that also quantise `out`.
+
+    The results are written to the beginning of `codes` and `factors`.
 
     This is a single launch if rows consist of whole blocks of 32 and fit into registers.
     """

@@ -33,7 +33,7 @@ def reference(x: Any, weight: Any, epsilon: float, d_out: Any, adds: bool, d_x: 
 
 @jit
 def layer_norm_backward(x: Any, weight: Any, epsilon: float, d_out: Any, adds: bool, d_x: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     A row with a sum of squares above LARGEST_SUM becomes NaN.
     """

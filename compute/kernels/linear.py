@@ -3,7 +3,7 @@
 reference    dequantises all of W, which takes 10-100x as long
 numba        one token: weights are dequantised inside the dot product, so only quantised bytes are read.
              Several tokens: one row at a time is dequantised into a scratch row, which stays in L1. Then four tokens
-             at a time are multiplied by it. With several threads, each thread computes a chunk of the rows.
+             at a time are multiplied by this row. With several threads, each thread computes a chunk of the rows.
 cuda         a block does some rows, from planes (quantization/planes.py); eight tokens share a read of weights
 """
 
@@ -38,7 +38,7 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import ROWS, Matrix
 
-# number of rows of a model's matrix that are checked; dequantising a whole output matrix would take seconds
+# A check reduces a model's matrix to this number of rows. Dequantising a whole output matrix would take seconds.
 CHECKED_ROWS = 64
 
 
@@ -105,7 +105,7 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bloc
 
 
 def prepare(code: int, x: Any, scratch: Any) -> None:
-    """Write values into `scratch` that the row functions of a format need besides x.
+    """Fill `scratch` with the values that the row functions of a format need besides x.
 
     Raises ValueError for an unknown code, or if x is one token and not float32.
     """
@@ -117,7 +117,7 @@ def prepare(code: int, x: Any, scratch: Any) -> None:
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     `scratch` is float32 (threads, columns or more), one row for each thread to use. Raises ValueError for an unknown
     format code, or if x is one token and not float32.
@@ -178,7 +178,7 @@ def work(weights: Matrix, has_bias: bool) -> KernelWork:
 def narrow(arguments: Arguments, turn: int) -> Arguments:
     """Return the arguments of the same product for only CHECKED_ROWS rows, spread over the matrix.
 
-    Each number `turn` selects different rows.
+    Each value of `turn` selects different rows.
     """
     code, weights, bias, x, out, scratch = arguments
     rows = spread(weights.shape[0], CHECKED_ROWS, turn)
@@ -189,7 +189,7 @@ def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
     """Return the arguments of the same product for only CHECKED_ROWS rows: groups of interleaved rows, spread over
     the matrix.
 
-    Each number `turn` selects different groups.
+    Each value of `turn` selects different groups.
     """
     code, weights, bias, x, out, scratch = arguments
     groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)

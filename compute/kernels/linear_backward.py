@@ -1,4 +1,4 @@
-"""The backward of Linear: d_x = d_out @ W with quantised W, the gradient of its input.
+"""The backward of Linear: the gradient of its input, d_x = d_out @ W with quantised W.
 
 reference    dequantises all of W
 numba        four rows at a time are dequantised into scratch rows, and added to every token in blocks of columns that
@@ -23,7 +23,8 @@ from cbtop.compute.quantization.interleaved import Matrix
 TOGETHER = 4  # number of rows of W that share a read and a write of d_x
 # Number of columns that are processed together; for these columns, TOGETHER rows and a token take 20 KB of L1.
 BLOCK = 1024
-CHECKED_COLUMNS = 256  # number of columns of a gradient that are checked in a model; checking all would take seconds
+# A check reduces a model's gradient to this number of columns. Checking all columns would take seconds.
+CHECKED_COLUMNS = 256
 NO_BIAS = np.zeros(0, np.float32)
 
 
@@ -33,13 +34,16 @@ def reference(code: int, weights: Any, d_out: Any, adds: bool, d_x: Any, scratch
     d_x[:] = (d_x if adds else 0.0) + d_out.astype(np.float64) @ matrix
 
 
-# Each format has a copy of `_tokens` with its own function here, as in linear.py.
+# Each format has a copy of `_tokens`. In the copy, the format's own function replaces this one, as in linear.py.
 _dequantize_row = F32.dequantize_row
 
 
 @jit
 def _add_rows(scratch: Any, chunk: Any, d_out: Any, row: Any, d_x: Any, t: Any, begin: Any, end: Any) -> None:
-    """Add the four scratch rows from `chunk` on, times their gradients, to columns `begin` to `end` of token t."""
+    """Add four scratch rows, each times its gradient, to columns `begin` to `end` - 1 of token t's gradient.
+
+    The scratch rows begin at row `chunk`.
+    """
     one, two = chunk + np.uint64(1), chunk + np.uint64(2)
     three = chunk + np.uint64(3)
     a, b = d_out[t, row], d_out[t, row + np.uint64(1)]
@@ -82,7 +86,7 @@ TOKENS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bl
 
 
 def linear_backward(code: int, weights: Any, d_out: Any, adds: bool, d_x: Any, scratch: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     `scratch` is from `scratch_for`. Its size determines the number of threads. Raises ValueError for an unknown
     format code, or if d_out is not float32.
@@ -112,8 +116,9 @@ def work(weights: Matrix) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the arguments of the same product for only CHECKED_COLUMNS columns, in whole blocks. Each number `turn`
-    selects different columns.
+    """Return the arguments of the same product for only CHECKED_COLUMNS columns, in whole blocks.
+
+    Each value of `turn` selects different columns.
     """
     code, weights, d_out, adds, d_x, scratch = arguments
     block_format, columns = FORMATS[code], d_x.shape[1]

@@ -2,10 +2,10 @@
 
 reference    product in float64 of the same rounded weights and activations
 numba        AMX: some columns of 32 rows are dequantised into tiles, and all tokens are multiplied by these tiles.
-             One instruction multiplies 16 tokens x 32 columns by 32 columns x 16 rows. Scales are part of the
-             weights, so sums need none. With several threads, each thread computes some groups of rows. 2.9x the
-             speed of linear_int8 with 32 tokens, 4.5x with 64, 5.9x with 128 (Q4_K, 4096 x 4096, one thread of
-             an Emerald Rapids Xeon)
+             One instruction multiplies 16 tokens x 32 columns by 32 columns x 16 rows. The dequantised weights
+             include their scales, so sums are not scaled. With several threads, each thread computes some groups of
+             rows. 2.9x the speed of linear_int8 with 32 tokens, 4.5x with 64, 5.9x with 128 (Q4_K, 4096 x 4096, one
+             thread of an Emerald Rapids Xeon)
 cuda         x is rounded, W is dequantised into the scratch, and cuBLAS multiplies both
 
 Rounding to the 8 bits of bfloat16 has 0.43-0.44 of the error of activations in int8 (normal random numbers). Tiles of
@@ -68,8 +68,8 @@ class TileScratch:
     `tiles`: uint32 (tokens / 16, columns * 8), the activations in blocks of 16 tokens x 32 columns.
     `panels`: float32 (threads, words). Each thread has the weights of 32 rows, then four tiles of sums.
 
-    Rows of tiles are aligned to cache lines. Without that, each row would be in two lines, and a product would take
-    twice as long.
+    Rows of tiles are aligned to cache lines. Without this alignment, each row would be in two lines, and a product
+    would take twice as long.
     """
 
     tiles: Any
@@ -134,7 +134,7 @@ def round_tokens(x: Any, tiles: Any) -> None:
 
 @jit_inlined
 def _four_columns(q: Any, scales: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Write two rows of a tile. Each contains two columns of sixteen rows of weights."""
+    """Write two rows of a tile. Each row of the tile contains two columns of sixteen rows of weights."""
     scale, other_scale, offset, other_offset = scales
     low = multiply_add(column_pairs(q, 0, 0), scale, offset)
     high = multiply_add(column_pairs(q, 0, 1), other_scale, other_offset)
@@ -182,7 +182,8 @@ def _write_with_minima(found: Any, panels: Any, chunk: Any, at: Any) -> None:
     _sixteen_columns(a, b, c, d, last, multiply(other_minimum, less), panels, chunk, at + U(WORDS // 2))
 
 
-# Each format has a copy of the code below, with its own functions and sizes in place of the following ones.
+# Each format has a copy of the code below. In the copy, the format's own functions and sizes replace the following
+# ones.
 _unpack: Any = None
 _write, _BLOCK_BYTES, _BLOCK_COLUMNS = _write_with_minimum, 144, 256
 
@@ -282,7 +283,8 @@ def _add_sums(
 ) -> None:
     """Store the sums of `count` tokens and `groups` groups of rows in `out`.
 
-    The sums of the first stretch of columns replace the values in `out`. Later sums are added to these.
+    The sums of the first range of columns replace the values in `out`. The sums of later ranges are added to the
+    values.
     """
     for i in range(count):
         at = U(2 * PANEL) + i // U(TOKENS) * U(2 * WORDS) + i % U(TOKENS) * U(ROWS)
@@ -345,7 +347,7 @@ _WRITE = {
 
 def _compiled(block_format: BlockFormat, layout: InterleavedLayout) -> CompiledRows:
     """Return `_groups` of one format. The first call compiles it."""
-    # The processes that may use tiles share the cache of compiled code with the processes that may not. So the name
+    # Some processes may use tiles, and others may not. All of them share one cache of compiled code, so the name
     # contains the kind of code.
     name = f"{block_format.name}_{'tiles' if HAS_TILES else 'plain'}"
     columns = block_format.block_elements
@@ -376,7 +378,7 @@ def prepared(x: Any, scratch: TileScratch) -> tuple[Any, Any]:
 
 
 def linear_bf16(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: TileScratch) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     tiles, panels = prepared(x, scratch)
     multiply_one(ROWS_OF[code], weights, bias, tiles, panels, out, len(panels))
 

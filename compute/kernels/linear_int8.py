@@ -3,7 +3,7 @@
 reference    product in float64 of the dequantised weights and the same int8 activations
 numba        sixteen rows at a time (int8_rows.py). One instruction multiplies four weights of each row by four codes
              and adds the products exactly (AVX-512 VNNI; AVX2 needs four or five). Then each row is scaled once. For
-             one token, AVX2 has its own code (one_token_avx2). Four tokens share columns of sixteen rows that are
+             one token, AVX2 has its own code (one_token_avx2). For four tokens, the columns of sixteen rows are
              unpacked once. With several threads, each thread computes some groups of rows. If the processor has AMX,
              linear_bf16 computes products of many tokens.
 cuda         a block per row, from planes (quantization/planes.py), with the instruction dp4a
@@ -126,7 +126,7 @@ def can_share(matrices: Sequence[Matrix]) -> bool:
 
 
 def linear_int8(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     rows, x, beside, threads = prepared(code, x, scratch)
     multiply_one(rows[code], weights, bias, x, beside, out, threads)
 

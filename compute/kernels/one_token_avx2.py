@@ -44,8 +44,8 @@ from cbtop.compute.quantization.q6_k import TURN_BYTES as Q6_K_TURN
 from cbtop.compute.quantization.q8_0 import Q8_0
 from cbtop.compute.quantization.unpacking import ask_ahead, high_with, low_with
 
-# In the formats below, these functions take the place of `_one_token` of int8_rows. A step is a block. They return
-# total + the products of the block.
+# For the formats below, the following functions replace `_one_token` of int8_rows. In these functions a step is a
+# block. They return `total` plus the products of the block.
 
 carray: Any = numpy_support.carray  # a type of Numba that is needed to make an array from a pointer
 U = np.uint64
@@ -69,7 +69,7 @@ def _q8_0(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: 
 def _store_six_bits(w: Any, row: Any, at: Any, kept: Any, place: Any) -> None:
     """Store the eight scales and eight minima of 16 rows in kept[0, place:].
 
-    They are read from `at` on, in the layout of Q4_K and Q5_K.
+    The scales and minima are read from `at` on, in the layout of Q4_K and Q5_K.
     """
     zero, six, four, two = U(0), np.int32(63), np.int32(15), np.int32(48)
     a, m = load_64(w, row, at), load_64(w, row, at + U(LINE))

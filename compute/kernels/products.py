@@ -56,8 +56,8 @@ def _three(
         call_rows(third, third_weights, third_bias, x, beside, third_out, np.int64(chunk), chunks)
 
 
-# `first` and `second` are tuples of the address of the rows' code, weights, bias and output. In this function, tuples
-# make a call only 0.1 us longer.
+# `first` and `second` describe one matrix each. They are tuples: the address of the compiled code, the weights, the
+# bias and the output. In this function, tuples make a call only 0.1 us longer.
 @jit_parallel
 def _gated(first: Any, second: Any, x: Any, beside: Any, out: Any, unit: Any, chunks: Any) -> None:
     a, weights, bias, gate = first

@@ -57,9 +57,9 @@ def reference(
 
 
 def qkv(*arguments: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
-    For float products, all formats must prepare x in the same way (`can_share`).
+    For float products, the formats of all three matrices must prepare x in the same way (`can_share`).
     """
     q_code, q_weights, q_bias, k_code, k_weights, k_bias, v_code, v_weights, v_bias, x, q, k, v, scratch = arguments
     rows, x, beside, threads = prepared(q_code, x, scratch)
@@ -131,9 +131,10 @@ def module_in_turn(codes: tuple[int, int, int], shape: turns.ThreadShape) -> Cud
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch. For int8, a launch that quantises x comes before it.
+    """Return one launch. For int8, return two launches: the first one quantises x.
 
-    With tiles, returns the launches of one product in bfloat16 and of the separation of its sums.
+    If products use tiles, returns the launches of one bfloat16 product for all three matrices, and of the separation
+    of its sums.
     """
     x, q, k, v, scratch = arguments[9:]
     matrices = (*arguments[:3], q), (*arguments[3:6], k), (*arguments[6:9], v)
@@ -169,7 +170,7 @@ def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the kernels of a call with their arguments, which are three products."""
+    """Return the kernels that a call consists of, each with its arguments. They are three products."""
     *matrices, x, q, k, v, scratch = arguments
     kernels = linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR
     calls = [(*matrices[at : at + 3], x, out, scratch) for at, out in ((0, q), (3, k), (6, v))]

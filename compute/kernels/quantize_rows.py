@@ -23,7 +23,7 @@ BLOCK = 32
 # codes, of the first 16, and of the last 16.
 FACTORS = 4
 LARGEST = np.float32(127)
-SMALLEST = np.float32(2.0**-126)  # the smallest scale that is not 0; the inverse of a smaller one would be infinite
+SMALLEST = np.float32(2.0**-126)  # the smallest scale that is not 0; the inverse of a smaller scale would be infinite
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:
@@ -50,9 +50,9 @@ def reference(x: Any, codes: Any, factors: Any) -> None:
 
 @jit_inlined_as_written
 def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None:
-    """Compute `reference` for one block of a row. The result is equal to the last bit.
+    """Compute `reference` for one block of a row. Every bit of the result is the same.
 
-    This matters because a code that differs by one would make the product that uses it wrong.
+    If a code differed by one, the product that uses the code would be wrong.
     """
     half = np.uint64(BLOCK // 2)
     first, place = block * np.uint64(BLOCK), block * np.uint64(FACTORS)
@@ -74,7 +74,7 @@ def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None
 
 @jit_as_written
 def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     for t in range(np.uint64(x.shape[0])):
         for block in range(np.uint64(x.shape[1] // BLOCK)):
             quantize_block(x, t, block, codes, factors)
@@ -82,7 +82,7 @@ def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
 
 # CUDA C++ code for quantising rows, which other sources include. `scale_of` computes a block's scale from the bits of
 # its largest magnitude. `write_coded` writes codes and `factors` (as in `reference`). Each thread has four numbers of
-# a row, so eight threads share a block. All threads of a warp must call the function.
+# a row, so eight threads share a block. All threads of a warp must call `write_coded`.
 SCALES = r"""
 struct Scale {
     bool is_finite;

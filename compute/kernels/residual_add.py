@@ -24,7 +24,7 @@ def reference(x: Any, delta: Any) -> None:
 
 @jit
 def residual_add(x: Any, delta: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     columns = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
         for i in range(columns):

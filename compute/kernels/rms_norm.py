@@ -27,7 +27,8 @@ from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 
 # The largest allowed sum of the squares of a row, a third of float32's range. Rows with larger sums become NaN. If a
-# sum were infinite, the norm would be zeros, which look valid. Infinity cannot be tested for, because of fastmath.
+# sum were infinite, the norm would be zeros, which look valid. Because of fastmath, compiled code cannot test for
+# infinity.
 LARGEST_SUM = np.float32(1e38)
 
 
@@ -42,8 +43,9 @@ def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
 
 @jit_inlined
 def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
-    """Return the scale of a row of `count` numbers for its norm. `squares` is their sum of squares. If it is above
-    LARGEST_SUM, the scale is NaN.
+    """Return the factor that RMSNorm applies to a row of `count` numbers.
+
+    `squares` is the sum of the row's squares. If `squares` is above LARGEST_SUM, the factor is NaN.
     """
     if squares > LARGEST_SUM:
         return np.int32(NOT_A_NUMBER).view(np.float32)
@@ -52,7 +54,7 @@ def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
 
 @jit_inlined
 def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
-    """Return the scale of the row x[t] for its norm, see `scale_of`."""
+    """Return the factor that RMSNorm applies to the row x[t], see `scale_of`."""
     hidden = np.uint64(x.shape[1])
     squares = np.float32(0)
     for i in range(hidden):
@@ -64,7 +66,7 @@ def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
 def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
     """Set out[t] = x[t] * scale * weight.
 
-    This is compiled without fastmath, so that the result is NaN if the scale is NaN.
+    The function is compiled without fastmath, so that the result is NaN if the scale is NaN.
     """
     for i in range(np.uint64(x.shape[1])):
         out[t, i] = x[t, i] * scale * weight[i]
@@ -72,7 +74,7 @@ def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
 
 @jit_as_written
 def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     A row with a sum of squares above LARGEST_SUM becomes NaN.
     """
@@ -253,7 +255,9 @@ def with_bf16(x: Any, weight: Any, epsilon: float, out: Any, rounded: Any) -> tu
 
 
 def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
-    """Return the launches that also quantise `out`, to the beginning of `codes` and `factors`.
+    """Return the launches that also quantise `out`.
+
+    The results are written to the beginning of `codes` and `factors`.
 
     This is a single launch if rows consist of whole blocks of 32 and fit into registers.
     """

@@ -38,7 +38,7 @@ def _product_of_row(x: Any, weight: Any, d_out: Any, t: Any) -> Any:
 
 @jit_as_written
 def rms_norm_backward(x: Any, weight: Any, epsilon: float, d_out: Any, adds: bool, d_x: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     A row with a sum of squares above LARGEST_SUM becomes NaN.
     """

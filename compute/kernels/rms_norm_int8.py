@@ -42,7 +42,7 @@ def quantize_finite(normed: Any, out: Any, codes: Any, factors: Any) -> None:
 
 @jit_as_written
 def rms_norm_int8(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, scale_of_row(x, t, epsilon), weight, out)
         for block in range(np.uint64(x.shape[1] // BLOCK)):
@@ -50,7 +50,7 @@ def rms_norm_int8(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, co
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return two kernels with their arguments: one computes the norm, the other quantises it."""
+    """Return two kernels with their arguments: one computes the norm, the other quantises the norm."""
     *norm, normed, codes, factors = arguments
     return (RMS_NORM, tuple(norm)), (QUANTIZE_ROWS, (normed, codes, factors))
 

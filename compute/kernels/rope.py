@@ -28,7 +28,7 @@ def angle_table(positions: int, frequencies: NDArray[np.float64]) -> NDArray[np.
     """
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
     table = np.empty((2, *angles.shape), np.float32)
-    # Round the table to float32 in parts, because in float64 it would take 4 GB more for a million positions.
+    # Round the table to float32 in parts, because a float64 table of a million positions would take 4 GB more.
     np.cos(angles, out=table[0])
     np.sin(angles, out=table[1])
     return table
@@ -51,7 +51,7 @@ def reference(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None
 
 @jit
 def rope(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     pairs = np.uint64(table.shape[2])
     stride, gap = (np.uint64(1), pairs) if neox else (np.uint64(2), np.uint64(1))
     for t in range(np.uint64(x.shape[0])):

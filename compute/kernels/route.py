@@ -60,7 +60,7 @@ def _value(logits: Any, t: Any, expert: Any) -> Any:
 def route(
     logits: Any, normalised: Any, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     If a token has a logit that is not finite, its weights are NaN.
     """
@@ -75,7 +75,7 @@ def route(
                 follows = last < 0 or value < last_value or (value == last_value and expert > last)
                 if follows and (best < 0 or value > best_value):
                     best, best_value = expert, value
-            # Has the number of the expert for now; the loop below replaces it by the index of the pair.
+            # At first, `places` has the number of the expert. The loop below replaces it by the index of the pair.
             places[t, j] = best
             weights[t, j] = best_value
             starts[best + 1] += 1
@@ -83,8 +83,8 @@ def route(
         _weigh(logits, t, normalised, np.float32(scale), weights)
     for expert in range(count):
         starts[expert + 1] += starts[expert]
-    # While pairs are placed, starts[e] is the index for the next pair of expert e. At the end this is the start of
-    # the next expert, so all starts are moved back by one afterwards.
+    # While pairs are placed, starts[e] is the index for the next pair of expert e. Afterwards starts[e] is the start
+    # of expert e + 1, so all starts are moved back by one.
     for t in range(logits.shape[0]):
         for j in range(used):
             expert = places[t, j]

@@ -31,7 +31,7 @@ def reference(logits: Any, out: Any) -> None:
 
 @jit
 def greedy(logits: Any, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba.
+    """Compute the same as the function `reference`, in code that Numba compiles.
 
     A first pass finds the largest value (vectorised). A second pass finds its first position.
     """
@@ -47,7 +47,7 @@ def greedy(logits: Any, out: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Return the work of a call: its FLOP and bytes. The elements of a call are logits. Each is read once.
+    """Return the work of a call: its FLOP and bytes. The elements of a call are logits. Each logit is read once.
 
     Comparisons are not counted, because they are not operations on floats.
     """
@@ -63,10 +63,10 @@ def drawn_reference(
 ) -> None:
     """Set out[0] to a token drawn from the softmax of logits[0] / temperature over the likeliest tokens.
 
-    The likeliest are the `top_k` tokens with the largest logits (0: all; equal logits keep their order). Only as many
-    of these remain as are needed for probabilities that add up to `top_p` of the total. The draw is number `position`
-    of `sequence` with `seed` (`jit.philox.uniform`). Probabilities are added, largest first, until the sum exceeds
-    the draw. The token of the last added probability is chosen.
+    The likeliest are the `top_k` tokens with the largest logits (0: all; equal logits keep their order). Of these
+    tokens, only the likeliest remain: as few as have together `top_p` of the total probability. The draw is number
+    `position` of `sequence` with `seed` (`jit.philox.uniform`). Probabilities are added, largest first, until the sum
+    exceeds the draw. The token of the last added probability is chosen.
 
     logits: float32 (1, vocabulary). out: int64 (1,).
     """
@@ -106,7 +106,7 @@ def _likeliest(logits: Any, wanted: Any) -> Any:
 def drawn(
     logits: Any, temperature: Any, top_k: Any, top_p: Any, seed: Any, position: Any, sequence: Any, out: Any
 ) -> None:
-    """Compute the same as the function `drawn_reference`, compiled by Numba."""
+    """Compute the same as the function `drawn_reference`, in code that Numba compiles."""
     vocabulary = logits.shape[1]
     order = _likeliest(logits, min(top_k, vocabulary) if top_k > 0 else vocabulary)
     cumulative = np.empty(len(order), np.float64)

@@ -25,7 +25,7 @@ def reference(x: Any, cap: float, out: Any) -> None:
 
 @jit
 def soft_cap(x: Any, cap: float, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     columns, largest, inverse = np.uint64(x.shape[1]), np.float32(cap), np.float32(1 / cap)
     for t in range(np.uint64(x.shape[0])):
         for i in range(columns):

@@ -27,7 +27,7 @@ def reference(x: Any, tokens: Any, out: Any) -> None:
 
 @jit
 def take_rows(x: Any, tokens: Any, out: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     columns = np.uint64(x.shape[1])
     for place in range(np.uint64(tokens.shape[0])):
         token = np.uint64(tokens[place])

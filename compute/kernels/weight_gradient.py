@@ -25,7 +25,7 @@ def reference(d_out: Any, x: Any, d_weights: Any) -> None:
 
 @jit
 def weight_gradient(d_out: Any, x: Any, d_weights: Any) -> None:
-    """Compute the same as the function `reference`, compiled by Numba."""
+    """Compute the same as the function `reference`, in code that Numba compiles."""
     columns = np.uint64(x.shape[1])
     for row in range(np.uint64(d_out.shape[1])):
         for t in range(np.uint64(x.shape[0])):

@@ -20,7 +20,8 @@ from cbtop.compute.quantization.base import LARGEST_HALF, Bytes, Floats, halves_
 
 CANDIDATES = 21  # number of scales that are tried for a block; trying more reduces the error by less than 0.1 %
 REFINEMENTS = 4
-# If all weights of a block are smaller than this, the block becomes zeros. It is far below the smallest binary16.
+# If all weights of a block are smaller than this, the block becomes zeros. This bound is far below the smallest
+# binary16.
 SMALLEST = np.float32(2.0**-40)
 HALF = np.float32(0.5)
 
@@ -57,9 +58,9 @@ def _fit_scales(blocks: Any, lowest: Any, highest: Any, scales: Any) -> None:
         best, scale = np.float32(0), np.float32(0)
         if abs(extreme) > SMALLEST:
             for candidate in range(CANDIDATES):
-                # The range of levels has one level more below zero than above. So the largest magnitude is mapped to
-                # the lowest level. If that weight is positive, the scale is negative. Other candidates map it to up
-                # to one level away.
+                # The lowest level is one level farther from zero than the highest level. So the largest magnitude is
+                # mapped to the lowest level. If the weight with the largest magnitude is positive, the scale is
+                # negative. Other candidates map this weight to up to one level above or below the lowest level.
                 share = np.float32(2 * candidate) / np.float32(CANDIDATES - 1) - np.float32(1)
                 explained, fitted = _fit_scale(blocks, block, (lowest + share) / extreme, lowest, highest)
                 if explained > best:

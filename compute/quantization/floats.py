@@ -70,7 +70,8 @@ def _load_bfloat(weights: Any, row: Any, at: Any) -> Any:
     return _bfloat_to_float(weights[row, at : at + np.uint64(2)].view(np.uint16)[0])
 
 
-# Each format has a copy of the code below, with its own functions and size in place of the following ones.
+# Each format has a copy of the code below. In the copy, the format's own functions and size replace the following
+# ones.
 _load_16, _load_one, _size_bytes = load_halves, load_half, np.uint64(2)
 
 
@@ -78,8 +79,8 @@ def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
     """Return the product of row `row` of uint8 (rows, row_bytes) and x[0].
 
     There are four sums of sixteen lanes, so that additions need not wait for each other. If the processor prefetches
-    too little by itself, the loop also prefetches the next rows. Without that, memory is read at 0.55 to 0.75 of its
-    bandwidth.
+    too little by itself, the loop also prefetches the next rows. Without this prefetching, memory is read at 0.55 to
+    0.75 of its bandwidth.
     """
     columns, token, i = np.uint64(x.shape[1]), np.uint64(0), np.uint64(0)
     a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))

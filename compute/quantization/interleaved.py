@@ -88,9 +88,10 @@ def interleave(block_format: BlockFormat, data: Bytes) -> None:
 
 
 def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
-    """Yield some groups at a time: a copy of their rows, and a view to write them to.
+    """Yield some groups of rows at a time: a copy of the rows, and a view of `data` to write the rows into.
 
-    The copy has the shape (groups, 16, blocks, block_bytes), the view (groups, blocks, 16 * block_bytes).
+    The copy has the shape (groups, 16, blocks, block_bytes), and the view has the shape (groups, blocks, 16 *
+    block_bytes).
     """
     row_bytes, block_bytes = data.shape[1], block_format.block_bytes
     step = max(AT_ONCE_BYTES // (ROWS * row_bytes), 1) * ROWS

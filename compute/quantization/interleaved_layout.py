@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-# bytes of a unit, number of such units, and the offsets of the first ones in a block of the file
+# A unit: its size in bytes, the number of such units in a block, and the offsets of the first units in a block of the
+# file.
 Unit = tuple[int, int, tuple[int, ...]]
 
 
@@ -54,7 +55,7 @@ class InterleavedLayout:
 
     `unpack(w, row, step, part)` returns 32 columns of a step, from column 32 * part on. A step is a block of 32
     columns, or half a block of 256. `largest` is the largest weight that `unpack` returns. `block`: the functions
-    that read whole blocks. If it is None, int8 products use `unpack`, and `factors` is `Factors.OF_32`.
+    that read whole blocks. If `block` is None, int8 products use `unpack`, and `factors` is `Factors.OF_32`.
     """
 
     units: tuple[Unit, ...]

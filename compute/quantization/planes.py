@@ -57,7 +57,8 @@ class PlaneLayout:
     def blocks_in(self, size_bytes: int, block_elements: int) -> int:
         """Return the largest number of blocks with planes of `size_bytes` bytes in total.
 
-        Because of padding, a smaller number may take the same size. The planes begin at the same places then.
+        Because of padding, a smaller number of blocks may take the same size. The planes then begin at the same
+        places for both numbers.
         """
         low, high = 0, size_bytes + 1  # a block has at least one byte, so there are at most `size_bytes` blocks
         while high - low > 1:
@@ -71,8 +72,8 @@ class PlaneLayout:
     def fill(self, blocks: Array, out: Array, first: int = 0, of: int | None = None) -> None:
         """Write the planes of `blocks`, uint8 (blocks, block_bytes), into `out`, uint8 (size_bytes,).
 
-        `blocks` may be a part of a matrix of `of` blocks, from number `first` on. If `of` is None, `blocks` is the
-        whole matrix. While this runs, it needs about 4 bytes of additional memory per weight.
+        `blocks` may be a part of a matrix that has `of` blocks. The part begins with block number `first`. If `of` is
+        None, `blocks` is the whole matrix. The function needs about 4 bytes of additional memory per weight.
         """
         shift, parts = 0, []
         units: Array = None if self.codes is None else self.codes(blocks).reshape(-1, UNIT)

@@ -53,7 +53,8 @@ BLOCK_BYTES = 144
 SUB_BLOCK_ELEMENTS = 32
 LARGEST_6_BIT, LARGEST_4_BIT = 63, 15
 LOW_NIBBLE, NIBBLE_BITS = np.int32(15), np.int32(4)
-# How far ahead to prefetch; 1 to 4 KiB are equally fast, and without prefetching, DRAM is read at half this speed.
+# How far ahead to prefetch. Distances of 1 to 4 KiB are equally fast. Without prefetching, DRAM is read at half the
+# speed.
 PREFETCH_BYTES = np.uint64(2048)
 
 

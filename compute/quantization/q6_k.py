@@ -93,7 +93,7 @@ def _scale(weights: Any, row: Any, offset: Any) -> Any:
 
 @jit
 def _weight(low: Any, high: Any) -> Any:
-    """Return the weight with four low bits and two high bits. `high` is already shifted to the mask 0x30."""
+    """Return a weight from its four low bits and its two high bits. `high` is already shifted to the mask 0x30."""
     return np.float32(np.int32(np.int32(low | high) - np.int32(32)))
 
 

@@ -33,7 +33,7 @@ from cbtop.compute.quantization.unpacking import U, ask_ahead
 
 BLOCK_ELEMENTS = 32
 BLOCK_BYTES = 34
-TINY = np.finfo(np.float32).tiny  # a scale below this may have an infinite inverse, so it is not used
+TINY = np.finfo(np.float32).tiny  # smaller scales are not used, because their inverse may be infinite
 LARGEST_LEVEL = np.float32(127)
 PREFETCH_BYTES = np.uint64(2048)
 

@@ -26,7 +26,7 @@ from cbtop.compute.jit.vectors import (
 PREFETCH_BYTES = np.uint64(2048)  # how far ahead to prefetch; 1 to 4 KiB are equally fast
 LINE_BYTES = np.uint64(64)
 
-# Each format has a copy of the functions below, with its own values in place of the following ones.
+# Each format has a copy of the functions below. In the copy, the format's own values replace the following ones.
 _BLOCK_ELEMENTS, _BLOCK_BYTES = 256, 1
 _sixteen: Any = None
 

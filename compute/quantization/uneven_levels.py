@@ -20,7 +20,8 @@ LEVELS = np.array([[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53,
 _BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)
 _STEPS = LEVELS[0, 1:] - LEVELS[0, :-1]
 _FARTHEST = LEVELS[0, 0]
-# How far the candidates of the search move the lowest level; the second lowest level is 23 higher.
+# The search moves the lowest level up or down by at most this distance. The second lowest level is 23 above the
+# lowest.
 _AROUND = np.float32(24)
 
 

@@ -57,7 +57,7 @@ def ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
 
     Call this for reads that are not in memory order, because no processor recognises them as a stream.
 
-    Without this, a product of four tokens and a Q5_K matrix in memory takes 1.5 times as long on a Zen 4.
+    On a Zen 4, a product of four tokens and a Q5_K matrix in memory takes 1.5 times as long without this prefetching.
     """
     for line in range(U(lines)):
         prefetch_to_l2(w, row, at + FAR_AHEAD + U(64) * line)
@@ -88,7 +88,10 @@ def four_bits_64(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def five_bits_64(w: Any, row: Any, at: Any) -> Any:
-    """Do the same as `four_bits_64`, and add the highest bits. They are in the sixteen words before the nibbles."""
+    """Do the same as `four_bits_64`, and add the highest bits.
+
+    The highest bits are in the sixteen words before the nibbles.
+    """
     words = load_words(w, row, at)
     q, r, s, t, a, b, c, d = four_bits_64(w, row, at + U(64))
     return (
@@ -130,9 +133,10 @@ def less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
 
 @jit_inlined
 def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
-    """Return six bits.
+    """Return six bits from one of two places.
 
-    The masks select either all six bits of `a`, or the low four of `c` and the upper two of `a`.
+    The masks `whole`, `low` and `high` select either all six bits of `a`, or the low four bits of `c` and the upper
+    two of `a`.
     """
     return bits_or(bits_or(bits_and(a, whole), bits_and(c, low)), bits_and(shift_right(a, np.int32(2)), high))
 
@@ -142,8 +146,8 @@ def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
     """Return the scale and the minimum of a sub-block. From `base` on, they are stored as in Q4_K and Q5_K (see
     six_bits.py).
     """
-    # A branch is avoided here. Before a branch, LLVM would load all weights and activations of a step. It would then
-    # run out of registers, and could not make loads part of the instructions that need them.
+    # A branch is avoided here. Before a branch, LLVM would load all weights and activations of a step. LLVM would
+    # then run out of registers, and could not make loads part of the instructions that need them.
     is_last = np.int32(half)
     whole, low, high = np.int32(63) - np.int32(63) * is_last, np.int32(15) * is_last, np.int32(48) * is_last
     a = load_bytes(w, row, base + U(4 * ROWS) + part * U(ROWS))
@@ -168,9 +172,10 @@ def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shif
 
 @jit_inlined
 def with_uppers(w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
-    """Return 32 columns, four from every `apart` bytes.
+    """Return 32 columns: eight vectors of four columns.
 
-    They are nibbles, combined with the bits of `high` that `mask` selects.
+    The bytes of two neighbouring vectors are `apart` bytes apart. The columns are nibbles, combined with the bits of
+    `high` that `mask` selects.
     """
     return (
         _with_upper(w, row, low, high, low_shift, high_shift, mask),
@@ -206,7 +211,8 @@ def two_bits_64(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
     return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
 
 
-# Each format has a copy of the code below, with its own functions and sizes in place of the following ones.
+# Each format has a copy of the code below. In the copy, the format's own functions and sizes replace the following
+# ones.
 _four: Any = None
 _factors_of_16: Any = None
 _TURN_BYTES, _BLOCK_BYTES = 2 * 64, 84
@@ -255,7 +261,7 @@ def of_sixteen_columns(
 ) -> tuple[Any, BlockColumns]:
     """Return `unpack` and `block` for a layout with a scale and a minimum for every sixteen columns.
 
-    They are made from the format's own `four` and `factors_of_16`, which are compiled by @jit_inlined.
+    Both are made from the format's own `four` and `factors_of_16`, which are compiled by @jit_inlined.
     """
     own = {"_four": four, "_factors_of_16": factors_of_16, "_TURN_BYTES": turn_bytes, "_BLOCK_BYTES": block_bytes}
     four_columns = jit_inlined(copy_of(_four_columns, f"four_columns_{name}", **own))

@@ -33,8 +33,9 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter of a projection, which has two factors. It adds (x @ down.T) @ up.T to the output of a projection of
-    x.
+    """An adapter of a projection. It consists of the factors `down` and `up`.
+
+    The adapter adds (x @ down.T) @ up.T to the projection's output for x.
     """
 
     down: Factor  # (rank, columns)
@@ -45,8 +46,8 @@ class Adapter:
 class Parameters:
     """The adapters of the queries and values of each layer.
 
-    The optimizer reads all weights as one row, float32 (1, number of weights). The other fields are such rows: the
-    weights, their gradients, the means of the gradients, and the means of their squares.
+    The optimizer reads all weights as one row, float32 (1, number of weights). Each field except `layers` is one row
+    of this shape: the weights, the gradients, the means of the gradients, and the means of the squared gradients.
     """
 
     layers: tuple[tuple[Adapter, Adapter], ...]

@@ -132,8 +132,9 @@ class BackwardPlanner:
     ) -> list[BrickCall]:
         """Return the backward pass of a layer, in order.
 
-        Before the pass, `gradients.x` holds the gradient of the layer's output. Afterwards it holds the gradient of
-        its input. The pass of the first layer ends at the adapters, because nothing before them is trained.
+        Before the pass, `gradients.x` holds the gradient of the layer's output. Afterwards `gradients.x` holds the
+        gradient of the layer's input. The pass of the first layer ends at the adapters, because nothing before them
+        is trained.
         """
         return [
             *self._feed_forward(weights, bricks, kept),
@@ -233,7 +234,7 @@ class BackwardPlanner:
 
 
 def _gradient(factor: Factor, d_out: Floats, x: Floats) -> Part:
-    """Return the kernel call that adds the gradient of a trained matrix to the gradient of `factor`."""
+    """Return the kernel call that computes the gradient of a trained matrix, and adds it to `factor.gradient`."""
     rows, columns = factor.weights.shape
     launch = BrickLaunch(weight_gradient.WEIGHT_GRADIENT, weight_gradient.work(rows, columns), columns)
     return launch, (d_out, x, factor.gradient)

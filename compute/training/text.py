@@ -1,4 +1,7 @@
-"""The text that the demo trains on. Its tokens are the numbers of its bytes, which every model has."""
+"""The text that the demo trains on.
+
+Each byte of the text is the number of a token, because every model has these tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ suddenly a White Rabbit with pink eyes ran close by her.
 
 
 def batches(tokens: int, vocabulary: int, seed: int) -> Iterator[list[int]]:
-    """Yield parts of the text without end, each from a random position.
+    """Yield parts of the text, one after another without end. Each part begins at a random position.
 
     A part has one token more than `tokens`, because its last token is only a target.
     """

@@ -33,7 +33,10 @@ class PartTimes:
         self.ended_ns = now_ns
 
     def end_step(self) -> None:
-        """End the step. The time since its last part counts as its end, and the next step begins."""
+        """End the step, and begin the next one.
+
+        The time since the last part ended counts as the part OTHER.
+        """
         self.end(TrainingPart.OTHER)
         self._steps.append(self._parts)
         self._parts = {}

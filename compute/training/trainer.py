@@ -1,6 +1,6 @@
 """Train a decoder's adapters.
 
-A step is a forward pass that keeps activations, the loss, a backward pass and AdamW.
+A step has four parts: a forward pass (it keeps activations), the loss, a backward pass and AdamW.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Trainer(Decoder):
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         scratch = linear_backward.scratch_for(threads, columns)
         self._planner = BackwardPlanner(model, backend, profiler, self._gradients, scratch)
-        # Brick of the forward pass -> the copies of activations to make after it has run, and the adapters that run
-        # next.
+        # Brick of the forward pass -> the copies of activations to make after the brick has run, and the adapters
+        # that run next.
         self._copies: dict[ComputeBrick, list[tuple[Floats, Floats]]] = {}
         self._adapted: dict[ComputeBrick, BrickCall] = {}
         self._backward = [
@@ -99,10 +99,10 @@ class Trainer(Decoder):
 
     @one_call_at_a_time
     def step(self, batches: Iterator[Sequence[int]]) -> float:
-        """Train on the next batch and return its mean loss in nats, from before the update.
+        """Train on the next batch. Returns the batch's mean loss in nats, computed before the update.
 
-        A batch has one token more than a sequence. Raises LossError if the loss is NaN or infinite. The step then
-        changes no weight.
+        A batch has one token more than a sequence. Raises LossError if the loss is NaN or infinite. In this case, the
+        step changes no weight.
         """
         times, profiler = self.times, self._profiler
         if not self._done:
@@ -180,9 +180,9 @@ class Trainer(Decoder):
         run(bricks.lm_head, self._logits.size, arguments.product(head, self._normed, self._logits))
 
     def _kept(self, brick: ComputeBrick, *arrays: Floats) -> list[Floats]:
-        """Return buffers with the shapes of `arrays`, which are copied into them.
+        """Return buffers for copies of `arrays`.
 
-        The copy is made each time that the brick has run.
+        Each time that the brick has run, the arrays are copied into the buffers.
         """
         copies = [np.zeros_like(array) for array in arrays]
         self._copies.setdefault(brick, []).extend(zip(copies, arrays, strict=True))
@@ -242,7 +242,7 @@ class Trainer(Decoder):
         return [*parts, (add, (out, delta))]
 
     def _ends(self) -> tuple[BrickCall, list[BrickCall]]:
-        """Return the loss, and its backward pass down to the output of the last layer."""
+        """Return the brick of the loss, and the bricks of its backward pass down to the output of the last layer."""
         model, d, planner, bricks = self.model, self._gradients, self._planner, self.bricks
         loss = BrickLaunch(cross_entropy.CROSS_ENTROPY, cross_entropy.work(), model.vocabulary)
         kernel = cross_entropy_backward.CROSS_ENTROPY_BACKWARD

@@ -44,7 +44,7 @@ def run(
     from cbtop.compute.places import place_of
     from cbtop.compute.training.text import batches
 
-    # Exact products are needed, because gradients are computed only for these.
+    # Exact products are needed, because gradients are computed only for exact products.
     options = replace(options, is_exact=True)
     path = options.model or demo_model(progress)
     if is_first_run():
@@ -81,12 +81,12 @@ def _trainer(
 ) -> Trainer:
     from cbtop.compute.training.trainer import Trainer
 
-    assert place.threads is not None  # an error for a GPU, because training always runs on a CPU
+    assert place.threads is not None  # a GPU has no number of threads; training always runs on a CPU
     return Trainer(model, place.label, place.threads, profiler, tokens, check_contracts=options.check_contracts)
 
 
 def _tokens(options: WorkloadOptions, model: Model) -> int:
-    """Return the number of tokens of a step. Raises ComputeError if it is too small or too large."""
+    """Return the number of tokens of a step. Raises ComputeError if the number is too small or too large."""
     from cbtop.compute.decoder.machine import Host
     from cbtop.compute.training.text import TEXT
 
@@ -98,9 +98,9 @@ def _tokens(options: WorkloadOptions, model: Model) -> int:
 
 
 def _warm_up(options: WorkloadOptions, place: ComputeTarget, model: Model, tokens: int) -> None:
-    """Run a step without recording it, because the first call of each kernel compiles.
+    """Run one step without recording it, because the first call of each kernel compiles.
 
-    Its trainer is not used afterwards.
+    The trainer of this step is not used afterwards.
     """
     from cbtop.compute.training.text import batches
     from cbtop.profiler.profiler import BrickProfiler
@@ -116,7 +116,8 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
     from cbtop.compute.places import place_of
 
     place = place_of(options)
-    # If kernels are still missing in the cache, the disk cannot be written, and a child's kernels would be lost.
+    # If the cache still has no kernels, the disk cannot be written. Kernels that this forked process compiles would
+    # then be lost.
     if is_first_run():
         return
     model = place.model(path)

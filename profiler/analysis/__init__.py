@@ -1,1 +1,4 @@
-"""Computes results from records and nodes: statistics, roofline, time breakdown and graph. Viewers use it too."""
+"""Computes results from records and nodes: statistics, roofline, time breakdown and graph.
+
+Viewers use this package, too.
+"""

@@ -1,4 +1,4 @@
-"""Statistics by brick and by category. A profiled process, the screen and the reports show them."""
+"""Statistics by brick and by category. A profiled process, the screen and the reports show these statistics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class ClosedTime:
 
 @dataclass(frozen=True, slots=True)
 class BrickStats:
-    """All calls of the bricks with one name and category, or of modules of one class with own operations.
+    """All calls of the bricks with one name and category.
+
+    For modules with own operations, all calls of the modules of one class.
 
     `calls.elements` is the sum of the numbers that the caller passed. Tokens are counted once per step. Flops and
     bytes are computed from the declared work, and are None without it. `exclusive_ns` excludes the bricks that ran
@@ -81,10 +83,10 @@ class BrickStats:
 
     @property
     def mean_exclusive_ns(self) -> float | None:
-        """The mean exclusive time per call, or None if `exclusive_ns` covers none of these calls.
+        """The mean exclusive time per call, or None if `exclusive_ns` covers no call.
 
-        In a window of time, the mean covers only some of the calls, because exclusive time is known only for calls in
-        steps that ended in the window.
+        Exclusive time is known only for calls in steps that have ended. If the statistics are of a time range, the
+        mean covers only the calls in steps that ended in this range.
         """
         if not self.calls.total_ns:
             return 0.0
@@ -128,7 +130,7 @@ class CategoryStats:
 
 @dataclass(frozen=True, slots=True)
 class _Brick:
-    """A brick: the nodes with its name and category that ran, and the attributes that these share."""
+    """A brick: the nodes with its name and category that ran, and their common attributes."""
 
     name: str
     category: BrickCategory
@@ -166,8 +168,9 @@ class _Bricks:
         return found
 
     def alike_sums(self, column: Column) -> list[list[int]]:
-        """Return the sum of `column` over each group of nodes in each brick's `alike`. `column` has one entry for
-        every node of the table.
+        """Return the sums of `column` for each brick: one sum for each group of nodes in the brick's `alike`.
+
+        `column` has one entry for every node of the table.
         """
         summed = iter(np.add.reduceat(column[self._alike], self._alike_begins).tolist())
         return [list(islice(summed, groups)) for groups in self._alike_of]
@@ -188,8 +191,9 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     rows = zip(
         ran.bricks,
         totals.stats.calls_of([brick.nodes for brick in ran.bricks]),
-        # The exclusive time contains a running call only when it ends, but already subtracts the ended calls inside
-        # it. So it may be too small for the earlier calls of the node. The maximum of both corrects that.
+        # A running call adds to the exclusive time only when it ends, but ended calls inside it are already
+        # subtracted. So the exclusive time may be too small for the earlier calls of the node. The maximum of both
+        # times corrects this error.
         ran.sums(np.maximum(closed_exclusive_ns, totals.exclusive_ns[nodes])),
         ran.sums(closed_exclusive_ns),
         ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_middle_ns
 
-# A percentile is the shortest duration that is enough for this share of the calls: no interpolation (nearest rank).
+# A percentile is computed for each of these shares of the calls. It is the shortest duration that this share did not
+# exceed (nearest rank, no interpolation).
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)
-# If there are at most this many times as many possible keys as keys with a count, `bincount` is faster than sorting.
+# `bincount` is faster than sorting if there are at most this many possible keys per key with a count.
 SPARSE = 8
 
 
@@ -21,9 +22,9 @@ SPARSE = 8
 class Calls:
     """The statistics of a group of calls. Percentiles and `cv` come from histograms and are exact to one percent.
 
-    Percentiles and `cv` are None if the histograms hold more or fewer calls than the group. This happens for a node
-    beyond MAX_HISTOGRAM_NODES, or if the histograms had no room. In these cases, a result of NodeStats.since has no
-    minimum and no maximum, either.
+    Percentiles and `cv` are None if the histograms hold more or fewer calls than the group. The numbers differ for a
+    node beyond MAX_HISTOGRAM_NODES, and if the histograms had no room. In both cases, a result of NodeStats.since
+    also has no minimum and no maximum.
     """
 
     count: int

@@ -48,7 +48,8 @@ class DivergenceInfo:
     actual: float | None
 
 
-# The brick, its layer, the position of the token, and how often the brick ran there before.
+# The place of a fingerprint: the brick, its layer, the position of the token, and how often the brick ran before at
+# this position.
 _Place = tuple[str, int | None, int, int]
 
 
@@ -134,7 +135,7 @@ def _differences(
 
 
 def _size(stats: TensorStats) -> float:
-    """Return the root mean square, of the values of a tensor. This is the size of a typical value."""
+    """Return the root mean square of the values of a tensor. This is the size of a typical value."""
     if stats.l2_norm is None:
         return 0.0
     return stats.l2_norm / math.sqrt(stats.count - stats.nan_count - stats.inf_count)

@@ -47,10 +47,10 @@ class CriticalPath:
 
 
 def exclusive_ns(graph: RecordedGraph) -> list[float]:
-    """Return the exclusive time of every node. Subtracts the nodes inside, except parallel nodes (`is_beside`).
+    """Return the exclusive time of every node: its time minus the time of the nodes inside it.
 
-    The exclusive time is 0 if the children add up to more than their parent. This happens if they overlap on a device
-    or use a different clock.
+    Parallel nodes (`is_beside`) are not subtracted. The exclusive time is 0 if the children add up to more than their
+    parent. This happens if the children overlap on a device or use a different clock.
     """
     inside = [0.0] * len(graph.nodes)
     own = [0.0] * len(graph.nodes)

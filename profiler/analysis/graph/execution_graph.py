@@ -34,7 +34,7 @@ class ExecutionGraph(RecordedGraph):
         return to_ascii_tree(self)
 
     def to_tree_node(self) -> TreeNode:
-        """Return the graph as nested labels under one root."""
+        """Return the graph as a tree of labels with one root."""
         return to_tree_node(self)
 
     def to_rich_tree(self) -> Tree:
@@ -64,7 +64,7 @@ class ExecutionGraph(RecordedGraph):
         return critical_path(self)
 
     def compute_slack(self) -> dict[int, float]:
-        """Return by node id how many ns later the node could start without making the whole longer.
+        """Return by node id how many ns later each node could start without delaying the end of the graph.
 
         Only nodes with exclusive time are in the dict. Raises CycleError.
         """
@@ -75,7 +75,9 @@ class ExecutionGraph(RecordedGraph):
         return critical_path_summary(self)
 
     def roofline_distance(self, tflops: float, gb_per_sec: float) -> RooflineDistances:
-        """Return how far each brick and kernel, and all of them together, are from this roof. 0 is on the roof.
+        """Return how far each brick and kernel, and all of them together, are from this roof.
+
+        A distance of 0 means that the roof is reached.
 
         `tflops` is the peak in TFLOP/s, and `gb_per_sec` the peak bandwidth in GB/s. Raises ValueError unless both
         are positive.

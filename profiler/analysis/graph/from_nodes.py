@@ -30,11 +30,12 @@ def graph_of_nodes(
     dependencies: Iterable[Dependency] = (),
 ) -> tuple[ExecutionGraph, dict[int, int]]:
     """Return the graph of `nodes`, and a dict from the nodes' ids in the node table to their ids in the graph.
+
     Parents must come first.
 
     `count`, `total_ns` and `elements` (where known) are totals by node id over any number of runs. Times, elements
-    and work in the graph are means per call. A node is a root if its parent is not among `nodes`. If that parent is
-    the step of a phase, the count of the step is the number of runs.
+    and work in the graph are means per call. A node is a root if its parent is not among `nodes`. If the parent of a
+    root is the step of a phase, the number of runs is the count of this step.
     """
     graph = ExecutionGraph()
     ids: dict[int, int] = {}
@@ -50,8 +51,9 @@ def graph_of_nodes(
 
 
 def runs_of(node: Node, runs_of_parent: int, count: Mapping[int, int]) -> int:
-    """Return how often the outermost node that contains `node` ran. This is the number of runs that a graph shows the
-    mean of.
+    """Return the number of runs in the mean that the graph shows.
+
+    This number is how often the outermost node that contains `node` ran.
     """
     outer = runs_of_parent or count.get(node.parent or 0, 0)
     if node.kind is NodeKind.ASYNC_TASK and not outer:

@@ -21,9 +21,9 @@ T = TypeVar("T")
 MAX_NODES = 100_000
 MAX_DEPTH = 32  # nodes may be nested this deep: a step, a layer, a brick and a kernel, and bricks inside bricks
 
-# Kinds of nodes that count as parts of the time of the node around them. Kernels, copies and tasks do not, because
-# they may run in parallel. In a brick, only bricks and steps count, because all other time in a brick is its own
-# work.
+# Kinds of nodes that count as parts of the time of the node around them. Kernels, copies and tasks do not count,
+# because they may run in parallel. In a brick, only bricks and steps count, because all other time in a brick is its
+# own work.
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind.STEP, NodeKind.BRICK})}
 
@@ -49,13 +49,17 @@ class NodeTable:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
         self.step_of = array("q", [-1])  # by id: the step that contains the node (a step contains itself), or -1
-        self.part_of = array("q", [-1])  # by id, in a step: the parent, if its time includes the node's; else -1
-        self.first_of = array("q", [0])  # by id: the first node in its phase with the same kind, name, category, own
-        self.like_of = array("q", [0])  # by id: the first node that also has the same work and budget
+        # by id, in a step: the parent if the parent's time includes the node's time; else -1
+        self.part_of = array("q", [-1])
+        # by id: the first node of the same phase with the same kind, name, category and `own`
+        self.first_of = array("q", [0])
+        self.like_of = array("q", [0])  # by id: the first node that also has the same work and the same budget
         self.parent_of = array("q", [0])  # 0 for a root
         self.kind_of = array("q", [-1])
         self.depth = array("q", [0])
-        self.has_own = array("q", [0])  # whether the node is a row for a module's own operations if they take enough
+        # 1 if the node is for a module's own operations, otherwise 0; it becomes a row if the operations take enough
+        # time
+        self.has_own = array("q", [0])
         self.backends: set[str] = set()
         # (phase, kind, name, category) -> first node; the phase is 0 outside of steps
         self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}
@@ -92,7 +96,8 @@ class NodeTable:
         is_phase = node.parent is None and node.kind is NodeKind.STEP
         self._phase.append(node.id if is_phase else self._phase[node.parent or 0])
         category = BrickCategory.OTHER if node.category is None else node.category
-        # The row of a layer's own operations has another name than its number.
+        # A layer's name is its number. The row of a layer's own operations has a different name, so the key contains
+        # `own`.
         name = node.name if node.kind is NodeKind.BRICK else f"{node.own}{node.name}"
         first = self._first.setdefault((self._phase[-1], node.kind, name, category), node.id)
         self.first_of.append(first)
@@ -140,10 +145,10 @@ class NodeTable:
         return found
 
     def made_of(self, what: str, step: int | None, nodes: NDArray[np.int64], make: Callable[[], T]) -> T:
-        """Return the result of `make`, which is kept under `what` and `step`. `make` is called again after a node was
-        added, or if `nodes` differ.
+        """Return the result of `make`, which is stored for `what` and `step`.
 
-        The result may depend only on `nodes`, which are inside `step`, and on this table.
+        `make` is called again if a node was added after the last call, or if `nodes` differ. The result may depend
+        only on `nodes`, which are inside `step`, and on this table.
         """
         import numpy as np
 

@@ -21,8 +21,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step: one forward pass, or the mean of many. Its name is the phase, such as `decode` or `prefill`. `model` is
-    set if a process runs several models.
+    """A step: one forward pass, or the mean of many forward passes.
+
+    Its name is the phase, such as `decode` or `prefill`. `model` is set if a process runs several models.
     """
 
     name: str
@@ -80,8 +81,8 @@ class Function(FunctionAttributes):
 class AsyncTask:
     """An async task, which runs in parallel with its siblings and starts where it was recorded.
 
-    Nodes that need its result declare a dependency. The task was polled `polls` times. In `yields` of these polls, it
-    was not done yet.
+    Nodes that need its result declare a dependency. The task was polled `polls` times. After `yields` of these polls,
+    the task was not done yet.
     """
 
     name: str
