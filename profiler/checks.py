@@ -1,4 +1,5 @@
-"""Checks of a brick's output: finite, within bounds, or equal to a reference. Arrays may be of NumPy, torch, CuPy.
+"""Checks of a brick's output: finite, within bounds, or equal to a reference. The checks take arrays of NumPy, torch
+and CuPy.
 
     RMS_NORM = BrickDefinition.of(BrickId.RMS_NORM, checks=(Finite(), Bounded(-100, 100), Equivalent(slow_rms_norm)))
 
@@ -45,7 +46,7 @@ class CheckOutcome:
 
 
 class Check(Protocol):
-    """A condition on the output of a brick. Own classes with these two members can be used, too."""
+    """A condition on the output of a brick. Any class with these two members can be used as a check."""
 
     @property
     def name(self) -> str:
@@ -166,7 +167,7 @@ class BrickChecks:
             found = replace(found, max_error=max(before.max_error, found.max_error or 0.0))
         self._results[about] = found
         fails_now = not has_failed and not found.passed
-        if fails_now or calls & (calls - 1) == 0:  # the first, second, fourth, eighth … evaluation
+        if fails_now or calls & (calls - 1) == 0:  # announce the first failure, and evaluations number 1, 2, 4, 8 …
             detail = f"{found.note}; " if found.note else ""
             self._announce(replace(found, note=f"{detail}{calls:,} {'call' if calls == 1 else 'calls'} checked"))
 

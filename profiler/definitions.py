@@ -74,17 +74,19 @@ class BrickDefinition:
 class OwnOperations(BrickDefinition):
     """The operations that a module with children runs itself, outside of its children's calls.
 
-    The brick has the name of the module's class. If the host times it, the children's bricks are inside it. If it has
-    its time on a device (`on_device`), the children's bricks are next to it, and it needs no least share.
+    The brick has the name of the module's class. If the host times it, the children's bricks are inside it. If the
+    device measures its time (`on_device`), the children's bricks are next to it, and it is shown even if it takes
+    little time.
     """
 
     on_device: bool = False
 
 
 class OwningKey(tuple[Any, ...]):
-    """The key of a layer or step, with the own operations of the module that is called.
+    """The key of a layer or step. It also holds the own operations of the called module.
 
-    It equals the tuple without them: (NodeKind.LAYER, index[, stack]) or (NodeKind.STEP, name[, model]).
+    The key is equal to the tuple without the own operations: (NodeKind.LAYER, index[, stack]) or (NodeKind.STEP,
+    name[, model]).
     """
 
     own: OwnOperations | None

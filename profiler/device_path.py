@@ -108,7 +108,7 @@ class DevicePath:
             end = self._mark()
             loose = 0
             if position.scope is scope:
-                self.enter(position, scope.parent, 0)  # type: ignore[arg-type]  # only the root has none
+                self.enter(position, scope.parent, 0)  # type: ignore[arg-type]  # only the root has no parent
             elif not position.leave(scope):
                 loose = FLAG_LOOSE
             if not self._recording:
@@ -155,7 +155,7 @@ class DevicePath:
         If the step that runs at `position` has no name yet, the call is stored in `position.held`.
         """
         if scope.node >= 0 or position is None:
-            # Outside of a step, record the call with the host's times, when the marks were enqueued.
+            # Outside of a step, record the call with the times when the host enqueued its marks.
             if self.held_steps is not None:
                 tag = max(scope.node, 0) | flags
                 self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
@@ -163,7 +163,8 @@ class DevicePath:
                 self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
                 self._callbacks.amounts(scope, elements)
-            # Plain steps do not wait for the device at their end. Without this wait, they could fill `pending`.
+            # Plain steps do not wait for the device when they end, so their timings could fill `pending`. Therefore,
+            # wait if `pending` is full.
             if len(self._waiting) >= MAX_PENDING:
                 self._pending.finalize()
         elif position.held is not None and len(position.held) < MAX_HELD:
@@ -188,12 +189,14 @@ class DevicePath:
             self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)
 
     def step_ended(self) -> None:
-        """Wait for the device, unless ended steps wait in `held_steps` instead."""
+        """Wait for the device, unless `held_steps` exists. In that case, `held_steps` keeps the step until the device
+        has finished it.
+        """
         if self.held_steps is None:
             self._pending.finalize()
 
     def _end(self, key: object) -> None:
-        """Wait for the device, if the mode requires that after a call with this `key`."""
+        """Wait for the device after a call with this `key`, if the mode requires a wait at this point."""
         is_layer = isinstance(key, tuple) and key[0] is NodeKind.LAYER
         if not is_layer or self.mode is not SyncMode.DEFERRED or len(self._pending) >= MAX_PENDING:
             self._pending.finalize()

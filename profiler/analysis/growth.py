@@ -27,8 +27,8 @@ class Growth:
     sums: NDArray[np.int64]  # shape (SUMS, nodes)
     cell: NDArray[np.int32]  # histogram cells (see `Histograms`) that have counts, each once
     count: NDArray[np.uint32] | Column
-    # The increase of columns that few nodes have, by (index into SPARSE_COLUMNS, node). Columns with points in time,
-    # minima or maxima are left out, because they cannot be added.
+    # The increase of columns in which only few nodes have a value, by (index into SPARSE_COLUMNS, node). Columns of
+    # points in time, minima or maxima are left out, because their values cannot be added.
     rare: dict[tuple[int, int], int]
 
     @property

@@ -15,7 +15,7 @@ from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
 from cbtop.protocol.ring_reader import Batch
 
-MAX_OPEN_GROUPS = 4096  # most pairs of a running step and a lane; a real host has sixteen lanes
+MAX_OPEN_GROUPS = 4096  # most groups of parts, one for each running step in each lane; a real host has sixteen lanes
 MAX_OPEN_PARTS = 64  # after this number of batches, the stored parts of a running step are added up
 
 
@@ -40,7 +40,7 @@ class _Fate:
     ends.
     """
 
-    ended_in: Column  # index of the record that ends this record's step, among the ends in this batch
+    ended_in: Column  # the end of this record's step, as an index into the ends in this batch
     follows: NDArray[np.bool_]  # whether a step in the same lane ended earlier in this batch
     late: NDArray[np.bool_]  # whether the record came after the end of its step
     dropped: NDArray[np.bool_]  # whether the record belongs to a step that was cancelled
@@ -58,13 +58,13 @@ class RunningSteps:
     """
 
     def __init__(self) -> None:
-        # Group -> when its last step ended, whether this step was cancelled, and the time of the step outside its
-        # parts.
+        # Group -> the time when its last step ended, whether that step was cancelled, and how much of its time is
+        # outside of its parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
         # Group -> node ids, and two rows of times. Row 0 is the whole time of a part. Row 1 is its overlap with
         # earlier parts.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}
-        # Group and outer node -> start and end of the part that ended last.
+        # Group -> for each outer node, the start and the end of the part that ended last.
         self._last: dict[int, dict[int, tuple[int, int]]] = {}
 
     def is_open(self, step: int, lane: int) -> bool:
@@ -76,9 +76,9 @@ class RunningSteps:
     ) -> Column:
         """Add the times of the parts of all steps that have ended to `closed_ns`.
 
-        If the parts took longer than their step, counts by how much. This shows an error, because nested calls cannot
-        take longer than the call around them. Also counts how long parts of the same node ran at the same time, for
-        example on two streams of a device.
+        If the parts took longer than their step, the excess is counted. An excess shows an error, because nested
+        calls cannot take longer than the call around them. Also counts how long parts of the same node ran at the
+        same time, for example on two streams of a device.
 
         Returns the changed nodes. Some of them may not be in the batch.
         """
@@ -138,9 +138,9 @@ class RunningSteps:
     def _left_ns(
         self, inside: _Inside, fate: _Fate, ends: Column, shared_ns: Column, sparse: SparseColumns
     ) -> Column:
-        """Return the time of each ended step that none of its parts in this batch covers.
+        """Return the time of each ended step that is outside of its parts in this batch.
 
-        Also corrects the stored time of steps from earlier batches that have late parts in this batch.
+        Also corrects the stored times of steps from earlier batches that have late parts in this batch.
         """
         found = inside.duration_ns[ends]
         counted = fate.closing & ~inside.is_end & (inside.outer == inside.step)
@@ -281,8 +281,8 @@ def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -
 
 
 def _covered_ns(times_ns: Iterable[tuple[int, int]], begun_ns: int, ended_ns: int) -> Iterator[int]:
-    """Yield how much of each interval is covered by earlier intervals, or by the interval from `begun_ns` to
-    `ended_ns`. The intervals are ordered by their start.
+    """For each interval, yield how much of it is covered by the interval from `begun_ns` to `ended_ns` and by earlier
+    intervals. The intervals are ordered by their start.
     """
     reached_ns = 0
     for start_ns, end_ns in times_ns:

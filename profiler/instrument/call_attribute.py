@@ -221,7 +221,7 @@ class Slot(property):
             _failed(error)
             call = object.__getattribute__(module, "__dict__").get(
                 ATTRIBUTE
-            )  # The same as `of_host`, but written out, because `of_host` may have failed.
+            )  # The same as `of_host`, but without a call of `of_host`, which may have failed.
             # torch reads the attribute twice for one call. If the first read returned a replacement, this read must
             # also return a callable.
             return plain_call(module) if call is None and getattr(_last, "replaced", None) == id(module) else call

@@ -49,7 +49,7 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-# Collectives with data that has a part for each rank. A rank does not send its own part.
+# Collectives whose data has one part for each rank. A rank does not send its own part.
 _IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})
 # Function of torch.distributed -> its brick, the argument with its data, and whether that argument is only one rank's
 # part. A function that torch has deprecated calls its successor, and only the successor is timed.
@@ -159,8 +159,9 @@ def _closed_over(function: Any) -> Any:
 def _method(original: Function, name: str) -> Function:
     """Wrap the C++ method `original` in a Python method that has the code name `name`.
 
-    If a Python class inherits the method, C++ looks for a Python method of the same name, and finds this wrapper,
-    which calls C++ again. C++ ends this recursion if the calling frame has the method's name and `self`.
+    If a Python class inherits the method, C++ looks for a Python method of the same name, and finds this wrapper. The
+    wrapper calls C++, which would look for the Python method again. C++ ends this recursion if the calling frame has
+    the method's name and `self`.
     """
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:

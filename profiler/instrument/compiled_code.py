@@ -78,7 +78,8 @@ class GraphOrigins:
 
     origins: dict[str, NodeOrigin] = field(default_factory=dict)  # name of a node -> its origin
     classes: dict[str, str] = field(default_factory=dict)  # path of a module -> the name of its class
-    elements: dict[str, int] = field(default_factory=dict)  # path of a module -> `_elements` of its first node
+    # Path of a module -> number of elements of its first node (see `_elements`).
+    elements: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Any) -> GraphOrigins:
@@ -105,7 +106,9 @@ class GraphOrigins:
         return found
 
     def under_names_of(self, other: GraphOrigins) -> GraphOrigins:
-        """Return the same origins for `other`, an equal graph with different names of nodes."""
+        """Return these origins with the node names of `other`, which is an equal graph except for the names of its
+        nodes.
+        """
         same = len(self.origins) == len(other.origins)
         origins = dict(zip(other.origins, self.origins.values(), strict=True)) if same else {}
         return GraphOrigins(origins, self.classes, self.elements)
@@ -265,9 +268,9 @@ def _note(found: GraphOrigins, files: Iterable[str]) -> None:
 
 
 class Ran(NamedTuple):
-    """A line of generated code that has run while nodes were captured.
+    """A line of generated code that ran while nodes were captured.
 
-    `begin` and `end` are the last nodes of the capture before and after it.
+    `begin` has the last nodes of the capture before the line ran, and `end` has the last nodes after it ran.
     """
 
     file: str
@@ -380,7 +383,7 @@ class Watch:
 class Site(NamedTuple):
     """A brick of a model, with the path of its module.
 
-    If the brick is a function, the path is of the module that calls it.
+    If the brick is a function, the path is that of the module that calls the function.
     """
 
     brick: BrickDefinition
@@ -425,9 +428,10 @@ class Naming:
         return found
 
     def _alone_in(self, model: nn.Module) -> dict[str, nn.Module] | None:
-        """Find the compiled module in `model`. Returns the modules of the graph, by path.
+        """Find the compiled module in `model`.
 
-        Returns None if it may be one of several modules, or if the module is part of a layer or brick.
+        Returns the modules of the graph, by path. Returns None if several modules may be the compiled one, or if the
+        compiled module is part of a layer or brick.
         """
         known = modules_by_path(model)
         path = next(filter(None, self.compiled.classes), None)
@@ -481,7 +485,7 @@ class NodeGroup:
         self.sites = tuple({(id(site.brick), site.path): site for site in sites}.values())
         self.classes = () if sites else tuple(dict.fromkeys(map(naming.class_of, origins)))
         layers = {naming.layer(origin) for origin in origins}
-        self.layer = layers.pop() if len(layers) == 1 else None  # None if the nodes are in different layers
+        self.layer = layers.pop() if len(layers) == 1 else None  # None if the origins are in different layers
 
     @property
     def said(self) -> tuple[Any, ...]:

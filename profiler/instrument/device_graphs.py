@@ -117,7 +117,8 @@ class DeviceGraphs:
         """
         if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
-        # another thread is recording replays now, or a signal has interrupted that in this thread
+        # Another thread is recording replays now, or this is a signal handler that has interrupted the recording of
+        # replays.
         if not self._settling.acquire(blocking=False):
             return
         try:

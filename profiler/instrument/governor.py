@@ -41,7 +41,7 @@ from cbtop.profiler.recorder import Recorder
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import WARM_UP
 
-FIRST_EVERY = 4  # one step in this number is recorded, until the cost is known and at least FLOOR steps were recorded
+FIRST_EVERY = 4  # Until the cost is known and FLOOR steps were recorded, one step in this number is recorded.
 FLOOR = 20  # number of recorded steps of a kind that are needed for reliable figures
 WARM_UP_RECORDED = 2  # number of warm-up steps of a kind that are recorded
 MOST_EVERY = 10_000
@@ -54,7 +54,7 @@ LOOK_STEPS, LOOK_NS = 64, 250_000_000  # number of steps, and time in ns, that a
 LOOK_TIMES = 2_000  # the pause after a decision is at least this many times as long as the decision took
 LEARNING_STEPS = 256  # if the cost is still unknown after this many steps, fewer steps are recorded
 MAX_KINDS = 64
-# This is added to the key of a replay of a captured graph, so that replays count apart from other steps.
+# This is added to the key of a step that replays a captured graph, so that replays are counted separately.
 REPLAYED = "replayed"
 Z_95 = 1.96
 USED = 0.8  # the part of the allowed share that cbtop tries to use
@@ -73,7 +73,7 @@ PLAIN_WIDTH = ONE // PLAIN_PAIRS
 MOST_APART = 4  # a recorded step is compared only with a plain step that is at most this many steps earlier
 
 
-class Sort(IntEnum):  # this is an IntEnum, because Python code computes the hash of members of other enums
+class Sort(IntEnum):  # an IntEnum, because hashing a member of another enum runs Python code
     """The sorts of steps, by what recording adds to their time.
 
     PLAIN: nothing. RECORDED: the step is recorded. AFTER: the timed calls are removed in the step. BESIDE: a step in
@@ -160,7 +160,7 @@ class StepKind:
         """Compare the plain step `alone`, which is far from other plain steps, with the recorded steps before and
         after it.
 
-        The later of these took `recorded_ns`.
+        The recorded step after it took `recorded_ns`.
         """
         alone, self.alone = self.alone, None
         apart = self.seen - alone.number if alone else 0
@@ -235,7 +235,7 @@ class Governor:
         self.allowed_share = allowed_percent / (100 + allowed_percent)
         self._announce = announce
         self.models_by_kernels: set[str] = set()  # names of models with steps that only kernel_steps.py records
-        self.floor = FLOOR  # this is 0 in a benchmark that chooses the recorded steps itself
+        self.floor = FLOOR  # a benchmark that chooses the recorded steps itself sets this to 0
         self.forget()
 
     def forget(self) -> None:
@@ -254,7 +254,7 @@ class Governor:
         self._looks: deque[int] = deque(maxlen=LOOKS)  # durations in ns of the latest decisions
         # Whether the last call of `ended` made a decision; if so, `look_ns` is the duration of the decision.
         self.has_looked = False
-        # Model that decides itself about its recorded steps -> when it last recorded one, in ns.
+        # Model that decides itself which of its steps are recorded -> the time in ns when it last recorded a step.
         self._recorded_alone_ns: dict[str, int] = {}
         self.seen = self.recorded = self._lived_ns = 0
         self.look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
@@ -373,11 +373,12 @@ class Governor:
             self._look()
 
     def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
-        """Return the share of the time that `model` may use to record its steps, if it decides that itself.
+        """Return the share of the time that `model` may use to record steps, if it decides itself which steps to
+        record.
 
-        It has `recorded` steps, and the last one ended at `now_ns`. All models that have recorded steps lately share
-        the allowed share of the process. It counts as at least FLOOR_SHARE until `recorded` is FLOOR. After that,
-        only its part `steady` is used.
+        The model has recorded `recorded` steps, and the last one ended at `now_ns`. All models that have recorded
+        steps lately divide the allowed share of the process among them. Until `recorded` is FLOOR, the allowed share
+        counts as at least FLOOR_SHARE. After that, only the part `steady` of the allowed share is used.
         """
         last_ns = self._recorded_alone_ns | {model: now_ns}
         self._recorded_alone_ns = {name: at for name, at in last_ns.items() if now_ns - at < SHARING_NS}
@@ -447,10 +448,11 @@ def _model_in(key: object) -> str:
 
 
 def _cost_of_recording(kinds: list[StepKind]) -> Estimate | None:
-    """Return the mean cost of recording one of the recent steps, including the time that this adds to other steps.
+    """Return the mean cost of recording one of the recent steps, including the time that recording adds to other
+    steps.
 
-    If the cost of a sort is unknown, the largest known cost is used. Returns None if the cost of recorded steps is
-    known for less than half of the recent steps.
+    If the cost of a sort of step is unknown, the largest known cost is used. Returns None if the cost of recorded
+    steps is known for less than half of the recent steps.
     """
     total = sum(kind.recent for kind in kinds) or 1.0
     estimates = {(kind, sort): kind.estimate(sort) for kind in kinds for sort in Sort if kind.counts[sort]}

@@ -216,8 +216,8 @@ class GradientHooks:
 
 
 def _is_in_backward() -> bool:
-    """Return whether a backward pass is running. If so, a hook of a weight has called an optimizer that only this
-    weight has.
+    """Return whether a backward pass is running. If so, a hook of a weight has called the optimizer, which has only
+    this weight.
     """
     return training_here().clock.is_in is TrainingPart.BACKWARD
 

@@ -3,8 +3,8 @@
 Rules
 - The inputs and the first output of each brick and layer are looked at where they are computed (guard_flags.py). The
   smallest and largest values are read when the model's call returns: at once from a processor, later from a device.
-- The guard names the call that ends first with a faulty output. If its input was finite, it made the fault. Otherwise
-  code outside of bricks made it, or it came with the input of the model.
+- The guard names the call that ends first with a faulty output. If the input of this call was finite, this call made
+  the fault. Otherwise the fault was made by code outside of bricks, or it came with the input of the model.
 - If the reaction is `dump`, the values are read right after each call, which waits for the device.
 - Nothing is checked while the host observes the operations of its thread: with a dispatch mode, in a trace, in a
   transform of functorch, or with torch's profiler.
@@ -194,7 +194,7 @@ class Guard:
         self._calls, self._followed = {}, ()
 
     def _look_again(self) -> bool:
-        """Look at the timed calls of the model, if they have changed. Returns whether they have."""
+        """If the timed calls of the model have changed, look at the new calls. Returns whether they have changed."""
         steps = self._steps()
         is_new = steps is not None and steps.calls is not self._followed
         if steps is not None and is_new:
@@ -341,7 +341,7 @@ class Guard:
             self._failed(error)
 
     def _dump(self, opened: OpenGuard, run: GuardedRun) -> None:
-        """Save the arguments of a call, if it is the first faulty one."""
+        """Save the arguments of a call, if it is the first call with a fault."""
         (args, kwargs), run.values = run.values or ((), {}), None
         if (
             self._report.fault is not None

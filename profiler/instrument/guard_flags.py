@@ -33,11 +33,11 @@ Range = tuple[float, float]  # the smallest and the largest value of a tensor
 
 
 class Flag(NamedTuple):
-    """The flags of one tensor. A flag is the place of its smallest and its largest value."""
+    """The place of the smallest and the largest value of one tensor: row `row` of `flags`."""
 
     flags: FlagArray
     row: int
-    with_padding: Flag | None = None  # the flag of all positions, with the padding that `row` leaves out
+    with_padding: Flag | None = None  # the flag of all positions, including the padding; `row` leaves padding out
     without_infinity: Flag | None = None  # the flag without -Inf; used only if there is a bound
 
 
@@ -188,8 +188,8 @@ class StepFlags:
 
 
 def is_looked_at(tensor: Tensor) -> bool:
-    """Return whether the smallest and the largest value of a tensor can be computed, and show whether it is
-    faulty.
+    """Return whether the guard can look at a tensor: its smallest and largest values can be computed, and they show
+    whether the tensor is faulty.
     """
     if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
         return False
@@ -245,7 +245,7 @@ def fault_of(values: Range, bound: float) -> str:
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among `values`, and in lists, tuples and dictionaries there.
+    """Yield the tensors among `values`, and the tensors in lists, tuples and dictionaries among `values`.
 
     Runs no code of the host's classes.
     """

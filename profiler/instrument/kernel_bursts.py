@@ -90,7 +90,7 @@ class Owner(Protocol):
         """Stop recording kernels, because of `error`."""
 
     def records_around_unseen(self) -> bool:
-        """A step replays a graph that cbtop does not clone. Return whether to record the rest of this step."""
+        """Return whether to record the rest of a step that has replayed a graph that cbtop does not clone."""
 
 
 class KernelRecording:
@@ -214,7 +214,7 @@ class Bursts:
             window.begin()
             enter_here(recording)
             around: Any = steps.path.position.step
-            if around is not None:  # the burst makes the outer step longer, so that step is not recorded
+            if around is not None:  # the burst makes the outer step longer, so do not record the outer step
                 around.cancel()
         except BaseException as error:
             one_at_a_time.release()
@@ -356,7 +356,7 @@ def bursts_of(profiler: BrickProfiler) -> Bursts:
 
 
 def enter_here(recording: KernelRecording) -> None:
-    """Make `recording` the recording of the calling thread's step, until `KernelRecording.end_step`."""
+    """Store `recording` for the step of the calling thread. `KernelRecording.end_step` removes it."""
     _here[get_ident()] = recording
 
 

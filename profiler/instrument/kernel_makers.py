@@ -30,13 +30,13 @@ from cbtop.profiler.instrument.trouble import log_once, log_own_error
 
 KNOBS = "triton.knobs"
 HOOK = "kernel_load_end_hook"
-BY_INDUCTOR = "triton_"  # how the names begin that inductor gives to its kernels
+BY_INDUCTOR = "triton_"  # prefix of the names that inductor gives to its kernels
 WARP_THREADS = 32
 MAX_NAMES = 1024  # most names of kernels that are remembered
 MAX_VARIANTS = 16  # most compiled variants of one name that are remembered; these are the latest
 MAX_HEAD_BYTES = 1 << 14  # the location of a Triton function is in the first line of its intermediate code
 MAX_METADATA_BYTES = 1 << 18
-MAX_CODE_BYTES = 1 << 24  # most bytes that are read of a file of generated code
+MAX_CODE_BYTES = 1 << 24  # cbtop reads at most this many bytes of a file of generated code
 MAX_SOURCES = 3  # most sources of one name that are shown
 _FAILED = "makers of kernels are not known"
 

@@ -63,7 +63,7 @@ class ModelCall(CallWrapper):
     ) -> tuple[Callable[..., Any], OpenStep | Forward | None]:
         """Begin a step. Returns the callable to call with these arguments, and the step (None: the call is no step).
 
-        The caller must then call the callable and end the step. If C code does that, no Python frame of cbtop is on
+        The caller must then call the callable and end the step. If C code does both, no Python frame of cbtop is on
         the stack while the model runs.
         """
         called = self.instead

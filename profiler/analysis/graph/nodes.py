@@ -109,7 +109,7 @@ class EdgeKind(StrEnum):
     TRANSFER = "Transfer"
 
 
-# Kinds of edges that follow from the nesting and order of nodes, so that callers cannot add them.
+# Callers cannot add edges of these kinds, because such edges follow from the nesting and order of nodes.
 DERIVED_KINDS = frozenset({EdgeKind.CONTAINS, EdgeKind.LAUNCHES, EdgeKind.SEQUENCE})
 # Kinds of edges that mean that `destination` starts after `source` has ended.
 ORDERING_KINDS = frozenset({EdgeKind.SEQUENCE, EdgeKind.DEPENDS_ON})

@@ -21,7 +21,7 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # returned instead of an id if there is no room for the node; its inner nodes and edges are dropped too
+DROPPED = -1  # The id of a node for which there is no room. The nodes inside it and its edges are dropped, too.
 MAX_EDGES = MAX_NODES  # limit for edges that callers add; all other edges are computed from the nodes
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,
@@ -40,7 +40,8 @@ class RecordedGraph:
         graph.record_kernel("batched_gemv", ptx_hash, (32, 1, 1), (256, 1, 1), shared_memory_bytes=4096)
         graph.pop_scope()
 
-    A graph has at most MAX_NODES nodes and MAX_EDGES added edges. `dropped` counts the nodes and edges without room.
+    A graph has at most MAX_NODES nodes and MAX_EDGES added edges. `dropped` counts the nodes and edges for which
+    there was no room.
     """
 
     nodes: list[GraphNode] = field(default_factory=list)
@@ -182,7 +183,9 @@ class RecordedGraph:
         return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, KernelLaunch)]
 
     def slowest_kernel(self) -> tuple[int, KernelLaunch] | None:
-        """Return the kernel with the longest call, and the first of several. None if no kernel was timed."""
+        """Return the kernel with the longest duration, as (id, kernel). If several are equally long, returns the
+        first one. Returns None if no kernel was timed.
+        """
         timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
         return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
 

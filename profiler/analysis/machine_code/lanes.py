@@ -120,8 +120,8 @@ def _coalesced(group: Sequence[tuple[int, bool, list[int], int]]) -> Iterator[Ac
 
 
 def _addresses(analysis: FunctionAnalysis, at: int) -> list[int]:
-    """Return the addresses in the threads of the first warp, relative to a base that is the same in all of them.
-    Returns () if they are not known.
+    """Return the address in each thread of the first warp. The addresses are relative to a base that is the same in
+    all threads. Returns an empty list if they are not known.
     """
     value, size = analysis.address(at), opcode(analysis.instructions[at].opcode).bytes
     values = analysis.data.lane_values

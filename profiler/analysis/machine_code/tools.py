@@ -24,7 +24,7 @@ VERSION_SECONDS = 10.0
 FILES = {  # name of a tool -> the file names of its program
     "ptxas": ("ptxas", "ptxas-blackwell"),  # Triton contains a second ptxas, for newer GPUs
     "nvdisasm": ("nvdisasm",),
-    "cuobjdump": ("cuobjdump",),  # cbtop does not run it; with it a user gets the PTX out of a program
+    "cuobjdump": ("cuobjdump",),  # not run by cbtop; users can extract a program's PTX with it
 }
 HOW_TO_GET = {
     "ptxas": "pip install nvidia-cuda-nvcc",
@@ -34,7 +34,7 @@ HOW_TO_GET = {
 
 
 class ToolError(Exception):
-    """A tool failed, took too long or wrote too much. The message has its first line of output."""
+    """A tool failed, took too long or wrote too much. The message contains the first line of the tool's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ def _version(program: str) -> tuple[int, ...]:
 
 
 def _run(command: Sequence[str], folder: str, max_seconds: float) -> tuple[int, bytes, bytes]:
-    """Run a command, and return its exit code, output and errors. If it exceeds a limit, it is killed together with
-    its children.
+    """Run a command, and return its exit code, output and errors. If the command exceeds a limit, the command and its
+    child processes are killed.
     """
     process = subprocess.Popen(
         command,

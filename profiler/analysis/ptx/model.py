@@ -67,7 +67,9 @@ class Variable(NamedTuple):
 
 
 class Registers:
-    """The declared registers of a function, with their types. `given` are those that a caller sets or reads."""
+    """The declared registers of a function, with their types. `given` has the registers that a caller sets or
+    reads.
+    """
 
     def __init__(self) -> None:
         self.given: set[str] = set()

@@ -25,7 +25,7 @@ class EntrySummary:
     has_dynamic_shared: bool
     required_threads: tuple[int, ...] | None  # the block size that .reqntid requires
     max_threads: tuple[int, ...] | None  # the largest block size that .maxntid allows
-    # Number of threads that have addresses computed by lints, or None if the shape of the block is not known.
+    # Number of threads for which the lints compute addresses, or None if the shape of the block is not known.
     checked_threads: int | None
     is_assumed: bool  # whether the block size is assumed, because neither a launch nor .reqntid gives it
 

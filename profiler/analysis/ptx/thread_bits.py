@@ -79,7 +79,7 @@ class ThreadBits:
 
     def _exchanged(self, one: PtxInstruction, parts: tuple[str, ...], bits: int) -> int:
         """Return the bits that a value depends on after an exchange between all threads of a warp. After any other
-        exchange, these are all bits.
+        exchange, the value depends on all bits.
         """
         if self._number(one.operands[-1]) not in (-1, (1 << WARP_THREADS) - 1):
             return ALL_BITS
@@ -93,8 +93,8 @@ class ThreadBits:
         return bits & ~LANE_BITS
 
     def _partner(self, a: str, b: str) -> int:
-        """Return the distance of two lanes if they exchange values in a butterfly pattern and the instruction
-        combines both, else 0.
+        """Return the distance of two lanes if one of `a` and `b` is the other's value from the lane at this distance
+        (a butterfly exchange). Otherwise return 0.
         """
         for own, other in ((a, b), (b, a)):
             one = self._data.only_writer(self._source(other))
@@ -126,7 +126,7 @@ class ThreadBits:
 
 
 def _bits_of(lanes: tuple[int, ...]) -> int:
-    """Return the bits of a thread's number on which the number of its lane depends."""
+    """Return the bits of a thread's number that decide the thread's value in `lanes`."""
     bits, bit = 0, 1
     while bit < len(lanes):
         if any(lane != lanes[at ^ bit] for at, lane in enumerate(lanes) if at ^ bit < len(lanes)):

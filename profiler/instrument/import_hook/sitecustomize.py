@@ -235,7 +235,7 @@ def load_package(directory: str) -> None:
 def reraise_host_error(error: Exception) -> None:
     """Raise `error` again if a signal handler of the program raised it while cbtop's code ran."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
-        return  # the code that called this has raised the error, and not a signal handler
+        return  # the caller of this function has raised the error, not a signal handler
     try:
         from cbtop.protocol import signals
     except (ImportError, SyntaxError):  # this Python has no cbtop installed
@@ -291,7 +291,7 @@ def leave(directory: str) -> None:
     sys.path_importer_cache.pop(directory, None)
     if (
         getattr(sys.modules.get("sitecustomize"), "__file__", None) == __file__
-    ):  # if this is not so, a different sitecustomize has imported this file
+    ):  # if the file is different, another sitecustomize has imported this file
         del sys.modules["sitecustomize"]
 
 
