@@ -30,7 +30,8 @@ from cbtop.protocol.signals import reraise_host_error
 
 FIRST = 3
 SHARE = 0.01
-MAX_RESULTS = 10_000  # number of results that are kept, so that a host with ever new names cannot fill the memory
+# Most results that are stored; the limit keeps a host with ever new names from filling the memory.
+MAX_RESULTS = 10_000
 LIBRARIES = ("numpy", "torch", "cupy")
 
 

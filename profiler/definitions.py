@@ -1,4 +1,6 @@
-"""The static attributes of a brick and its kernels: name, category, backend, work, budget. Keys of layers."""
+"""The static attributes of bricks and their kernels: name, category, backend, work, budget. Also the keys of
+layers.
+"""
 
 from __future__ import annotations
 

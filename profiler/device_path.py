@@ -93,7 +93,7 @@ class DevicePath:
             if self.mode is SyncMode.IMMEDIATE:
                 self.clock.synchronize()  # wait for earlier work, so that its time does not count
             start = self._mark()
-        except Exception as error:  # noqa: BLE001 - a device that is lost must not take the host with it
+        except Exception as error:  # noqa: BLE001 - the loss of a device must not stop the host
             self._callbacks.give_up(error)
             return None
         self.enter(position, inside, 0)

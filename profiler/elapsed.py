@@ -10,7 +10,7 @@ from cbtop.profiler.graph_recorder import UsageError, checked_ns
 class ElapsedClock:
     """A clock that counts ns since `restart`, or since the clock was first read.
 
-    If the host's clock fails, `failed` gets the error, and this clock stands still.
+    If the host's clock fails, `failed` gets the error, and this clock stops.
     """
 
     __slots__ = ("_epoch_ns", "_failed", "_now_ns")

@@ -1,4 +1,6 @@
-"""The setting of the guard, which looks for values that are not finite: what it looks for, and its reaction."""
+"""The setting of the guard, which looks for faulty values. It says which values are faulty besides those that are not
+finite, and how the guard reacts.
+"""
 
 from __future__ import annotations
 

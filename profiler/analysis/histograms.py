@@ -166,7 +166,9 @@ class Histograms:
         return page
 
     def _make_pages(self, cell: Column) -> NDArray[np.int32]:
-        """Return the page of each cell. Pages that do not exist are made. The page is 0 if there is no room."""
+        """Return the page of each cell. Makes pages that do not exist yet. If a new page does not fit, the result is
+        0.
+        """
         page = self._page_of(cell)
         if page.all():
             return page

@@ -44,10 +44,10 @@ class PhaseTotals:
     # Arrays by node id. Only the entries of the phase's nodes are valid.
     columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns, overlap_ns
     held: NDArray[np.bool_]  # mask of the bricks with time, and of all nodes inside these bricks
-    adopted: NDArray[np.bool_]  # mask of adopted work: the time of its parent does not include it
+    adopted: NDArray[np.bool_]  # mask of adopted work, which the time of the parent does not include
     own_rows: NDArray[
         np.bool_
-    ]  # mask of nodes whose own operations are a row: layers outside of bricks, and the step
+    ]  # mask of nodes with own operations that are a row: layers outside of bricks, and the step
     small_own: Column  # ids of the bricks of own operations that take too little time to be a row
 
     @classmethod
@@ -113,7 +113,7 @@ class PhaseTotals:
 
     @cached_property
     def count(self) -> dict[int, int]:
-        """The number of calls of each node, the step included: node id -> calls."""
+        """The number of calls of each node, including the step: node id -> calls."""
         return self._by_node("count")
 
     @cached_property
@@ -180,7 +180,7 @@ def _own_rows(step: Node | None, table: NodeTable, inside: Inside, columns: dict
     """Return a mask by node id: the own operations that are a row.
 
     Own operations with the same name are one row. They are marked if they take LEAST_OWN_PERCENT of the time
-    together. `columns` are those of `PhaseTotals`.
+    together. `columns` are the columns of `PhaseTotals`.
     """
     found = np.zeros(len(table) + 1, np.bool_)
     ids = inside.ids if step is None else np.append(inside.ids, step.id)
@@ -221,11 +221,11 @@ def _held_and_adopted(
 
 
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
-    """Return the exclusive time of each node, by node id: `time_ns` without some of the nodes inside it.
+    """Return the exclusive time of each node, by node id: `time_ns` without the time of some nodes inside the node.
 
-    The bricks and steps inside a brick are subtracted from it. All nodes inside any other node are subtracted from
-    that. The subtracted time of a node is its `nested_ns`. If nodes overlap, the parent's `overlap_ns` is added back,
-    so that no time is subtracted twice.
+    From a brick, only the bricks and steps inside the brick are subtracted. From any other node, all nodes inside the
+    node are subtracted. The subtracted time of a node is its `nested_ns`. If nodes overlap, the parent's `overlap_ns`
+    is added back, so that no time is subtracted twice.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     # The time to subtract from each node, by node id: `in_brick` if the node is a brick, `in_other` if it is not.

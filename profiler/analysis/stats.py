@@ -21,7 +21,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, FLAG_UNCO
 from cbtop.protocol.ring_reader import Batch
 
 # Only this many nodes have a histogram of their own. Further nodes with the same name and phase share one histogram.
-# It shows the percentiles of the brick as a whole, but not those of each node.
+# It shows the percentiles of the brick as a whole, but not of each node.
 MAX_HISTOGRAM_NODES = 8_192
 
 _ROW_OF = {name: at for at, name in enumerate(COLUMNS)}
@@ -171,8 +171,8 @@ class NodeStats:
         return found
 
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
-        """Return min_ns and max_ns of each of `node`. These are estimated from `cells`, the histogram cells of the
-        nodes.
+        """Return min_ns and max_ns of each node in `node`. These are estimated from `cells`, the histogram cells of
+        the nodes.
         """
         if self._whole is None:
             return self._row("min_ns")[node], self._row("max_ns")[node]

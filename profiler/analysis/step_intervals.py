@@ -11,8 +11,8 @@ from cbtop.protocol.ring_reader import Batch
 
 # A step with more tokens counts as a step of this many tokens in sums of squares, so that the sums do not overflow.
 MOST_SQUARED = 1 << 32
-# Most intervals that are stored per step node. If a step is recorded so late that all stored intervals are later, the
-# time in which it overlapped other steps may count twice.
+# Most intervals that are stored per step node. If a step is recorded so late that all stored intervals are later, its
+# overlap with other steps may count twice.
 MAX_KEPT_INTERVALS = 1 << 12
 MAX_SAID_INTERVALS = 1 << 10  # maximum number of intervals in one message
 MAX_PARTS = 64  # most arrays of intervals per step node; if there are more, they are joined

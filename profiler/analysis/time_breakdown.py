@@ -38,8 +38,8 @@ class TimeBreakdown:
     times here are not part of this sum.
 
     The books do not close if parts took longer than their whole. Then no share of the wall time can be trusted.
-    `over` is the number of steps whose parts took longer than the step, and `over_ns` is the sum of the excess.
-    `exceeded` has each layer or brick whose parts took longer, with the excess in ns.
+    `over` is the number of steps with parts that took longer than the step, and `over_ns` is the sum of the excess.
+    `exceeded` has each layer or brick with parts that took longer, and its excess in ns.
     """
 
     wall_ns: int
@@ -131,8 +131,8 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
 
 
 def outside_steps(table: NodeTable, stats: NodeStats) -> Beside | None:
-    """Return the time of bricks, layers and functions outside of all steps, by the outermost name. None without such
-    time.
+    """Return the time of bricks, layers and functions outside of all steps, by the name of the outermost node.
+    Returns None without such time.
 
     Steps that ran inside such a node are subtracted, because their own books contain their time.
     """

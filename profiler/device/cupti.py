@@ -35,7 +35,7 @@ INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 # Kinds of CUPTI records.
 DRIVER_CALL, RUNTIME_CALL, KERNEL, EXTERNAL = 4, 5, 10, 39
 OF_KERNELS = (KERNEL,)
-# To get external ids, CUPTI must also record the calls of the driver and the runtime.
+# CUPTI delivers external ids only if it also records the calls of the driver and the runtime.
 OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)
 _CUSTOM = 3  # CUPTI's number for the kind of external id that cbtop sets
 
@@ -246,7 +246,7 @@ _found_path: list[str] = []
 def library_path() -> str:
     """Return the path of the libcupti that this process has loaded, usually by torch. Returns "" if there is none.
 
-    Reading the thousands of mappings of a process takes 2 ms, so a path that was found is kept.
+    Reading the thousands of mappings of a process takes 2 ms, so the path is stored as soon as it was found.
     """
     if _found_path:
         return _found_path[0]

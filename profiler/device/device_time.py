@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-# Largest drift between the clocks of device and host that is assumed, in ppm. Measured values are 6 to 24.
+# Largest assumed drift between the clocks of device and host, in ppm. Measured drifts are 6 to 24 ppm.
 MAX_DRIFT_PPM = 100
 WANDER_PPM = 1
 MAX_PAIRS = 64

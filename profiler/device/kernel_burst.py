@@ -82,7 +82,7 @@ class Durations:
         self.min_ns, self.max_ns = min(self.min_ns, duration_ns), max(self.max_ns, duration_ns)
 
     def end_step(self) -> None:
-        """End a step: all launches since the previous call belong to it."""
+        """End a step. All launches since the previous call of this method belong to the step."""
         launches, self._ended = self.count - self._ended, self.count
         if launches:
             self._count_step(1, launches, launches)
@@ -223,8 +223,8 @@ class KernelWindow:
             self._cupti.push(number)
 
     def launch(self, graph: int, keys_of: Callable[[int], Keys | None], stream: int) -> None:
-        """Launch a clone of `graph`, so that CUPTI can be finalized after the clone is destroyed. `keys_of` returns
-        the keys of the layer and brick of each of its nodes.
+        """Launch a clone of `graph`, so that CUPTI can be finalized after the clone is destroyed. `keys_of` takes a
+        node of the graph, and returns the keys of its layer and brick.
         """
         driver, cupti = self._driver, self._cupti
         with driver.relaxed():

@@ -167,7 +167,8 @@ class StampClock:
 
     @property
     def error_ns(self) -> int | None:
-        """The possible error in ns of `time_ns`, in either direction, if a mark is made now. None if it is not known.
+        """The possible error in ns of `time_ns`, in either direction. This is the error for a mark that is made now.
+        None if it is not known.
 
         The difference of two marks does not have this error.
         """

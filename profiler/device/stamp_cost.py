@@ -59,8 +59,8 @@ class StampCosts:
                 self.known = _middle_of(sorted(self._found))
 
     def guess(self) -> StampCost | None:
-        """Return the cost of a stamp. It is only an estimate if there are fewer than ENOUGH comparisons of replays.
-        Returns None without any.
+        """Return the cost of a stamp. The cost is only an estimate if there are fewer than ENOUGH comparisons of
+        replays. Returns None without comparisons.
         """
         return self.known or (_middle_of(sorted(self._found)) if self._found else None)
 

@@ -104,8 +104,8 @@ class Attachment:
         self._said = said_by(self._models, root, plan)
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self.look_again, self.give_up)
-        # Only the garbage collector can free the attachment and its steps, and the host may have switched it off. So
-        # this callback removes the steps from `swapped_in` as soon as the model is freed.
+        # Only the garbage collector can free the attachment and its steps, and the host may have switched the
+        # collector off. So this callback removes the steps from `swapped_in` as soon as the model is freed.
         self.root = weakref.ref(root, partial(swapped_in.pop, weakref.ref(self.steps)))
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
@@ -420,7 +420,7 @@ def installed() -> BrickProfiler | None:
 def _begin(
     model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
 ) -> Attachment:
-    for module in plan.trunk:  # a part that the host has called by itself is attached already
+    for module in plan.trunk:  # detach a part that is attached already, because the host has called it separately
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()

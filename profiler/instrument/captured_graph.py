@@ -38,7 +38,7 @@ FEW_STAMPS = 200
 COPIES = 4  # number of clones of a graph that take turns if every step is recorded
 PLAIN_EVERY = 64  # after this number of replays with stamps, one runs without stamps to be compared with them
 FIRST_PLAIN = 8  # used instead of PLAIN_EVERY until the cost of stamps is known
-MOST_HELD = 256  # if more replays wait for the cost of stamps, the oldest are recorded with an estimate of it
+MOST_HELD = 256  # if more replays wait for the cost of stamps, the oldest are recorded with an estimate of this cost
 MOST_WAITING = 1024  # number of replays of one graph that may wait to be recorded
 ENOUGH_PLAIN = 128  # after this number of plain replays, the cost of timing them is checked
 MAX_STAMPED = 32  # maximum number of graphs with stamps; each takes some megabytes on the device
@@ -191,9 +191,9 @@ class CapturedGraph:
             log_own_error(error, "some steps of captured graphs are not recorded")
 
     def _watch(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
-        """Store the time of a plain (not recorded) replay, and what it cost to time it.
+        """Store the time of a plain (not recorded) replay, and the cost of timing it.
 
-        If the cost is too high, stop timing plain replays.
+        If this cost is too high, stop timing plain replays.
         """
         self._plain_ns.append(duration_ns)
         self._own_ns.append(own_ns)
@@ -292,7 +292,7 @@ class CapturedGraph:
             is_sampled = self.profiler._is_replay_sampled(self._key) or self._is_due
             self._is_due = False
         else:
-            # Inside a step of another model, the replay is not recorded.
+            # Inside a step of a different model, the replay is not recorded.
             is_sampled = bool(step.model == self.steps.model)
         return is_sampled and self._path.recording
 

@@ -49,7 +49,7 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-# Collectives whose data has one part for each rank. A rank does not send its own part.
+# Collectives with data that consists of one part for each rank. A rank does not send its own part.
 _IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})
 # Function of torch.distributed -> its brick, the argument with its data, and whether that argument is only one rank's
 # part. A function that torch has deprecated calls its successor, and only the successor is timed.
@@ -261,7 +261,8 @@ def _is_coalesced() -> bool:
 def ranks_of(group: Any) -> int:
     """Return the number of ranks of `group`, or 0 if unknown.
 
-    `group` is a process group, the name of one, a device mesh, or a tuple of a mesh and one of its dimensions.
+    `group` is a process group, the name of a process group, a device mesh, or a tuple of a mesh and one of its
+    dimensions.
     """
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     if isinstance(group, str):
@@ -279,8 +280,8 @@ def ranks_of(group: Any) -> int:
 def _about(
     name: str, held: Any, ranks: int, is_part: bool = False, *, is_even: bool = True
 ) -> tuple[BrickDefinition, int | None]:
-    """Return the brick for the collective `name`, and the number of elements of all ranks together, or None if it is
-    unknown.
+    """Return the brick for the collective `name`, and the number of elements of all ranks together, or None if this
+    number is unknown.
 
     `held` is one tensor or several. If `is_part` is True, `held` is only one rank's part. If `is_even` is False, the
     ranks have parts of different sizes.

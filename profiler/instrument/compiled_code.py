@@ -78,8 +78,7 @@ class GraphOrigins:
 
     origins: dict[str, NodeOrigin] = field(default_factory=dict)  # name of a node -> its origin
     classes: dict[str, str] = field(default_factory=dict)  # path of a module -> the name of its class
-    # Path of a module -> number of elements of its first node (see `_elements`).
-    elements: dict[str, int] = field(default_factory=dict)
+    elements: dict[str, int] = field(default_factory=dict)  # path of a module -> `_elements` of its first node
 
     @classmethod
     def of(cls, graph: Any) -> GraphOrigins:
@@ -106,9 +105,7 @@ class GraphOrigins:
         return found
 
     def under_names_of(self, other: GraphOrigins) -> GraphOrigins:
-        """Return these origins with the node names of `other`, which is an equal graph except for the names of its
-        nodes.
-        """
+        """Return these origins with the node names of `other`, an otherwise equal graph."""
         same = len(self.origins) == len(other.origins)
         origins = dict(zip(other.origins, self.origins.values(), strict=True)) if same else {}
         return GraphOrigins(origins, self.classes, self.elements)
@@ -120,7 +117,9 @@ class GraphOrigins:
 
 
 def _relative(path: str) -> str | None:
-    """Convert Dynamo's `path` of a module to one from the compiled module on. Returns None if it is unknown."""
+    """Convert Dynamo's `path` of a module to a path from the compiled module on. Returns None if the result is
+    unknown.
+    """
     begin = _MODULE.match(path)
     if begin is None:
         return None
@@ -383,7 +382,7 @@ class Watch:
 class Site(NamedTuple):
     """A brick of a model, with the path of its module.
 
-    If the brick is a function, the path is that of the module that calls the function.
+    A brick that is a function has the path of the module that calls the function.
     """
 
     brick: BrickDefinition

@@ -13,8 +13,8 @@ from cbtop.protocol.structure_messages import Conditions
 if TYPE_CHECKING:
     from torch import nn
 
-# Module and name of each library with a version that may change times. A library is reported only if the process has
-# imported its module.
+# Module and name of each library. The version of such a library may change times. A library is reported only if the
+# process has imported its module.
 _LIBRARIES = {
     "torch": "torch",
     "transformers": "transformers",

@@ -49,7 +49,7 @@ def dimensions(module: nn.Module) -> int:
 
 
 def depends_on_size(module: nn.Module) -> bool:
-    """Return whether `module` is a convolution whose work per input element depends on the image size."""
+    """Return whether `module` is a convolution with different work per input element for different image sizes."""
     return is_convolution(module) and convolved(module) is None
 
 

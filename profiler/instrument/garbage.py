@@ -1,4 +1,4 @@
-"""Keeps the many objects that attaching makes from triggering garbage collections."""
+"""Prevents garbage collections because of the many objects that attaching makes."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ SAMPLES = 121  # most measured differences that are kept; these are the newest o
 ENOUGH = 11
 MAX_WAITING = 16  # most steps between two plain steps that are compared
 LOOKS = 9  # number of newest decisions; the median of their durations counts as overhead
-LOOK_STEPS, LOOK_NS = 64, 250_000_000  # number of steps, and time in ns, that at least pass between two decisions
+LOOK_STEPS, LOOK_NS = 64, 250_000_000  # least number of steps, and least time in ns, between two decisions
 LOOK_TIMES = 2_000  # the pause after a decision is at least this many times as long as the decision took
 LEARNING_STEPS = 256  # if the cost is still unknown after this many steps, fewer steps are recorded
 MAX_KINDS = 64
@@ -73,7 +73,7 @@ PLAIN_WIDTH = ONE // PLAIN_PAIRS
 MOST_APART = 4  # a recorded step is compared only with a plain step that is at most this many steps earlier
 
 
-class Sort(IntEnum):  # an IntEnum, because hashing a member of another enum runs Python code
+class Sort(IntEnum):  # an IntEnum, because Python code computes the hash of members of any other enum
     """The sorts of steps, by what recording adds to their time.
 
     PLAIN: nothing. RECORDED: the step is recorded. AFTER: the timed calls are removed in the step. BESIDE: a step in

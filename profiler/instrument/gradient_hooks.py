@@ -36,7 +36,7 @@ Wrapper = Callable[[Function], Function]
 
 
 class GradientHooks:
-    """Follows the gradients of all optimizers of this process, and its gradient scalers."""
+    """Follows the gradients of all optimizers, and all gradient scalers, of this process."""
 
     def __init__(self) -> None:
         # id of an optimizer -> the object that follows the gradients of this optimizer

@@ -93,8 +93,8 @@ class Measurement:
         return found
 
     def _find_faulty(self, found: Gradients, norms: Sequence[float]) -> None:
-        """Add the parameters with a gradient that is not finite to the result. The norm of a finite gradient may
-        overflow.
+        """If the gradient of a parameter is not finite, add the parameter to the result. The norm of a finite
+        gradient may overflow.
         """
         for parameter, norm in zip(reversed(self._parameters), reversed(norms), strict=True):
             if math.isfinite(norm):
@@ -112,9 +112,9 @@ class Measurement:
 def measure(parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()) -> Measurement | None:
     """Measure the gradients of `parameters`. Returns None if they are missing or cannot be measured.
 
-    With `is_exact`, the largest magnitude of an element is measured instead of the L2 norm. That never overflows, but
-    takes longer. `scaling` are the two numbers or tensors that an optimizer gets from a gradient scaler, see
-    `Measurement`.
+    With `is_exact`, the largest magnitude of an element is measured instead of the L2 norm. The largest magnitude
+    never overflows, but takes longer. `scaling` are the two numbers or tensors that an optimizer gets from a gradient
+    scaler, see `Measurement`.
     """
     found: dict[torch.dtype, list[Any]] = {}
     grads: dict[torch.dtype, list[Tensor]] = {}
@@ -240,7 +240,7 @@ class ThreadGradients:
         self.is_l2 = False  # True while a function of torch that clips by the L2 norm is running
         # Clipped lists of gradients that contained a faulty gradient, identified by the id of their first parameter.
         self._faulty: set[int] = set()
-        # The phase of the step that ended last. Further optimizers after the same backward belong to it.
+        # The phase of the step that ended last. Further optimizers after the same backward belong to this phase.
         self.latest_phase = ""
         self.latest_model: Callable[[], Any] = _no_model
         self.forget()

@@ -98,7 +98,7 @@ class ThreadGuard:
     def __init__(self) -> None:
         self.open: list[OpenGuard] = []
         self.spare: list[StepFlags] = []  # flags of an ended step, which another step can use
-        self.mask: Mask | None = None  # the padding mask among the arguments of the call of the model that begins
+        self.mask: Mask | None = None  # the padding mask among the arguments of the model's call that begins now
 
 
 class _Waiting(NamedTuple):
@@ -257,7 +257,7 @@ class Guard:
             raise stop
 
     def drop(self, owner: object) -> None:
-        """Drop the step of `owner` without a check, if it is open, because it has failed."""
+        """The step of `owner` has failed: drop it without a check, if it is open."""
         self._taken(owner)
 
     def _taken(self, owner: object) -> OpenGuard | None:

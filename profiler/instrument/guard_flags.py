@@ -104,8 +104,8 @@ class StepFlags:
         self.restart(None)
 
     def restart(self, padding: Tensor | None, *, has_bound: bool = False) -> None:
-        """Begin a step. `padding` is True at the positions (batch, token) of tokens. If it is None, all positions are
-        looked at.
+        """Begin a step. `padding` has the axes (batch, token). It is True at tokens, and False at padding. If it is
+        None, all positions are looked at.
         """
         for array in self._arrays.values():
             array.used = 0

@@ -1,5 +1,5 @@
-"""Measures how long the host takes to launch each brick. This is done in some steps of models on a GPU if CUPTI
-records their kernels.
+"""Measures how long the host takes to launch each brick. This is done in some steps of models on a GPU, if CUPTI
+records the kernels of these models.
 
 Rules
 - Such a step is recorded as a plain step. Each call in it is timed by two readings of the host's clock.

@@ -57,7 +57,9 @@ is_on_cuda: Callable[[], bool] = torch.cuda.is_initialized
 
 
 def _device_here() -> tuple[int | None, str]:
-    """Return the number of multiprocessors and the architecture of torch's current device, (None, "") without one."""
+    """Return the number of multiprocessors and the architecture of torch's current device. Returns (None, "") without
+    a device.
+    """
     if not torch.cuda.is_initialized():
         return None, ""
     known = torch.cuda.get_device_properties(torch.cuda.current_device())  # pragma: no cover - gpu

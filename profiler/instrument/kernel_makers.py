@@ -124,7 +124,7 @@ def _loaded(module: object, function: object, name: str, metadata_group: Mapping
 
 
 def makers_of(kernels: Iterable[LaunchedKernel]) -> dict[LaunchedKernel, Maker]:
-    """Return the maker of each kernel, except of kernels with an unknown one. Reads files."""
+    """Return the maker of each kernel. Leaves out kernels with an unknown maker. Reads files."""
     wanted = list(kernels)
     by_inductor = _definitions({one.name for one in wanted if one.name.startswith(BY_INDUCTOR)})
     variants: dict[str, list[_Variant]] = {}

@@ -187,7 +187,8 @@ _MANY = (
     MIXER,
 )
 _ADDS = r"MUL_MAT|ADD"  # operations of a node that multiplies, or adds a bias to the product
-# Each rule has the name of a node without its layer, its operation, and its brick. The first matching rule decides.
+# Each rule has the name of a node (without its layer), the operation of the node, and the brick. The first matching
+# rule decides.
 _RULES = tuple(
     (re.compile(name), re.compile(operation), ModuleKind(brick))
     for name, operation, brick in (

@@ -78,8 +78,8 @@ def of_nvrtc(names: Collection[str]) -> dict[str, list[NvrtcKernel]]:
 
 
 def version() -> str:
-    """Return the version of NVRTC, such as `13.5`, or "" if it is not known. It is that of the bindings, or else that
-    of torch.
+    """Return the version of NVRTC, such as `13.5`, or "" if it is not known. It is read from the bindings, or from
+    torch if there are none.
     """
     ask = getattr(sys.modules.get(BINDINGS), "nvrtcVersion", None)
     if ask is not None:
@@ -158,7 +158,7 @@ def _compiling_in_torch(compile_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _caller() -> FrameType | None:
-    """Return the frame that called the function that calls this one."""
+    """Return the frame that called the caller of this function."""
     frame = currentframe()
     return frame.f_back.f_back if frame is not None and frame.f_back is not None else None
 

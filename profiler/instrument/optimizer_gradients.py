@@ -66,9 +66,8 @@ class OptimizerGradients:
         self._newest: tuple[int, Gradients] | None = None  # the newest norm, and the number of its step
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
         self._small: list[ref[Any]] = []  # the parameters with gradients that are checked in every step
-        self._small_step = 0  # the latest step in which all gradients of `_small` were finite
-        # The latest step in which all gradients were finite, and the latest step in which all gradients were
-        # measured.
+        self._small_step = 0  # number of the latest step with all gradients of `_small` finite
+        # The latest step with all gradients finite, and the latest step with measured gradients.
         self._finite_step = self._checked_step = 0
         self._is_doubtful = False  # True if a norm was infinite, although the gradients may be finite
         self._fault: _Fault | None = None

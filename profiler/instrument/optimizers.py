@@ -195,7 +195,8 @@ def _backward(original: Function, replicas: Replicas) -> Function:
 def _roots_of(tensors: Any) -> list[Any]:
     """Return the tensors at which a backward pass begins, or an empty list if they must not be read.
 
-    A generator can be read only once, so it is left alone. Compiled autograd would compile cbtop's hooks.
+    A generator can be read only once, so it is left alone. With compiled autograd, the list is empty, because
+    compiled autograd would compile cbtop's hooks.
     """
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     if compiled is not None and compiled.compiled_autograd_enabled:

@@ -91,7 +91,9 @@ class AsyncTask:
 
 
 def is_beside(node: GraphNode) -> bool:
-    """Return whether a node runs in parallel with its siblings: an async task, or a copy with a stream."""
+    """Return whether a node runs in parallel with its siblings. An async task does, and so does a copy with a
+    stream.
+    """
     return isinstance(node, AsyncTask) or (isinstance(node, Transfer) and node.stream is not None)
 
 

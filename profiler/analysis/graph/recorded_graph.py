@@ -21,7 +21,7 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # The id of a node for which there is no room. The nodes inside it and its edges are dropped, too.
+DROPPED = -1  # The id of a node that did not fit into the graph. The nodes inside it and its edges are dropped, too.
 MAX_EDGES = MAX_NODES  # limit for edges that callers add; all other edges are computed from the nodes
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,
@@ -40,8 +40,8 @@ class RecordedGraph:
         graph.record_kernel("batched_gemv", ptx_hash, (32, 1, 1), (256, 1, 1), shared_memory_bytes=4096)
         graph.pop_scope()
 
-    A graph has at most MAX_NODES nodes and MAX_EDGES added edges. `dropped` counts the nodes and edges for which
-    there was no room.
+    A graph has at most MAX_NODES nodes and MAX_EDGES added edges. `dropped` counts the nodes and edges that did not
+    fit.
     """
 
     nodes: list[GraphNode] = field(default_factory=list)
@@ -192,8 +192,8 @@ class RecordedGraph:
     def detect_ping_pong(self) -> list[tuple[int, int]]:
         """Return pairs of transfers between host and device. The second transfer returns the data of the first one.
 
-        The two have the same number of bytes and opposite directions. The second one starts where the first one
-        ended. A transfer is in at most one pair.
+        The two have the same number of bytes and opposite directions. The source of the second one is the destination
+        of the first one. A transfer is in at most one pair.
         """
         pairs: list[tuple[int, int]] = []
         gone: dict[tuple[int, str, TransferDirection], list[int]] = {}

@@ -1,5 +1,5 @@
-"""Compares the nodes of a graph with the roof of a machine, which is the rate that its peak FLOP/s and bandwidth
-allow. The FLOP, bytes and times are those of the nodes.
+"""Compares the nodes of a graph with the roof of a machine: the rate that its peak FLOP/s and bandwidth allow. Uses
+the FLOP, bytes and times of the nodes.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _elements(elements: int | None) -> str:
 def _launch(kernel: KernelLaunch) -> str:
     if kernel.grid is None or kernel.block is None:
         return kernel.backend
-    # The third number is block.y, as in the output of cbtop's predecessor. In CUDA's launch syntax, it is a size in
-    # bytes.
+    # The third number is block.y, as in the output of cbtop's predecessor. In CUDA's launch syntax, the third number
+    # is a size in bytes.
     shape = f"<<<{kernel.grid[0]},{kernel.block[0]},{kernel.block[1]}>>>"
     return f"{shape} smem={kernel.shared_memory_bytes or 0}B"

@@ -1,9 +1,8 @@
 """Compute the arithmetic intensity of a kernel from its machine code, if the numbers of loop passes do not matter.
 
-The intensity is a number of FLOP divided by a number of bytes. The FLOP are those of floating-point additions,
-multiplications and tensor-core products. The bytes are those that a warp requests from global memory. An instruction
-with a condition counts as if the condition were true. Caches are not modelled: the memory itself may move fewer
-bytes.
+The intensity is a number of FLOP divided by a number of bytes. The FLOP come from floating-point additions,
+multiplications and tensor-core products. The bytes are requested from global memory by a warp. An instruction with a
+condition counts as if the condition were true. Caches are not modelled: the memory itself may move fewer bytes.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class Intensity:
 
     @property
     def bound(self) -> str | None:
-        """What limits the kernel on every GPU from V100 to B200: MEMORY, COMPUTE, or None if that depends on the GPU.
-        MEMORY assumes that no cache helps.
+        """The limit of the kernel on every GPU from V100 to B200: MEMORY, COMPUTE, or None if the limit depends on
+        the GPU. MEMORY assumes that no cache helps.
         """
         low, high = (
             (SURELY_MEMORY_TENSOR, SURELY_COMPUTE_TENSOR) if self.has_tensor else (SURELY_MEMORY, SURELY_COMPUTE)

@@ -45,7 +45,9 @@ class LaneAddresses:
         return [one for one in self.accesses if one.space == space]
 
     def unknown(self, space: str) -> int:
-        """Return the number of accesses with an unknown address: it does not follow from thread ids and constants."""
+        """Return the number of accesses with an unknown address. An address is unknown if it does not follow from
+        thread ids and constants.
+        """
         return (self.global_count if space == "global" else self.shared_count) - len(self.of_space(space))
 
 

@@ -1,5 +1,5 @@
-"""Compute how many blocks of a kernel fit on one SM, what limits their number, and which change of a resource would
-change it.
+"""Compute how many blocks of a kernel fit on one SM, what limits the number of blocks, and which change of a resource
+would change this number.
 
 The rules are those of NVIDIA's `cuda_occupancy.h` (CUDA 13.5). The limits are from the CUDA programming guide, table
 "Technical specifications per compute capability". The shared memory of an SM is its largest carve-out.

@@ -34,8 +34,8 @@ INJECTED = "wgmma.wait_group is injected"
 
 @dataclass(frozen=True, slots=True)
 class Spills:
-    """Two numbers of bytes: those of registers that a thread stores to local memory because registers are scarce, and
-    those that it loads again. Each instruction counts once.
+    """The bytes of registers that a thread stores to local memory because registers are scarce, and the bytes that it
+    loads again. Each instruction counts once.
     """
 
     store_bytes: int

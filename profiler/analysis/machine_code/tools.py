@@ -77,7 +77,7 @@ def tools(name: str, environment: Mapping[str, str] | None = None, path: Sequenc
 
 
 def missing(name: str) -> str:
-    """Return a line for the user that says that a tool is missing, and how to get it."""
+    """Return a line for the user. The line says that a tool is missing, and how to get the tool."""
     return f"{name} was not found on the PATH, in CUDA_HOME, or in Python's packages: {HOW_TO_GET[name]}"
 
 

@@ -146,8 +146,8 @@ def _uncoalesced(lanes: LaneAddresses) -> Iterator[Waste]:
             f"{len(wasteful)} loads and stores of global memory spread a warp's bytes over too many sectors",
             f"up to {_factor(worst):.1f}x the traffic: {_worst(worst, 'sectors')}",
             UNCOALESCED_FIX,
-            # The rest of these memory sectors may be used by an access with an unknown address, so they may not be
-            # wasted.
+            # An access with an unknown address may use the rest of these memory sectors. So it is not known whether
+            # the rest is wasted.
             is_possible=len(lanes.of_space("global")) < lanes.global_count,
             line=worst.line,
         )

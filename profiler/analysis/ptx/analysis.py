@@ -110,8 +110,8 @@ class FunctionAnalysis:
 
     @cached_property
     def barriers_wait_for_exited(self) -> bool:
-        """Whether a barrier waits for threads of the block that have already returned. From sm_70 on, it does not
-        (CUDA Programming Guide, "Independent Thread Scheduling").
+        """Whether a barrier waits for threads of the block that have already returned. From sm_70 on, a barrier does
+        not wait for them (CUDA Programming Guide, "Independent Thread Scheduling").
         """
         match = re.match(r"sm_([0-9]+)", self.module.target)
         return match is not None and int(match[1]) < FIRST_WITHOUT_EXITED

@@ -10,8 +10,8 @@ from itertools import pairwise
 from cbtop.profiler.analysis.ptx.model import PtxError, PtxFunction
 from cbtop.profiler.analysis.ptx.opcodes import is_branch, is_end, opcode
 
-# Most basic blocks of a function that is analysed, because the time of some analyses grows with their square. 2,000
-# blocks took up to 10 s (AMD EPYC). The largest kernel of cbtop has 627.
+# A function with more basic blocks is not analysed, because the time of some analyses grows with the square of the
+# number of blocks. 2,000 blocks took up to 10 s (AMD EPYC). The largest kernel of cbtop has 627.
 MAX_BLOCKS = 2048
 MAX_STEPS = 4_000_000
 

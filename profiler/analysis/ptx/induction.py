@@ -135,7 +135,7 @@ class CountedLoop:
     def margin(self, name: str, *, is_negated: bool = False) -> LaneValue | None:
         """Return a value that is above 0 if and only if a predicate holds, or None if no such value is known.
 
-        Its terms are counters and registers that the loop does not change. A counter stands for its value at the
+        Its terms are counters and registers that the loop does not change. The value of a counter is taken at the
         start of an iteration.
         """
         at = self._only_write(name)

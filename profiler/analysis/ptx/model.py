@@ -118,8 +118,8 @@ class PtxFunction:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A PTX module. `variables` are those declared outside functions. `files` are the source files that debug lines
-    name.
+    """A PTX module. `variables` are the variables that are declared outside of functions. `files` are the source
+    files that debug lines name.
     """
 
     version: str

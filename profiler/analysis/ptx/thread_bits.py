@@ -44,7 +44,8 @@ class ThreadBits:
 
     def of_register(self, name: str, depth: int = 0) -> int:
         if name not in self._known:
-            # A register that depends on itself has all bits, so store this while its mask is computed.
+            # While the mask of a register is computed, the register counts as having all bits. It may depend on
+            # itself.
             self._known[name] = ALL_BITS
             if depth < MAX_DEPTH:
                 self._known[name] = self._computed(name, depth + 1)

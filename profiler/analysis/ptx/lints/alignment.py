@@ -11,7 +11,7 @@ from cbtop.profiler.analysis.ptx.opcodes import ROW_BYTES, matrix_rows, opcode
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield accesses for which two threads use addresses that can't both be aligned, wherever the array begins.
+    """Yield accesses if the addresses in two threads can't both be aligned, wherever the array begins.
 
     An access is left out if its addresses are not known, or if the threads that execute it are not known.
     """

@@ -20,7 +20,9 @@ _HEAVY = {
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield comparisons of a loop's counter that change at most once while it runs, and that decide on heavy work."""
+    """Yield comparisons of a loop's counter that change at most once while the loop runs, and that decide on heavy
+    work.
+    """
     for loop in counted_loops(analysis):
         checks: dict[int, list[tuple[str, bool]]] = {}  # comparison -> the predicates that are computed from it
         guarded = _guarded_work(analysis, loop)
@@ -90,7 +92,7 @@ def _kind(analysis: FunctionAnalysis, at: int) -> str | None:
 
 
 def _place(analysis: FunctionAnalysis, loop: CountedLoop, name: str) -> int:
-    """Return the comparison of a counter from which a predicate is computed."""
+    """Return the comparison on which a predicate depends. It compares a counter."""
     at = analysis.data.writers[name][0]
     one = analysis.instructions[at]
     if opcode(one.opcode).base == "setp":
