@@ -51,7 +51,7 @@ class Growth:
         cls, node: Column, sums: Column, cell: Column, count: Column, rare: dict[tuple[int, int], int]
     ) -> Growth:
         """Make a Growth, in the smallest data types that hold the counts. Counts of zero are left out. `sums` has one
-        row for each of SUMS.
+        row for each name in SUMS.
         """
         grew = (sums > 0).any(axis=0)
         counted = count > 0

@@ -97,7 +97,7 @@ class Histograms:
         return found
 
     def add(self, cell: Column, count: Column) -> None:
-        """Add each of `count` to the count of the histogram cell at the same index in `cell`. No cell may occur
+        """Add each value in `count` to the count of the histogram cell at the same index in `cell`. No cell may occur
         twice.
         """
         page = self._make_pages(cell)
@@ -136,7 +136,7 @@ class Histograms:
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
         """Return the cells of `nodes` with a count above 0, as columns: index in `nodes`, bucket, count.
 
-        They are ordered by index, then by bucket.
+        The cells are ordered by index, then by bucket.
         """
         known = np.flatnonzero(nodes < len(self._pages))
         pages = self._pages[nodes[known]]

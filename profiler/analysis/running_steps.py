@@ -239,7 +239,7 @@ class RunningSteps:
                 np.add.at(row, where, each)
             parts[:] = [(which, total)]
         if len(self._open) > MAX_OPEN_GROUPS:
-            # There are more running steps than a real host has. Drop the parts of the oldest.
+            # There are more running steps than a real host has. Drop the parts of the oldest step.
             del self._open[next(iter(self._open))]
 
 

@@ -278,7 +278,8 @@ class NodeStats:
         count: Column,
         rare: dict[tuple[int, int], int],
     ) -> Growth:
-        """Replace the totals by `totals`, of shape (COLUMNS, nodes), and the counts of cells. Returns what was added.
+        """Replace the totals by `totals`, of shape (COLUMNS, nodes), and the counts of cells. Returns the counts that
+        were added.
 
         No node and no cell may occur twice.
         """

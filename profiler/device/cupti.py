@@ -39,7 +39,7 @@ OF_KERNELS = (KERNEL,)
 OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)
 _CUSTOM = 3  # CUPTI's number for the kind of external id that cbtop sets
 
-_KERNEL_BYTES = 160  # number of bytes that are read of a record of a kernel; later fields are not needed
+_KERNEL_BYTES = 160  # number of bytes to read of a kernel's record; later fields are not needed
 _EXTERNAL_RECORD = struct.Struct("<IIQI")  # the fields kind, owner, external id and correlation id
 _TIMES, _SIZES, _LOCAL, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I"), struct.Struct("<I")
 _REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = (

@@ -94,7 +94,7 @@ def leave(module: Any) -> None:
 
 
 def leave_all(references: Iterable[weakref.ref[Any]]) -> None:
-    """Mark those of these modules that are alive as known, so that their first calls are not reported."""
+    """Mark these modules as known, if they are alive, so that their first calls are not reported."""
     for reference in references:
         module = reference()
         if module is not None and id(module) not in _standing:

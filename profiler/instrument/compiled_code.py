@@ -452,7 +452,7 @@ class Naming:
         return next((key for key in keys if isinstance(key, tuple)), None)
 
     def site(self, origin: NodeOrigin) -> Site | None:
-        """Return the brick that contains `origin`, or None if it is between bricks."""
+        """Return the brick that contains `origin`, or None if the origin is between bricks."""
         path = origin.modules[-1] if origin.modules else ""
         for around in ("", *origin.modules)[::-1]:
             module = self._modules.get(around)

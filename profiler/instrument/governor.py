@@ -284,7 +284,8 @@ class Governor:
                 early = self._early[key] = [(len(self.begun) + len(self._early)) << 32, 0]
             if early is not None:
                 return self._is_sampled_early(key, early)
-            # If there are too many kinds, the others count as one, so that not all of their first steps are recorded.
+            # If there are too many kinds, all further kinds count as one kind, so that not all of their first steps
+            # are recorded.
             key = None
             number = self.begun.get(key, 0)
         self.begun[key] = number + 1

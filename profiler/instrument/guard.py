@@ -180,7 +180,7 @@ class Guard:
         self._put_in()
 
     def swap_out(self) -> None:
-        """Stop looking at calls, when no other step or capture needs it."""
+        """Stop looking at calls, unless another step or capture needs the wrappers of the calls."""
         self._users = max(0, self._users - 1)
         if not self._users:
             for call in self._calls.values():
@@ -236,7 +236,7 @@ class Guard:
     def end(self, owner: object) -> None:
         """End the step of `owner`, and read the figures that have arrived.
 
-        Raises NotFiniteError if a value is faulty and the guard's setting is to stop the host then.
+        Raises NotFiniteError if a value is faulty and the guard's setting says to stop the host.
         """
         opened = self._taken(owner)
         if opened is None or self._has_failed:

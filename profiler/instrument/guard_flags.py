@@ -24,8 +24,8 @@ from cbtop.profiler.instrument.guard_padding import DEVICES, Hiding, kept_in, po
 from cbtop.profiler.instrument.late_figures import LateFigures
 from cbtop.profiler.instrument.torch_internals import version_of
 
-MAX_RUNS = 20_000  # most calls of one step that are looked at
-MAX_TENSORS = 16  # most arguments of one call that are looked at
+MAX_RUNS = 20_000  # maximum number of calls per step to look at
+MAX_TENSORS = 16  # maximum number of arguments per call to look at
 ROWS = 256  # number of flags that get their memory together
 TYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 NAN, INF, OVER = "NaN", "Inf", "over the bound"

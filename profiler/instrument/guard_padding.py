@@ -39,7 +39,7 @@ class Hiding(Enum):
 
 
 class Mask(NamedTuple):
-    """A padding mask: 1 or True for a token, or for padding if it is inverse.
+    """A padding mask: 1 or True for a token, or for padding if `is_inverse` is True.
 
     Only its last `tokens` positions are in this call of the model. The others are in a cache.
     """
@@ -92,7 +92,7 @@ def kept_in(values: Tensor, kept: Tensor, hiding: Hiding) -> Tensor | None:
     """Return the mask `kept` as a flat tensor, in the order of the first axes of `values`. Returns None if the mask
     does not apply to `values`.
 
-    The axes are those of the mask if they are (batch, token, …), (token, batch, …) or (both, …).
+    The mask can apply only if the axes of `values` are (batch, token, …), (token, batch, …) or (both, …).
     """
     batch, tokens = kept.shape
     shape, axes = values.shape, values.dim()

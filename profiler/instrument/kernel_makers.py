@@ -37,7 +37,7 @@ MAX_VARIANTS = 16  # most compiled variants of one name that are remembered; the
 MAX_HEAD_BYTES = 1 << 14  # the location of a Triton function is in the first line of its intermediate code
 MAX_METADATA_BYTES = 1 << 18
 MAX_CODE_BYTES = 1 << 24  # cbtop reads at most this many bytes of a file of generated code
-MAX_SOURCES = 3  # most sources of one name that are shown
+MAX_SOURCES = 3  # maximum number of sources to show for one name
 _FAILED = "makers of kernels are not known"
 
 _LOCATION = re.compile(r'#loc = loc\("([^"]+)":(\d+)')
@@ -204,7 +204,7 @@ def _text(path: str, most: int) -> str:
 
 
 def _definitions(names: set[str]) -> dict[str, list[str]]:
-    """Return the sources of the kernels with these names that inductor's generated code defines."""
+    """Find the kernels with these names in inductor's generated code, and return their sources."""
     found: dict[str, list[str]] = {}
     for file, modules_of in list(generated_code.items()) if names else ():
         try:

@@ -40,7 +40,7 @@ _PATHS = re.compile(r"-I|--include-path|-include|--pre-include")
 
 
 class NvrtcKernel(NamedTuple):
-    """The options that NVRTC compiled a kernel with, and its source, such as `saxpy.cu:12`."""
+    """NVRTC's options for a kernel, and the source of the kernel, such as `saxpy.cu:12`."""
 
     options: str
     source: str

@@ -189,8 +189,8 @@ class OpenStep:
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
-        # Whether this is the forward pass of a training step that is not recognised as one, because no optimizer has
-        # run yet.
+        # Whether this is the forward pass of a training step that is not recognised as a training step, because no
+        # optimizer has run yet.
         self._may_be_training = steps.training is None and torch.is_grad_enabled() and steps.may_begin_training()
         if self._may_be_training and not name.endswith(WARM_UP):
             name += WARM_UP

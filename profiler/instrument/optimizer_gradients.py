@@ -43,7 +43,7 @@ SMALL = 8  # number of small gradients that are checked in every step
 
 @dataclass(slots=True)
 class _Fault:
-    """The first step with a gradient that is not finite. Its fields become those of a `GradientFault`."""
+    """The first step with a gradient that is not finite. Its fields become the fields of a `GradientFault`."""
 
     name: str
     kind: str

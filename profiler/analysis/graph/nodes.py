@@ -162,8 +162,8 @@ def _labelled(kind: NodeKind, name: str, label: str) -> str:
 
 
 def work_ns(node: GraphNode) -> float | None:
-    """Return the time of a node in one run of its root, including the nodes inside it, or None if it was not
-    timed.
+    """Return the time of a node in one run of its root. The time includes the nodes inside the node. Returns None if
+    the node was not timed.
     """
     match node:
         case Brick() | KernelLaunch() | Transfer():

@@ -52,7 +52,8 @@ class RecordedGraph:
     _last_brick: int | None = None
 
     def add_node(self, node: GraphNode, parent: int | None = None) -> int:
-        """Add a node inside `parent`, or a root if `parent` is None. Returns its id, or DROPPED if there is no room.
+        """Add a node inside `parent`, or a root if `parent` is None. Returns the node's id, or DROPPED if there is no
+        room.
 
         Raises ValueError for an unknown parent.
         """
@@ -131,7 +132,7 @@ class RecordedGraph:
         flops: float | None = None,
         moved_bytes: float | None = None,
     ) -> int:
-        """Add a kernel launch to the last brick of this scope, or to the scope if it has no brick.
+        """Add a kernel launch to the last brick of this scope, or to the scope if the scope has no brick.
 
         To set other launch attributes, use `add_node(KernelLaunch(…))`.
         """

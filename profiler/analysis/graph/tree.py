@@ -51,7 +51,9 @@ def dropped_text(graph: RecordedGraph) -> str:
 
 
 def to_tree_node(graph: RecordedGraph) -> TreeNode:
-    """Return the graph under one root. A root is added if there are several. An empty graph is a single label."""
+    """Return the graph under one root. If the graph has several roots, a root is added around them. An empty graph is
+    a single label.
+    """
     below: dict[int | None, list[TreeNode]] = {}
     # Go through the nodes backwards, because the nodes inside a node have higher ids and must be complete before the
     # node.

@@ -120,8 +120,8 @@ def _intensity(instructions: Sequence[Instruction]) -> Intensity | None:
 
 
 def _flop(one: Instruction) -> int:
-    """Return the FLOP of an instruction in one thread. Adding zero or multiplying by zero only moves a number, so it
-    counts as 0.
+    """Return the FLOP of an instruction in one thread. Adding zero or multiplying by zero only moves a number, so
+    such an instruction counts as 0.
     """
     count = FLOP.get(one.name, 0)
     operands = [part.strip(" -|") for part in one.operands.split(",")[1:3]]

@@ -73,8 +73,8 @@ class Assembled:
 def assembled(ptx: bytes, architecture: str, assemblers: Sequence[Tool]) -> Assembled:
     """Assemble the text `ptx` for a GPU architecture such as sm_90a. Uses the first assembler that accepts the text.
 
-    Raises ToolError, with the problem of the first assembler, if all refuse the text, and CubinError if the result
-    can't be read.
+    If all assemblers refuse the text, raises ToolError with the problem of the first one. Raises CubinError if the
+    result can't be read.
     """
     if not ARCHITECTURE.fullmatch(architecture):
         raise ToolError(f"{architecture} is not an architecture such as sm_90")

@@ -69,7 +69,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """Several accesses of a thread to adjacent addresses. Fewer and wider accesses could do the same."""
+    """Several accesses of a thread to adjacent addresses. Fewer and wider accesses could move the same bytes."""
 
     space: str  # a value of SPACES
     accesses: int

@@ -1,6 +1,7 @@
 """Find NVIDIA's `ptxas`, `nvdisasm` and `cuobjdump`, and run them with limits of time and output.
 
-Each run has a new temporary folder with files that we name. No text from a file becomes an argument of the command.
+Each run has a new temporary folder with files that cbtop names. No text from a file becomes an argument of the
+command.
 """
 
 from __future__ import annotations

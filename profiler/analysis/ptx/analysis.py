@@ -153,7 +153,7 @@ class FunctionAnalysis:
 
     def is_early_return(self, branch: int) -> bool:
         """Whether a divergent branch is an early return: its sides meet only at the end of the function, and one side
-        goes there directly. `branch` is the block that ends with the branch.
+        goes to this end directly. `branch` is the block that ends with the branch.
         """
         join = self.flow.post_dominators[branch]
         if join is None or join == self.flow.exit:
@@ -219,7 +219,7 @@ class FunctionAnalysis:
 
     def conditions(self, number: int) -> dict[int, tuple[str, bool]]:
         """Return the conditions that must be true for a basic block to run. The result maps each block with a branch
-        to the register that decides it, and the value that the register must have.
+        to the register that decides the branch, and to the value that the register must have.
         """
         found = {}
         blocks, dominators = self.flow.blocks, self.flow.dominators

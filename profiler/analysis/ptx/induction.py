@@ -57,7 +57,7 @@ def natural_loops(flow: ControlFlow) -> list[NaturalLoop]:
 class CountedLoop:
     """A loop with the counters that each iteration changes by the same amount, and the values that follow from them.
 
-    `steps` has the amount of each counter, or None if it is a register that the loop does not change.
+    `steps` has the amount of each counter, or None if this amount is in a register that the loop does not change.
     """
 
     def __init__(self, analysis: FunctionAnalysis, loop: NaturalLoop, inner: frozenset[int]) -> None:
@@ -162,7 +162,9 @@ class CountedLoop:
         return writers[0] if is_only else None
 
     def _is_unsigned(self, operand: str, at: int, depth: int = 0) -> bool:
-        """Whether a negative number becomes a large one in the computation or comparison of an operand."""
+        """Whether a negative number becomes a large positive number in the computation or comparison of an
+        operand.
+        """
         one = self._analysis.instructions[at]
         parts = opcode(one.opcode).parts
         if (parts[-1][0] != "s" and parts[0] in ("setp", "cvt")) or (parts[-1] in ("u16", "u32") and "wide" in parts):

@@ -17,7 +17,7 @@ from cbtop.profiler.analysis.ptx.model import TYPE_BITS, PtxFunction, PtxInstruc
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 WARP_THREADS = 32
-# The number of threads to assume if the block size is unknown: with two warps, one can wait for another.
+# The number of threads to assume if the block size is unknown: with two warps, one warp can wait for the other.
 ASSUMED_THREADS = 64
 MAX_THREADS = 1024  # most threads of a block (CUDA Programming Guide, "Technical Specifications")
 MAX_CHAIN = 200  # most instructions between a thread id and a value that is computed from it

@@ -84,7 +84,7 @@ class TorchFinder:
     def at_exit(self) -> None:
         """Print one line if nothing was instrumented.
 
-        Only the launched process, or the first process with torch, does so.
+        Only the launched process, or the first process with torch, prints the line.
         """
         if self._saw_torch and os.path.exists(self._nothing_yet):
             self._note_why()
@@ -302,5 +302,6 @@ if __name__ == "sitecustomize":
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
         reraise_host_error(error)
         print_line(f"process {os.getpid()} runs uninstrumented: {error}")
-    # Import the program's own sitecustomize. If there is none, this raises the error that Python expects.
+    # Import the program's own sitecustomize. If the program has no sitecustomize, this raises the error that Python
+    # expects.
     __import__("sitecustomize")

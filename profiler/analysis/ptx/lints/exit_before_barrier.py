@@ -78,8 +78,8 @@ def _traps(analysis: FunctionAnalysis, side: frozenset[int]) -> bool:
 
 
 def _end_of(analysis: FunctionAnalysis, last: int, side: frozenset[int]) -> int:
-    """Return the first instruction on a side of a branch that ends the function. If the branch instruction itself
-    ends it, returns the branch.
+    """Return the first instruction that ends the function on a side of a branch. If the branch instruction itself
+    ends the function, returns the branch instruction.
     """
     if is_end(analysis.instructions[last]):
         return last
