@@ -14,8 +14,8 @@ from cbtop.protocol.attributes import KernelAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 Budget = TokenBudget | ByteBudget
-# A function that returns the work of a call for its number of elements. It is needed only if the work is not linear
-# in the elements.
+# A function that returns the work of a call for its number of elements. Such a function is needed only if the work is
+# not linear in the elements.
 WorkOfCall = Callable[[int], Work]
 
 

@@ -74,7 +74,7 @@ class DevicePath:
 
     def after_fork(self) -> None:
         """In a forked child, stop timing and drop the steps that wait for the device, because the child cannot use
-        it.
+        the device.
         """
         self.is_over = True
         if self.kept is not None:
@@ -100,7 +100,7 @@ class DevicePath:
         return inside, position, start
 
     def stop_brick(self, timer: DeviceTimer | None, elements: int, failed: bool = False) -> None:
-        """Record the brick that `timer` timed, once the device has reached its end."""
+        """Record the brick that `timer` timed, once the device has reached the end of the brick."""
         if timer is None:
             return
         scope, position, start = timer

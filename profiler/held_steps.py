@@ -154,7 +154,7 @@ class HeldSteps:
     def add(self, step: HeldStep) -> None:
         """Keep a step that has ended, even if the device is far behind.
 
-        If there are more than MAX_STEPS, the oldest is lost.
+        If there are more than MAX_STEPS steps, the oldest step is lost.
         """
         self._steps.append(step)
         if len(self._steps) > MAX_STEPS:

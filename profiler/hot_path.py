@@ -90,7 +90,7 @@ class Callbacks:
 
     define: Callable[[Any, object], Any]  # makes a scope, if a key is used for the first time in the given scope
     record: Record  # takes the records of calls while no ring is attached
-    uncounted: Callable[[object], None]  # is called if the `elements` of a call are not a count
+    uncounted: Callable[[object], None]  # called if the `elements` of a call are not a count
     # Called after a call in a scope with `work`, with the scope and the elements.
     amounts: Callable[[Any, object], None]
     # Called when cbtop's code or the clock raised an error, to end the recording.

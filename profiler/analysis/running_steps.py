@@ -68,7 +68,7 @@ class RunningSteps:
         self._last: dict[int, dict[int, tuple[int, int]]] = {}
 
     def is_open(self, step: int, lane: int) -> bool:
-        """Return whether a step of this node is running in this lane, and at least one of its parts has ended."""
+        """Return whether a step of this node is running in this lane and has a part that has ended."""
         return step * LANES + lane in self._open
 
     def close(
@@ -104,7 +104,7 @@ class RunningSteps:
         return np.concatenate(concerned)
 
     def _fate(self, inside: _Inside, ends: Column) -> _Fate:
-        """For each record, find the record that ends its step. It may be in this batch or in an earlier one."""
+        """For each record, find the record that ends its step. This end may be in this batch or in an earlier one."""
         group, end_ns = inside.group, inside.end_ns
         if len(ends):
             found = np.searchsorted(ends, np.arange(len(group)))
@@ -179,8 +179,8 @@ class RunningSteps:
         return concerned
 
     def _shared_ns(self, group: Column, outer: Column, start_ns: Column, end_ns: Column) -> Column:
-        """Return how long each record overlaps earlier parts of the same `outer` node. It is 0 in the shared lane,
-        because records of different steps cannot be told apart there.
+        """Return how long each record overlaps earlier parts of the same `outer` node. The result is 0 in the shared
+        lane, because records of different steps cannot be told apart there.
         """
         found = np.zeros(len(group), np.int64)
         parts = np.flatnonzero((outer > 0) & (group % LANES != LANES - 1))
@@ -270,8 +270,8 @@ def _inside(batch: Batch, step_of: Column, part_of: Column) -> _Inside:
 def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -> None:
     """Count the excess: the time by which the parts of a step take longer than the step.
 
-    `left_ns` is the step's time outside its parts, which is below zero if there is an excess. `before_ns` is its
-    earlier value. Only the increase of the excess is counted.
+    `left_ns` is the step's time outside its parts, which is below zero if there is an excess. `before_ns` is the
+    earlier value of `left_ns`. Only the increase of the excess is counted.
     """
     more_ns = max(0, -left_ns) - max(0, -before_ns)
     if more_ns:

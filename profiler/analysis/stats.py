@@ -159,7 +159,7 @@ class NodeStats:
     def medians_ns(self, nodes: Column, fraction: float = PERCENTILES[0]) -> NDArray[np.float64]:
         """Return the percentile at `fraction` of each node's calls, by default p50.
 
-        The result is NaN for a node without calls, or if its histogram includes calls of other nodes.
+        The result is NaN for a node without calls, or if the node's histogram includes calls of other nodes.
         """
         found = np.full(len(nodes), np.nan)
         there = np.flatnonzero(self.column("count")[nodes])

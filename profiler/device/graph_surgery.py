@@ -153,7 +153,8 @@ class StampedGraph:
     """An executable graph: a clone of `graph` with a stamp at each of `places`. `places` must be in order of
     execution.
 
-    Making one takes 10 to 60 ms, and some megabytes on the device. Raises DriverError if the driver refuses a call.
+    Making an executable takes 10 to 60 ms, and some megabytes on the device. Raises DriverError if the driver refuses
+    a call.
     """
 
     def __init__(self, device: CudaDevice, graph: int, places: Sequence[int], stream: int) -> None:

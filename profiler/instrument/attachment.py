@@ -471,7 +471,7 @@ def install(profiler: BrickProfiler) -> None:
 
 
 def uninstall() -> None:
-    """Stop attaching models, and detach those that are attached."""
+    """Stop attaching models, and detach all attached models."""
     global _profiler
     _profiler = None
     stop_awaiting()
@@ -577,7 +577,7 @@ def _look_at(module: nn.Module) -> None:
         if shall:
             with walked_once(module):
                 if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
-                    return  # the weights get their shapes in this first call, so attach at the next one
+                    return  # the weights get their shapes in this first call, so attach at the next call
                 attachment = attach(module, _profiler)
                 attachment.steps.guard_by(attachment.profiler.parts.guard)
                 if not is_known(module):

@@ -82,7 +82,7 @@ def put(module: Any, call: Any) -> None:
     if key not in _standing:
         # The callback is a function in C. In a Python function, a signal handler of the host may raise, and Python
         # ignores exceptions of callbacks. Then the entry would stay, and another module with the same id would get
-        # it.
+        # the entry.
         _alive[key] = weakref.ref(module, functools.partial(_standing.pop, key))
     _standing[key] = call
 
@@ -180,7 +180,7 @@ def _get(module: Any) -> Any:
     if call is not None:
         _last.replaced = id(module)
     elif getattr(_last, "replaced", None) == id(module):
-        # torch reads the attribute twice for one call. Between both reads, another thread has removed the
+        # torch reads the attribute twice for one call. Between the two reads, another thread has removed the
         # replacement.
         return plain_call(module)
     return call

@@ -36,7 +36,7 @@ from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 # would add at least 0.05 us to the cost of each stamp.
 FEW_STAMPS = 200
 COPIES = 4  # number of clones of a graph that take turns if every step is recorded
-PLAIN_EVERY = 64  # after this number of replays with stamps, one runs without stamps to be compared with them
+PLAIN_EVERY = 64  # after this number of replays with stamps, one replay runs without stamps for a comparison
 FIRST_PLAIN = 8  # used instead of PLAIN_EVERY until the cost of stamps is known
 MOST_HELD = 256  # if more replays wait for the cost of stamps, the oldest are recorded with an estimate of this cost
 MOST_WAITING = 1024  # number of replays of one graph that may wait to be recorded
@@ -106,9 +106,9 @@ class CapturedGraph:
         self.variants: list[tuple[StampedGraph, StampPlan]] = []
         self._ends: StampedGraph | None = None  # a clone with stamps only at its ends, for a graph with few stamps
         self._turn = 0
-        self._stamped_since = 0  # number of replays with stamps since the last one without
-        # Number of steps that were lost since the last recorded one, because too many were waiting or their times
-        # were invalid.
+        self._stamped_since = 0  # number of replays with stamps since the last replay without stamps
+        # Number of steps that were lost since the last recorded step, because too many steps were waiting or their
+        # times were invalid.
         self._lost = 0
         # Whether to record the next replay, because an earlier replay was due, but no clone was free for it.
         self._is_due = False
@@ -227,7 +227,7 @@ class CapturedGraph:
         ready = ready or self._compared()
         was_idle = pairs.is_through()
         pair = pairs.begin(stream)
-        # A new thread may have no current context. `on.stream()` calls torch, which makes one current.
+        # A new thread may have no current context. `on.stream()` calls torch, which makes a context current.
         if pair == NOT_HERE and on.stream() is not None:
             pair = pairs.begin(stream)
         if pair == NOT_HERE:
@@ -499,7 +499,7 @@ def _random_numbers_drawn(index: int) -> int | None:
 def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> None:
     """Replace the keys of the call `span`, and of the calls inside it, by the keys of the same bricks on the device.
 
-    Drop their references to modules.
+    Drop the references from these calls to modules.
     """
     module, key = span.module, span.key
     span.module = None

@@ -171,7 +171,7 @@ def keys_inside(around: Keys, key: Hashable) -> Keys:
 
 
 def place(keys: Keys, model_own: OwnOperations | None = None) -> Keys:
-    """Return the keys of the brick that the kernels of the innermost call in `keys` belong to.
+    """Return the keys of the brick that contains the kernels of the innermost call in `keys`.
 
     `model_own` is the brick for a call of the model itself.
     """

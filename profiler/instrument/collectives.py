@@ -136,7 +136,7 @@ def wrap_collectives(functions: TimedFunctions) -> None:
     functional = sys.modules.get("torch.distributed._functional_collectives")
     for name, (brick, held, is_part) in _FUNCTIONAL.items():
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
-            continue  # this function is deprecated and calls the one that ends with `_single`
+            continue  # this function is deprecated; it calls the function that has the suffix `_single`
         functions.swap(functional, name, _collective(brick, held, is_part, is_launch=True))
     functions.replace(functional, "wait_tensor", exposed(lambda tensor, running: WAIT, waits=True))
     functions.swap(functional, "wait_tensor", _waits)

@@ -78,7 +78,7 @@ class GraphOrigins:
 
     origins: dict[str, NodeOrigin] = field(default_factory=dict)  # name of a node -> its origin
     classes: dict[str, str] = field(default_factory=dict)  # path of a module -> the name of its class
-    elements: dict[str, int] = field(default_factory=dict)  # path of a module -> `_elements` of its first node
+    elements: dict[str, int] = field(default_factory=dict)  # path of a module -> elements of its first node
 
     @classmethod
     def of(cls, graph: Any) -> GraphOrigins:
@@ -134,8 +134,8 @@ def _name_of(target: Any) -> str:
 def _elements(node: Any) -> int:
     """Return the number of elements of a node's first tensor. Returns 0 without a tensor or if the number is unknown.
 
-    If one dimension varies, it is taken for the number of tokens. The result is then the number of elements per
-    token, times -1.
+    If one dimension varies, that dimension is taken for the number of tokens. The result is then the number of
+    elements per token, times -1.
     """
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")
@@ -552,7 +552,7 @@ def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
 
 
 def _layers(kernels: list[NodeGroup]) -> list[Hashable]:
-    """Return the layer of each kernel. A kernel fused from several layers belongs to the one during which it runs."""
+    """Return the layer of each kernel. A kernel of several layers belongs to the layer during which it runs."""
     owners = [kernel.layer for kernel in kernels]
     while True:
         owned = [at for at, owner in enumerate(owners) if owner is not None]

@@ -1,4 +1,4 @@
-"""The conditions of a process with a torch model that may change its times."""
+"""The conditions that may change the times of a process with a torch model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LIBRARIES = {
 
 
 def conditions_of(model: nn.Module) -> Conditions:
-    """Return the conditions of this process, which runs `model`, that may change its times."""
+    """Return the conditions that may change the times of this process, which runs `model`."""
     devices = {weight.device.type for weight in parameters_of(model)}
     known = {}
     if "cpu" in devices:

@@ -163,7 +163,9 @@ def assists(original: Function) -> Function:
 
 
 def searches(original: Function) -> Function:
-    """Wrap a function that generates by beam search. It tells the running `generate` its numbers of beams."""
+    """Wrap a function that generates by beam search. The wrapper stores the numbers of beams for the running
+    `generate`.
+    """
 
     def beam_search(*args: Any, **kwargs: Any) -> Any:
         _has_beams((*args, *kwargs.values()))

@@ -46,7 +46,7 @@ FLOOR = 20  # number of recorded steps of a kind that are needed for reliable fi
 WARM_UP_RECORDED = 2  # number of warm-up steps of a kind that are recorded
 MOST_EVERY = 10_000
 PASSED_OVER = 8  # number of first steps of a kind that are not used to measure the cost, because they may fill caches
-SAMPLES = 121  # most measured differences that are kept; these are the newest ones
+SAMPLES = 121  # number of measured differences that are stored; older differences are dropped
 ENOUGH = 11
 MAX_WAITING = 16  # most steps between two plain steps that are compared
 LOOKS = 9  # number of newest decisions; the median of their durations counts as overhead
@@ -410,7 +410,7 @@ class Governor:
         if cost is None and self.seen < LEARNING_STEPS:
             return
         steps, self._looked_at_step = self.seen - self._looked_at_step, self.seen
-        if steps <= 0:  # a different thread has just made the decision
+        if steps <= 0:  # another thread has just made the decision
             return
         self.has_looked = True
         # Use the median duration, because other programs may have interrupted some decisions.

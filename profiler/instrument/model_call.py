@@ -116,7 +116,7 @@ class ModelCall(CallWrapper):
             )
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
-        """Return the description of this call for each replay. The call is being captured in a graph."""
+        """Return a description of this call, which is being captured in a graph. Each replay uses the description."""
         named = dict(zip(self._names, args, strict=False))
         return describe_captured(
             args[len(named) :],

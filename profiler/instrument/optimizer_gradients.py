@@ -132,7 +132,7 @@ class OptimizerGradients:
     def _measured(self, step: int, budget: Budget) -> Gradients | Measurement | None:
         """Measure the gradients if a measurement is due, or if a small gradient is not finite.
 
-        Returns None otherwise.
+        Otherwise returns None.
         """
         optimizer = self._optimizer()
         if optimizer is None or is_observed():
