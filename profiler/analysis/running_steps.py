@@ -138,7 +138,7 @@ class RunningSteps:
     def _left_ns(
         self, inside: _Inside, fate: _Fate, ends: Column, shared_ns: Column, sparse: SparseColumns
     ) -> Column:
-        """Return the time of each ended step that is outside of its parts in this batch.
+        """Return how much of each ended step's time is outside of the step's parts in this batch.
 
         Also corrects the stored times of steps from earlier batches that have late parts in this batch.
         """

@@ -242,8 +242,8 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """Return the node that has the histogram of each `node`: the node itself, or another node if they share a
-        histogram.
+        """For each node in `node`, return the node that has its histogram: the node itself, or another node if they
+        share a histogram.
         """
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):

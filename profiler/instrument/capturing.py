@@ -3,9 +3,9 @@
 Nothing is timed, because the device runs nothing during a capture. A capture belongs to one thread. `captures` has
 the captures that are running.
 
-Kernels are assigned to the innermost call around their launch. If this is a call of a layer, a model or a module with
-children, the kernel belongs to the own operations of the called module. These are a brick in the layer, next to the
-bricks of the module's children.
+Kernels are assigned to the innermost call around their launch. If the innermost call is of a layer, a model or a
+module with children, the kernel belongs to the own operations of the called module. These are a brick in the layer,
+next to the bricks of the module's children.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.wrapping import BrickCall
 
 COMPILER = "torch._inductor.compile_fx"
-MAX_FILES = 256  # most files of generated code that are remembered
+MAX_FILES = 256  # most files of generated code that are stored
 MAX_NAME_CHARS = 200
 
 # A line that launches a loop that inductor has generated. Matrix products run in templates (`triton_tem_…`) or in

@@ -21,7 +21,7 @@ from cbtop.profiler.instrument.torch_internals import current_device, is_stream_
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
 
-WAIT_S = 1.0  # how long to wait for the device when the recording ends, at most, in seconds
+WAIT_S = 1.0  # longest wait for the device when the recording ends, in seconds
 NAP_S = 1e-3
 
 

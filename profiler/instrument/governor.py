@@ -6,9 +6,9 @@ Rules
   periodic steps are recorded as often as other steps, and no gap is much longer than k. Processes that count the same
   steps choose the same steps. A larger k chooses a subset of the steps of a smaller k. So ranks that wait for each
   other pay for recording at the same time, not one after another.
-- k is 1 if recording every step costs no more than the share. Even then, two steps in a row are not recorded once in
-  PLAIN_PAIRS steps, so that the cost can be measured. The first of them removes the timed calls, and the second is
-  plain.
+- k is 1 if recording every step costs no more than the share. Even then, once in PLAIN_PAIRS steps, two steps in a
+  row are left unrecorded, so that the cost can be measured. The first of them removes the timed calls, and the second
+  is plain.
 - The cost is measured in the process itself. Recording makes three sorts of steps longer: recorded steps, the step in
   which the timed calls are removed again, and steps that run in other threads during a recorded step. Each such step
   is compared with the mean of the plain steps of its kind before and after it. So a steady growth of the steps

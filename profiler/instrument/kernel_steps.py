@@ -60,8 +60,8 @@ class KernelSteps:
         self._bursts = bursts_of(steps.profiler)
         self.has_failed = False
         self.is_running = False
-        # The steps of these phases are not recorded any longer: they replay graphs that cbtop does not clone, or
-        # records were lost.
+        # The steps of these phases are not recorded any longer, because they replay graphs that cbtop does not clone,
+        # or because records were lost.
         self._unseen: set[str] = set()
         self.burst = KernelBurstResults()
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)

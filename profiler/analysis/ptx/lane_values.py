@@ -108,8 +108,8 @@ class LaneValues:
         self, threads: Threads, writer_of: Mapping[str, PtxInstruction], steady: frozenset[str],
         variables: Mapping[str, Variable], known: Mapping[str, LaneValue] | None = None,
     ) -> None:  # fmt: skip
-        """`writer_of` has the only instruction that writes a register. `steady` has the registers among these with a
-        value that never changes and is the same in all threads. `known` has values to use instead of computed values.
+        """`writer_of` has the only instruction that writes a register. `steady` has such registers with a value that
+        never changes and is the same in all threads. `known` has values to use instead of computed values.
         """
         self.threads = threads
         self._writer_of = writer_of

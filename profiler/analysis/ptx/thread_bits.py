@@ -94,8 +94,8 @@ class ThreadBits:
         return bits & ~LANE_BITS
 
     def _partner(self, a: str, b: str) -> int:
-        """Return the distance of two lanes if one of `a` and `b` is the other's value from the lane at this distance
-        (a butterfly exchange). Otherwise return 0.
+        """If a butterfly exchange makes one of `a` and `b` from the other, return the distance of the lanes that
+        exchange values. Otherwise return 0.
         """
         for own, other in ((a, b), (b, a)):
             one = self._data.only_writer(self._source(other))

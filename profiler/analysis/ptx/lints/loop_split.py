@@ -40,7 +40,7 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _guarded_work(analysis: FunctionAnalysis, loop: CountedLoop) -> dict[tuple[str, bool], Counter[str]]:
-    """Return the heavy work in a loop that depends on a predicate. The keys are the predicate, and whether the
+    """Return the heavy work in a loop that depends on a predicate. Each key has the predicate, and whether the
     predicate must be false for the work to run.
     """
     flow = analysis.flow

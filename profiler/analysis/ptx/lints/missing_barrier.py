@@ -72,7 +72,7 @@ def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
 
 
 def _pair(first: SharedAccess, second: SharedAccess, *, in_warps: bool) -> tuple[int, int] | None:
-    """Return two different threads, one of each access, that use the same byte. One of them writes the byte. The
+    """Return two different threads, one from each access, that use the same byte. One of them writes the byte. The
     other one is not among the threads that write it.
     """
     users, others = _users(first), _users(second)
@@ -95,7 +95,7 @@ def _users(access: SharedAccess) -> dict[int, set[int]]:
 
 
 def _belong_together(analysis: FunctionAnalysis, first: int, second: int) -> bool:
-    """Whether the control flow shows, for two accesses, that one of them never runs without the other."""
+    """Whether the control flow shows that at least one of two accesses never runs without the other."""
     flow = analysis.flow
     a, b = flow.block_of[first], flow.block_of[second]
     return flow.dominates(a, b) or flow.post_dominates(b, a) or flow.dominates(b, a) or flow.post_dominates(a, b)
