@@ -1,4 +1,5 @@
-"""Checks of a brick's output: finite, within bounds, or equal to a reference. Arrays may be of NumPy, torch, CuPy.
+"""Checks of a brick's output: finite, within bounds, or equal to a reference. The checks take arrays of NumPy, torch
+and CuPy.
 
     RMS_NORM = BrickDefinition.of(BrickId.RMS_NORM, checks=(Finite(), Bounded(-100, 100), Equivalent(slow_rms_norm)))
 
@@ -50,7 +51,7 @@ class CheckOutcome:
 
 
 class Check(Protocol):
-    """A condition on the output of a brick. Own classes with these two members can be used, too."""
+    """A condition on the output of a brick. Any class with these two members can be used as a check."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Numbers that a host gives, as they are recorded and shown."""
+"""Converts the numbers that a host gives, so that they can be recorded and shown."""
 
 from __future__ import annotations
 

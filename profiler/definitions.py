@@ -1,4 +1,6 @@
-"""The static attributes of a brick and its kernels: name, category, backend, work, budget. Keys of layers."""
+"""The static attributes of bricks and their kernels: name, category, backend, work, budget. Also the keys of
+layers.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from cbtop.protocol.attributes import KernelAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 Budget = TokenBudget | ByteBudget
-# A function that returns the work of a call for its number of elements. It is needed only if the work is not linear
-# in the elements.
+# A function that returns the work of a call for its number of elements. Such a function is needed only if the work is
+# not linear in the elements.
 WorkOfCall = Callable[[int], Work]
 
 
@@ -84,17 +86,19 @@ class BrickDefinition:
 class OwnOperations(BrickDefinition):
     """The operations that a module with children runs itself, outside of its children's calls.
 
-    The brick has the name of the module's class. If the host times it, the children's bricks are inside it. If it has
-    its time on a device (`on_device`), the children's bricks are next to it, and it needs no least share.
+    The brick has the name of the module's class. If the host times it, the children's bricks are inside it. If the
+    device measures its time (`on_device`), the children's bricks are next to it, and it is shown even if it takes
+    little time.
     """
 
     on_device: bool = False
 
 
 class OwningKey(tuple[Any, ...]):
-    """The key of a layer or step, with the own operations of the module that is called.
+    """The key of a layer or step. It also holds the own operations of the called module.
 
-    It equals the tuple without them: (NodeKind.LAYER, index[, stack]) or (NodeKind.STEP, name[, model]).
+    The key is equal to the tuple without the own operations: (NodeKind.LAYER, index[, stack]) or (NodeKind.STEP,
+    name[, model]).
     """
 
     own: OwnOperations | None

@@ -74,7 +74,7 @@ class DevicePath:
 
     def after_fork(self) -> None:
         """In a forked child, stop timing and drop the steps that wait for the device, because the child cannot use
-        it.
+        the device.
         """
         self.is_over = True
         if self.kept is not None:
@@ -93,14 +93,14 @@ class DevicePath:
             if self.mode is SyncMode.IMMEDIATE:
                 self.clock.synchronize()  # wait for earlier work, so that its time does not count
             start = self._mark()
-        except Exception as error:  # noqa: BLE001 - a device that is lost must not take the host with it
+        except Exception as error:  # noqa: BLE001 - the loss of a device must not stop the host
             self._callbacks.give_up(error)
             return None
         self.enter(position, inside, 0)
         return inside, position, start
 
     def stop_brick(self, timer: DeviceTimer | None, elements: int, failed: bool = False) -> None:
-        """Record the brick that `timer` timed, once the device has reached its end."""
+        """Record the brick that `timer` timed, once the device has reached the end of the brick."""
         if timer is None:
             return
         scope, position, start = timer
@@ -108,7 +108,7 @@ class DevicePath:
             end = self._mark()
             loose = 0
             if position.scope is scope:
-                self.enter(position, scope.parent, 0)  # type: ignore[arg-type]  # only the root has none
+                self.enter(position, scope.parent, 0)  # type: ignore[arg-type]  # only the root has no parent
             elif not position.leave(scope):
                 loose = FLAG_LOOSE
             if not self._recording:
@@ -155,7 +155,7 @@ class DevicePath:
         If the step that runs at `position` has no name yet, the call is stored in `position.held`.
         """
         if scope.node >= 0 or position is None:
-            # Outside of a step, record the call with the host's times, when the marks were enqueued.
+            # Outside of a step, record the call with the times when the host enqueued its marks.
             if self.held_steps is not None:
                 tag = max(scope.node, 0) | flags
                 self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
@@ -163,7 +163,8 @@ class DevicePath:
                 self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
                 self._callbacks.amounts(scope, elements)
-            # Plain steps do not wait for the device at their end. Without this wait, they could fill `pending`.
+            # Plain steps do not wait for the device when they end, so their timings could fill `pending`. Therefore,
+            # wait if `pending` is full.
             if len(self._waiting) >= MAX_PENDING:
                 self._pending.finalize()
         elif position.held is not None and len(position.held) < MAX_HELD:
@@ -188,12 +189,14 @@ class DevicePath:
             self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)
 
     def step_ended(self) -> None:
-        """Wait for the device, unless ended steps wait in `held_steps` instead."""
+        """Wait for the device, unless `held_steps` exists. In that case, `held_steps` keeps the step until the device
+        has finished it.
+        """
         if self.held_steps is None:
             self._pending.finalize()
 
     def _end(self, key: object) -> None:
-        """Wait for the device, if the mode requires that after a call with this `key`."""
+        """Wait for the device after a call with this `key`, if the mode requires a wait at this point."""
         is_layer = isinstance(key, tuple) and key[0] is NodeKind.LAYER
         if not is_layer or self.mode is not SyncMode.DEFERRED or len(self._pending) >= MAX_PENDING:
             self._pending.finalize()

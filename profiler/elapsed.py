@@ -1,4 +1,4 @@
-"""The clock of `elapsed_ns`, on which a caller reads and gives the times of deferred bricks."""
+"""The clock of `elapsed_ns`. A caller reads this clock to time deferred bricks, and passes its times to cbtop."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cbtop.profiler.graph_recorder import UsageError, checked_ns
 
 
 class ElapsedClock:
-    """Counts ns since `restart`, or since it was first read.
+    """A clock that counts ns since `restart`, or since the clock was first read.
 
-    `failed` gets the error of a host clock that fails. The clock then stands still.
+    If the host's clock fails, `failed` gets the error, and this clock stops.
     """
 
     __slots__ = ("_epoch_ns", "_failed", "_now_ns")
@@ -35,8 +35,8 @@ class ElapsedClock:
     def on_host(self, what: str, elapsed_ns: int, is_over: Callable[[], bool]) -> int:
         """Return a time of this clock as a time of the host's clock.
 
-        Raises UsageError for a time before 0 or later than now, unless recording `is_over`, because then the host's
-        clock may have failed.
+        Raises UsageError for a time before 0 or later than now. If recording `is_over`, such times are accepted,
+        because the host's clock may have failed.
         """
         elapsed_ns, now_ns = checked_ns(what, elapsed_ns), self.now_ns()
         if not 0 <= elapsed_ns <= now_ns and not is_over():

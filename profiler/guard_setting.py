@@ -1,4 +1,6 @@
-"""The setting of the guard, which looks for values that are not finite: what it looks for, and its reaction."""
+"""The setting of the guard, which looks for faulty values. It says which values are faulty besides those that are not
+finite, and how the guard reacts.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,9 @@ EXIT_CODE = 4  # exit code of a program that the guard has stopped
 
 
 class NotFiniteError(SystemExit):
-    """Stops the host, because the guard has found a fault and its setting is to stop then. The host's exit code is
-    EXIT_CODE.
+    """Raised to stop the host, because the guard has found a fault and its setting says to stop.
 
-    It is a SystemExit so that a handler of `Exception` does not continue.
+    The host's exit code is EXIT_CODE. This is a SystemExit, so that a handler of `Exception` does not continue.
     """
 
     def __init__(self, line: str) -> None:

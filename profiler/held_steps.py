@@ -5,11 +5,11 @@ Meaning of the times
 - The time of a brick lasts from its first stamp on the device to its last. If the device waited for the host in
   between, this time includes the wait.
 - The host's time is stored when a stamp is enqueued. If the device reaches the stamp at most GOT_THERE_NS later, the
-  device was idle. If an idle device takes longer than that, the limit is the measured time plus IDLE_MARGIN_NS. (An
-  idle H100 takes 7 to 10 us.) The possible error between both clocks is added to the limit.
-- A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. Then the names of the
-  bricks say so, and no rate is computed from their times. (On an H100, the share is 0.8 in a decode of one sequence
-  and 0.03 in a prefill of 16,384 tokens.)
+  device was idle. If an idle device takes longer to reach a stamp, the limit is the measured time plus IDLE_MARGIN_NS
+  instead. (An idle H100 takes 7 to 10 us.) The possible error between both clocks is added to the limit.
+- A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. The names of the bricks
+  then say that the step is launch-bound, and no rate is computed from their times. (On an H100, the share is 0.8 in a
+  decode of one sequence and 0.03 in a prefill of 16,384 tokens.)
 - In any other step, the cost of all earlier stamps is subtracted from the time of each stamp, so bricks and gaps
   still add up to the step.
 
@@ -154,7 +154,7 @@ class HeldSteps:
     def add(self, step: HeldStep) -> None:
         """Keep a step that has ended, even if the device is far behind.
 
-        If there are more than MAX_STEPS, the oldest is lost.
+        If there are more than MAX_STEPS steps, the oldest step is lost.
         """
         self._steps.append(step)
         if len(self._steps) > MAX_STEPS:

@@ -4,8 +4,8 @@ Rules
 - Rare cases (a new scope, a record that the ring refuses, no ring) are handled by calls to other modules.
 - Every operation counts, because a call costs 25 ns and a clock read 40 ns. Therefore the `with` form repeats the few
   lines of start and stop, and a profiler exposes these methods directly instead of wrapping them.
-- Only two errors are raised into the host: that of a wrong argument, and an interrupt (an exception that is not an
-  Exception).
+- Only two errors are raised into the host: the error of a wrong argument, and an interrupt (an exception that is not
+  an Exception).
 - _hot_path.c implements the same hot path in C, with the same names, the same tests and the same ring. It is
   optional.
 """
@@ -90,10 +90,11 @@ class Callbacks:
 
     define: Callable[[Any, object], Any]  # makes a scope, if a key is used for the first time in the given scope
     record: Record  # takes the records of calls while no ring is attached
-    uncounted: Callable[[object], None]  # is called if the `elements` of a call are not a count
+    uncounted: Callable[[object], None]  # called if the `elements` of a call are not a count
     # Called after a call in a scope with `work`, with the scope and the elements.
     amounts: Callable[[Any, object], None]
-    give_up: Callable[[Exception], None]  # called when our code or the clock raised an error, to end the recording
+    # Called when cbtop's code or the clock raised an error, to end the recording.
+    give_up: Callable[[Exception], None]
 
 
 class HotPath:
@@ -173,7 +174,7 @@ class HotPath:
             return
         loose = 0
         if position.scope is scope:
-            position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
+            position.scope = scope.parent  # type: ignore[assignment]  # only the root has no parent
         elif not position.leave(scope):
             if start_ns <= self.forked_ns:
                 return
@@ -275,9 +276,10 @@ class HotPath:
             return -1
 
     def write_refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        """Handle a record that could not be written.
+        """Handle a record that was not written yet.
 
-        Either there is no ring, a lap has ended, or `elements` is not a count.
+        There may be no ring, or the record may be the first of a lap (one pass through the ring), or `elements` may
+        not be a count.
         """
         if at == NOWHERE:
             try:
@@ -363,7 +365,9 @@ class Span:
 
 
 def chosen() -> type[HotPath]:
-    """Return the compiled hot path. If it was not built, or CBTOP_PURE_PYTHON is set, return that in Python."""
+    """Return the compiled hot path. If it was not built, or CBTOP_PURE_PYTHON is set, return the hot path in
+    Python.
+    """
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return HotPath
     try:

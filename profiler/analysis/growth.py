@@ -27,8 +27,8 @@ class Growth:
     sums: NDArray[np.int64]  # shape (SUMS, nodes)
     cell: NDArray[np.int32]  # histogram cells (see `Histograms`) that have counts, each once
     count: NDArray[np.uint32] | Column
-    # The increase of columns that few nodes have, by (index into SPARSE_COLUMNS, node). Columns with points in time,
-    # minima or maxima are left out, because they cannot be added.
+    # The increase of columns with values for few nodes only, by (index into SPARSE_COLUMNS, node). Columns of points
+    # in time, minima or maxima are left out, because their values cannot be added.
     rare: dict[tuple[int, int], int]
 
     @property
@@ -42,7 +42,7 @@ class Growth:
         return arrays + SPARSE_BYTES * len(self.rare)
 
     def column(self, name: str) -> Column:
-        """Return the row called `name` of `sums`. It has one entry for each of `node`."""
+        """Return the row called `name` of `sums`. The row has one entry for each id in `node`."""
         found: Column = self.sums[SUMS.index(name)]
         return found
 
@@ -51,7 +51,7 @@ class Growth:
         cls, node: Column, sums: Column, cell: Column, count: Column, rare: dict[tuple[int, int], int]
     ) -> Growth:
         """Make a Growth, in the smallest data types that hold the counts. Counts of zero are left out. `sums` has one
-        row for each of SUMS.
+        row for each name in SUMS.
         """
         grew = (sums > 0).any(axis=0)
         counted = count > 0

@@ -5,7 +5,7 @@ that, a bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 
 counts cover the whole life of the source. Histograms of several nodes can be added, so percentiles of all their calls
 are known.
 
-A node's calls fall into few octaves, and only octaves with counts take memory: a page each.
+A node's calls fall into few octaves, and only an octave with counts takes memory: one page.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ SUB_BUCKETS = 1 << SUB_BUCKET_BITS
 MAX_DURATION_NS = (1 << 62) - 1  # durations above this are not counted
 OCTAVES = 62 - SUB_BUCKET_BITS + 1
 BUCKETS = OCTAVES * SUB_BUCKETS
-# A page with the counts of an octave takes 128 bytes, or 256 or 512 if a count needs that much. So all pages together
-# take at most 64 MiB, even if the source is hostile. 8,192 nodes of 16 octaves fit.
+# The counts of one octave are a page. A page takes 128 bytes, or 256 or 512 if a count is too large for that. So all
+# pages together take at most 64 MiB, even if the source is hostile. This is enough for 8,192 nodes with 16 octaves
+# each.
 MAX_PAGES = 1 << 17
 MAX_CELLS = 1 << 20  # maximum number of cells in one message
 _MIN_ROOM = 64  # minimum number of rows (nodes or pages) to allocate
@@ -74,12 +75,13 @@ def distinct(values: Column) -> Column:
 class Histograms:
     """Counts by cell. A cell is node * BUCKETS + bucket. Cells beyond MAX_PAGES are not counted.
 
-    A count takes two bytes. If one count needs more, all counts take four bytes, then eight. A full table grows only
-    by a quarter, because doubling would waste memory.
+    A count takes two bytes. If one count is too large for two bytes, all counts take four bytes, or later eight. A
+    full table grows only by a quarter, because doubling would waste memory.
     """
 
     def __init__(self) -> None:
-        self._pages = np.zeros((1, OCTAVES), np.int32)  # the page of each node and octave; 0 without counts
+        # Number of the page of each node and octave; 0 for an octave without counts.
+        self._pages = np.zeros((1, OCTAVES), np.int32)
         # Page 0 is for octaves without a page, and always contains zeros.
         self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)
         self._used = 1
@@ -95,7 +97,7 @@ class Histograms:
         return found
 
     def add(self, cell: Column, count: Column) -> None:
-        """Add each of `count` to the count of the histogram cell at the same index in `cell`. No cell may occur
+        """Add each value in `count` to the count of the histogram cell at the same index in `cell`. No cell may occur
         twice.
         """
         page = self._make_pages(cell)
@@ -134,7 +136,7 @@ class Histograms:
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
         """Return the cells of `nodes` with a count above 0, as columns: index in `nodes`, bucket, count.
 
-        They are ordered by index, then by bucket.
+        The cells are ordered by index, then by bucket.
         """
         known = np.flatnonzero(nodes < len(self._pages))
         pages = self._pages[nodes[known]]
@@ -164,7 +166,9 @@ class Histograms:
         return page
 
     def _make_pages(self, cell: Column) -> NDArray[np.int32]:
-        """Return the page of each cell. Pages that do not exist are made. The page is 0 if there is no room."""
+        """Return the page of each cell. Makes pages that do not exist yet. If a new page does not fit, the result is
+        0.
+        """
         page = self._page_of(cell)
         if page.all():
             return page

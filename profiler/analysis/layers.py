@@ -9,7 +9,8 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind
 
 BETWEEN = "between bricks"  # name for the part of a layer's or step's time that is outside of its bricks
-# To compare layers, at least this many must have the same stack and bricks. A median of two shows no outlier.
+# To compare layers, at least this many layers must have the same stack and bricks. The median of two layers shows no
+# outlier.
 MIN_PEERS = 3
 
 

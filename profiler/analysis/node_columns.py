@@ -10,14 +10,13 @@ NO_MINIMUM = np.iinfo(np.int64).max
 # - `amounts`: number of records of `flops` and `bytes`. `flops_given` and `bytes_given` count the records with this
 #   value.
 # - `cancelled`: number of cancelled steps. `cancelled_ns`: time in cancelled steps.
-# - `loose`: number of calls stopped twice, out of order or late. `loose_ns`: their time, which is not in any other
-#   sum.
+# - `loose`: number of calls stopped twice, out of order or late. `loose_ns`: time of these calls, which is in no
+#   other sum.
 # - `overlap_ns`: time when parts of the node ran at once, in ended steps. If n parts run at once, the time counts n -
 #   1 times.
 # The other columns are about steps:
-# - `union_ns`: time when at least one step ran. `first_ns`, `last_ns`: begin of the first and end of the last
-#   step.
-# - `over`: number of steps with parts that took longer than the step. `over_ns`: how much longer they took.
+# - `union_ns`: time when at least one step ran. `first_ns`, `last_ns`: begin of the first and end of the last step.
+# - `over`: number of steps with parts that took longer than the step. `over_ns`: sum of this excess.
 # - `crowded`: number of steps in the shared lane.
 # - `sequences`: sum over steps of the number of sequences. `kept`: sum over steps of the number of cached positions
 #   per sequence. `_given` is the number of steps with this value. `_least` and `_most` are the extremes.
@@ -57,8 +56,8 @@ SPARSE_COLUMNS = (
     "overlap_ns",
     "squared_tokens",
 )
-# In `union_ns`, this key has the time when a step of any phase ran, because two phases may run at the same time. In
-# `first_ns`, it has the begin of the first record of any node. In messages, both values are separate fields.
+# At this key, `union_ns` has the time when a step of any phase ran, because two phases may run at the same time. At
+# this key, `first_ns` has the begin of the first record of any node. In messages, both values are separate fields.
 ANY_STEP = 0
 MOMENTS = ("first_ns", "last_ns")
 EXTREMES = tuple(f"{of}_{end}" for of in ("sequences", "kept") for end in ("least", "most"))

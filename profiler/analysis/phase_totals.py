@@ -1,4 +1,6 @@
-"""The nodes that ran in one phase, and their totals. Statistics, books and graphs are computed from these numbers."""
+"""The nodes that ran in one phase, and their totals. Statistics, graphs and the breakdown of wall time are computed
+from these totals.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 
-# A module's own operations are a row if they take at least this share of the phase's time. Calls of children, and
-# cbtop's stamps around them, take 0.1 to 0.7 percent in models with small modules.
+# A module's own operations are a row if they take at least this percentage of the phase's time. In models with small
+# modules, calls of children and cbtop's stamps around these calls take 0.1 to 0.7 percent.
 LEAST_OWN_PERCENT = 1.0
 
 
@@ -30,9 +32,9 @@ class PhaseTotals:
     the bricks and steps inside it. Its kernels and layers are its own work and are not subtracted. The exclusive time
     of any other node is its time without all nodes inside it. Adopted work ran in parallel and is never subtracted.
 
-    The own operations of modules with children are rows if they take LEAST_OWN_PERCENT. For a layer, and for a step
-    that is the call of a model, their time is its exclusive time. A brick of such operations that takes less has no
-    calls and no time here.
+    The own operations of modules with children are rows if they take LEAST_OWN_PERCENT. The own operations of a layer
+    take its exclusive time. The same holds for a step that is the call of a model. A brick of own operations that
+    takes less than LEAST_OWN_PERCENT has no calls and no time here.
     """
 
     step: Node | None
@@ -42,11 +44,11 @@ class PhaseTotals:
     # Arrays by node id. Only the entries of the phase's nodes are valid.
     columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns, overlap_ns
     held: NDArray[np.bool_]  # mask of the bricks with time, and of all nodes inside these bricks
-    adopted: NDArray[np.bool_]  # mask of adopted work: the time of its parent does not include it
+    adopted: NDArray[np.bool_]  # mask of adopted work, which the time of the parent does not include
     own_rows: NDArray[
         np.bool_
-    ]  # mask of the layers outside of bricks, and of the step, whose own operations are a row
-    small_own: Column  # ids of the bricks of own operations that are no row
+    ]  # mask of nodes with own operations that are a row: layers outside of bricks, and the step
+    small_own: Column  # ids of the bricks of own operations that take too little time to be a row
 
     @classmethod
     def of(cls, table: NodeTable, stats: NodeStats, phase: str | None) -> PhaseTotals:
@@ -90,7 +92,7 @@ class PhaseTotals:
 
     @cached_property
     def exclusive_ns(self) -> Column:
-        """The part of `total_ns` that no node inside the node has taken: node id -> ns."""
+        """The exclusive time of each node, computed from `total_ns`: node id -> ns."""
         total_ns = self.columns["total_ns"]
         nested_ns = total_ns - self.columns["loose_ns"]
         return self._without_small(
@@ -99,7 +101,7 @@ class PhaseTotals:
 
     @cached_property
     def closed_exclusive_ns(self) -> Column:
-        """The part of `closed_ns` that no node inside the node has taken: node id -> ns."""
+        """The exclusive time of each node, computed from `closed_ns`: node id -> ns."""
         closed_ns = self.columns["closed_ns"]
         return self._without_small(
             exclusive_of(self.table, self.inside, closed_ns, closed_ns, self.columns["overlap_ns"])
@@ -111,7 +113,7 @@ class PhaseTotals:
 
     @cached_property
     def count(self) -> dict[int, int]:
-        """The number of calls of each node, the step included: node id -> calls."""
+        """The number of calls of each node, including the step: node id -> calls."""
         return self._by_node("count")
 
     @cached_property
@@ -175,9 +177,10 @@ class PhaseTotals:
 
 
 def _own_rows(step: Node | None, table: NodeTable, inside: Inside, columns: dict[str, Column]) -> NDArray[np.bool_]:
-    """Return a mask by node id of the own operations that take LEAST_OWN_PERCENT, together with others of their name.
+    """Return a mask by node id: the own operations that are a row.
 
-    `columns` are those of `PhaseTotals`.
+    Own operations with the same name are one row. They are marked if they take LEAST_OWN_PERCENT of the time
+    together. `columns` are the columns of `PhaseTotals`.
     """
     found = np.zeros(len(table) + 1, np.bool_)
     ids = inside.ids if step is None else np.append(inside.ids, step.id)
@@ -218,14 +221,14 @@ def _held_and_adopted(
 
 
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
-    """Return the exclusive time of each node, by node id: `time_ns` without some of the nodes inside it.
+    """Return the exclusive time of each node, by node id: `time_ns` without the time of some nodes inside the node.
 
-    The bricks and steps inside a brick are subtracted from it. All nodes inside any other node are subtracted from
-    that. The subtracted time of a node is its `nested_ns`. If nodes overlap, the parent's `overlap_ns` is added back,
-    so that no time is subtracted twice.
+    From a brick, only the bricks and steps inside the brick are subtracted. From any other node, all nodes inside the
+    node are subtracted. The subtracted time of a node is its `nested_ns`. If nodes overlap, the parent's `overlap_ns`
+    is added back, so that no time is subtracted twice.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
-    # The time to subtract, by node id: if the node is a brick, and if it is not.
+    # The time to subtract from each node, by node id: `in_brick` if the node is a brick, `in_other` if it is not.
     in_brick, in_other = -overlap_ns, -overlap_ns
     for ids in reversed(inside.by_depth):
         parent, kind = parent_of[ids], kind_of[ids]

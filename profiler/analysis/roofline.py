@@ -16,8 +16,8 @@ from cbtop.protocol.messages import UNSURE_PERCENT
 # A brick that is slower than this percentage of every roof is limited by neither memory nor arithmetic.
 LIMITING_PERCENT = 60
 MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
-# The limit of bricks in steps that run at the same time and share the roofs, so that it is not known what limits
-# them.
+# The limit of a brick in steps that run at the same time. Such steps share the roofs, so it is not known what limits
+# the brick.
 SHARED = "several at once"
 
 
@@ -28,7 +28,7 @@ class Distance:
     attainable_gflops: float
     percent_of_roof: float
     bound: str  # what limits the rate: MEMORY, COMPUTE, NO_ROOF or SHARED
-    is_unsure: bool | None = None  # True if the measured rounds of the roof differ much, None if that is not known
+    is_unsure: bool | None = None  # True if the measured rounds of the roof differ much; None if this is not known
 
     @property
     def above_roof(self) -> bool:
@@ -39,7 +39,7 @@ class Distance:
 
 
 def spread_percent(value: float, median: float | None) -> float | None:
-    """Return how far the median of a roof's measured rounds is below the best round `value`, in percent. Returns None
+    """Return by how many percent the median of a roof's measured rounds is below the best round `value`. Returns None
     if the median is not known.
     """
     return None if median is None else 100 * max(value - median, 0.0) / value
@@ -84,15 +84,15 @@ def distance(
     """Compare a measured rate with the roof above it. Returns None unless both kinds of ceilings (FLOP and bytes) are
     known.
 
-    The highest ceiling of each kind makes the roof. A point near a lower ceiling (DRAM below a cache) is limited by
-    that ceiling.
+    The roof consists of the highest ceiling of each kind. A point near a lower ceiling (DRAM below a cache) is
+    limited by that ceiling.
     """
     if not peaks_gflops or not peaks_gb_per_sec:
         return None
     peak, slope = max(peaks_gflops), flop_per_byte * max(peaks_gb_per_sec)
     attainable = min(peak, slope)
     if not 0 < attainable < math.inf:
-        return None  # the product of two extreme peaks is infinite or 0
+        return None  # the peaks are so extreme that the attainable rate is infinite or 0
     percent, bound = 100 * gflops / attainable, MEMORY if slope < peak else COMPUTE
     if percent < LIMITING_PERCENT:
         lower = [(flop_per_byte * each, MEMORY) for each in peaks_gb_per_sec] + [

@@ -15,7 +15,7 @@ from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
 from cbtop.protocol.ring_reader import Batch
 
-MAX_OPEN_GROUPS = 4096  # most pairs of a running step and a lane; a real host has sixteen lanes
+MAX_OPEN_GROUPS = 4096  # most groups of parts, one for each running step in each lane; a real host has sixteen lanes
 MAX_OPEN_PARTS = 64  # after this number of batches, the stored parts of a running step are added up
 
 
@@ -40,7 +40,7 @@ class _Fate:
     ends.
     """
 
-    ended_in: Column  # index of the record that ends this record's step, among the ends in this batch
+    ended_in: Column  # the end of this record's step, as an index into the ends in this batch
     follows: NDArray[np.bool_]  # whether a step in the same lane ended earlier in this batch
     late: NDArray[np.bool_]  # whether the record came after the end of its step
     dropped: NDArray[np.bool_]  # whether the record belongs to a step that was cancelled
@@ -58,17 +58,17 @@ class RunningSteps:
     """
 
     def __init__(self) -> None:
-        # Group -> when its last step ended, whether this step was cancelled, and the time of the step outside its
-        # parts.
+        # Group -> the time when its last step ended, whether that step was cancelled, and how much of its time is
+        # outside of its parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
         # Group -> node ids, and two rows of times. Row 0 is the whole time of a part. Row 1 is its overlap with
         # earlier parts.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}
-        # Group and outer node -> start and end of the part that ended last.
+        # Group -> for each outer node, the start and the end of the part that ended last.
         self._last: dict[int, dict[int, tuple[int, int]]] = {}
 
     def is_open(self, step: int, lane: int) -> bool:
-        """Return whether a step of this node is running in this lane, and at least one of its parts has ended."""
+        """Return whether a step of this node is running in this lane and has a part that has ended."""
         return step * LANES + lane in self._open
 
     def close(
@@ -76,9 +76,9 @@ class RunningSteps:
     ) -> Column:
         """Add the times of the parts of all steps that have ended to `closed_ns`.
 
-        If the parts took longer than their step, counts by how much. This shows an error, because nested calls cannot
-        take longer than the call around them. Also counts how long parts of the same node ran at the same time, for
-        example on two streams of a device.
+        If the parts took longer than their step, the excess is counted. An excess shows an error, because nested
+        calls cannot take longer than the call around them. Also counts how long parts of the same node ran at the
+        same time, for example on two streams of a device.
 
         Returns the changed nodes. Some of them may not be in the batch.
         """
@@ -104,7 +104,7 @@ class RunningSteps:
         return np.concatenate(concerned)
 
     def _fate(self, inside: _Inside, ends: Column) -> _Fate:
-        """For each record, find the record that ends its step. It may be in this batch or in an earlier one."""
+        """For each record, find the record that ends its step. This end may be in this batch or in an earlier one."""
         group, end_ns = inside.group, inside.end_ns
         if len(ends):
             found = np.searchsorted(ends, np.arange(len(group)))
@@ -138,9 +138,9 @@ class RunningSteps:
     def _left_ns(
         self, inside: _Inside, fate: _Fate, ends: Column, shared_ns: Column, sparse: SparseColumns
     ) -> Column:
-        """Return the time of each ended step that none of its parts in this batch covers.
+        """Return how much of each ended step's time is outside of the step's parts in this batch.
 
-        Also corrects the stored time of steps from earlier batches that have late parts in this batch.
+        Also corrects the stored times of steps from earlier batches that have late parts in this batch.
         """
         found = inside.duration_ns[ends]
         counted = fate.closing & ~inside.is_end & (inside.outer == inside.step)
@@ -179,8 +179,8 @@ class RunningSteps:
         return concerned
 
     def _shared_ns(self, group: Column, outer: Column, start_ns: Column, end_ns: Column) -> Column:
-        """Return how long each record overlaps earlier parts of the same `outer` node. It is 0 in the shared lane,
-        because records of different steps cannot be told apart there.
+        """Return how long each record overlaps earlier parts of the same `outer` node. The result is 0 in the shared
+        lane, because records of different steps cannot be told apart there.
         """
         found = np.zeros(len(group), np.int64)
         parts = np.flatnonzero((outer > 0) & (group % LANES != LANES - 1))
@@ -239,7 +239,7 @@ class RunningSteps:
                 np.add.at(row, where, each)
             parts[:] = [(which, total)]
         if len(self._open) > MAX_OPEN_GROUPS:
-            # There are more running steps than a real host has. Drop the parts of the oldest.
+            # There are more running steps than a real host has. Drop the parts of the oldest step.
             del self._open[next(iter(self._open))]
 
 
@@ -270,8 +270,8 @@ def _inside(batch: Batch, step_of: Column, part_of: Column) -> _Inside:
 def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -> None:
     """Count the excess: the time by which the parts of a step take longer than the step.
 
-    `left_ns` is the step's time outside its parts, which is below zero if there is an excess. `before_ns` is its
-    earlier value. Only the increase of the excess is counted.
+    `left_ns` is the step's time outside its parts, which is below zero if there is an excess. `before_ns` is the
+    earlier value of `left_ns`. Only the increase of the excess is counted.
     """
     more_ns = max(0, -left_ns) - max(0, -before_ns)
     if more_ns:
@@ -281,8 +281,8 @@ def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -
 
 
 def _covered_ns(times_ns: Iterable[tuple[int, int]], begun_ns: int, ended_ns: int) -> Iterator[int]:
-    """Yield how much of each interval is covered by earlier intervals, or by the interval from `begun_ns` to
-    `ended_ns`. The intervals are ordered by their start.
+    """For each interval, yield how much of it is covered by the interval from `begun_ns` to `ended_ns` and by earlier
+    intervals. The intervals are ordered by their start.
     """
     reached_ns = 0
     for start_ns, end_ns in times_ns:

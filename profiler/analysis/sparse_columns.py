@@ -68,7 +68,7 @@ class SparseColumns:
         self._values[name][node] = min(known, value) if name.endswith("_least") else max(known, value)
 
     def add_all(self, other: SparseColumns, place: Column) -> None:
-        """Add the values of `other`, where node n has the id `place[n]` here.
+        """Add the values of `other`. Node n of `other` has the id `place[n]` in this object.
 
         Skips points in time, because the clocks of two processes differ.
         """

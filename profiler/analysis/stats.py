@@ -20,8 +20,8 @@ from cbtop.profiler.analysis.step_intervals import StepIntervals
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, FLAG_UNCOUNTED, UNKNOWN_AMOUNT
 from cbtop.protocol.ring_reader import Batch
 
-# Only this many nodes have a histogram of their own. Further nodes with the same name and phase share one. Their
-# percentiles are known for the brick, but not for each of its places.
+# Only this many nodes have a histogram of their own. Further nodes with the same name and phase share one histogram.
+# It shows the percentiles of the brick as a whole, but not of each node.
 MAX_HISTOGRAM_NODES = 8_192
 
 _ROW_OF = {name: at for at, name in enumerate(COLUMNS)}
@@ -37,8 +37,8 @@ _NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
 def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
     """Return a mask of the valid records.
 
-    A valid record has a node id from 1 to `nodes`, and its start is between 0 and its end. The second condition does
-    not apply to records of amounts.
+    A valid record has a node id from 1 to `nodes`, and its start is between 0 and its end. The condition for start
+    and end does not apply to records of amounts.
     """
     duration = batch.end_ns - batch.start_ns
     amounts = batch.are(FLAG_AMOUNTS)  # a record of amounts has FLOP and bytes in the fields for start and end
@@ -58,11 +58,12 @@ class NodeStats:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        # The first node with a name and phase -> the node with the histogram that these nodes share.
+        # For nodes that share a histogram: the first node with their name and phase -> the node that has the
+        # histogram.
         self._shared: dict[int, int] = {}
         self.sparse = SparseColumns()
-        # In a table of the latest counts (`recent_part`): the table with all counts. Its min_ns and max_ns limit the
-        # estimates for the latest counts.
+        # A table of the latest counts (`recent_part`) refers here to the table with all counts. The min_ns and max_ns
+        # of all counts limit the estimates for the latest counts.
         self._whole: NodeStats | None = None
         self.intervals = StepIntervals()
         self.running = RunningSteps()
@@ -158,7 +159,7 @@ class NodeStats:
     def medians_ns(self, nodes: Column, fraction: float = PERCENTILES[0]) -> NDArray[np.float64]:
         """Return the percentile at `fraction` of each node's calls, by default p50.
 
-        The result is NaN for a node without calls, or if its histogram includes calls of other nodes.
+        The result is NaN for a node without calls, or if the node's histogram includes calls of other nodes.
         """
         found = np.full(len(nodes), np.nan)
         there = np.flatnonzero(self.column("count")[nodes])
@@ -170,8 +171,8 @@ class NodeStats:
         return found
 
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
-        """Return min_ns and max_ns of each of `node`. These are estimated from `cells`, the histogram cells of the
-        nodes.
+        """Return min_ns and max_ns of each node in `node`. These are estimated from `cells`, the histogram cells of
+        the nodes.
         """
         if self._whole is None:
             return self._row("min_ns")[node], self._row("max_ns")[node]
@@ -241,7 +242,9 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """Return the owner of each node's histogram: the node itself, or a node that shares its histogram."""
+        """For each node in `node`, return the node that has its histogram: the node itself, or another node if they
+        share a histogram.
+        """
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):
             return node
@@ -275,7 +278,8 @@ class NodeStats:
         count: Column,
         rare: dict[tuple[int, int], int],
     ) -> Growth:
-        """Replace the totals by `totals`, of shape (COLUMNS, nodes), and the counts of cells. Returns what was added.
+        """Replace the totals by `totals`, of shape (COLUMNS, nodes), and the counts of cells. Returns the counts that
+        were added.
 
         No node and no cell may occur twice.
         """
@@ -298,7 +302,7 @@ class NodeStats:
         return NodeStats().take_over(node, self.totals(node), cell, self.buckets(cell), rare)
 
     def since(self, growth: Growth) -> NodeStats:
-        """Return a table with the counts in `growth`, which are the latest of this table's counts.
+        """Return a table with the counts in `growth`. These must be the latest counts of this table.
 
         min_ns and max_ns are estimates, within one percent: the middle of the first and last bucket with a count.
         They are limited to the min_ns and max_ns of all calls.
@@ -315,10 +319,9 @@ class NodeStats:
         self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
 
     def recent_part(self, counted: NodeStats) -> NodeStats:
-        """Return the table `counted`, completed by minima and maxima. `counted` has the latest of this table's counts
-        (see `since`).
+        """Return a copy of the table `counted`, completed by minima and maxima.
 
-        The result shares the histograms of `counted`.
+        `counted` has the latest counts of this table (see `since`). The copy shares the histograms of `counted`.
         """
         found = NodeStats()
         found.grow(self._size)

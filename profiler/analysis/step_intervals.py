@@ -9,10 +9,10 @@ from cbtop.profiler.analysis.node_columns import ANY_STEP
 from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring_reader import Batch
 
-# A step with more tokens than this counts as this many in sums of squares, so that the sums do not overflow.
+# A step with more tokens counts as a step of this many tokens in sums of squares, so that the sums do not overflow.
 MOST_SQUARED = 1 << 32
-# Most intervals that are kept per step node. A step that is recorded later than all of these may count twice where
-# steps overlapped.
+# Most intervals that are stored per step node. If a step is recorded so late that all stored intervals are later, its
+# overlap with other steps may count twice.
 MAX_KEPT_INTERVALS = 1 << 12
 MAX_SAID_INTERVALS = 1 << 10  # maximum number of intervals in one message
 MAX_PARTS = 64  # most arrays of intervals per step node; if there are more, they are joined
@@ -28,8 +28,8 @@ class StepIntervals:
     def since(self, from_ns: int, most: int) -> tuple[Column, Column, Column]:
         """Return the intervals when steps ran, as columns: node, begin in ns, length in ns.
 
-        The intervals of a node are disjoint and ascending, and end at `from_ns` or later. If there are more than
-        `most` over all nodes, the earliest ones of a node are left out.
+        The intervals of a node are disjoint and ascending, and end at `from_ns` or later. Returns at most `most`
+        intervals over all nodes. If there are more, the earliest intervals of a node are left out.
         """
         found = [(NONE, NONE, NONE)]
         for step, parts in sorted(self._intervals.items()):

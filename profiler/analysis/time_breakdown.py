@@ -1,5 +1,5 @@
-"""Divides the wall time of a phase's steps into bricks and gaps, and adds up the time outside of steps. These are the
-books of the phase. They close if no part is larger than its whole.
+"""Divides the wall time of a phase's steps into bricks and gaps, and adds up the time outside of steps. The divided
+wall time is called the books of the phase. The books close if no part is larger than the whole that contains it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS = "inside layers", "between layers", 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Time that belongs to no step's wall time: number of calls, sum of times, and time by name, longest first.
+    """Calls that belong to no step's wall time: their number, the sum of their times, and their time by name, longest
+    first.
 
-    If calls ran at the same time, the whole time of each counts.
+    If calls ran at the same time, the whole time of each call counts.
     """
 
     calls: int
@@ -37,8 +38,8 @@ class TimeBreakdown:
     times here are not part of this sum.
 
     The books do not close if parts took longer than their whole. Then no share of the wall time can be trusted.
-    `over` is the number of steps with parts that took longer, `over_ns` the sum of the excess. `exceeded` has each
-    such layer or brick with its excess in ns.
+    `over` is the number of steps with parts that took longer than the step, and `over_ns` is the sum of the excess.
+    `exceeded` has each layer or brick with parts that took longer, and its excess in ns.
     """
 
     wall_ns: int
@@ -71,11 +72,11 @@ class TimeBreakdown:
 def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
     """Return the books of the phase in `totals`, or None for a process without steps.
 
-    All times come from measured records. The gap `inside layers` is the time of layers minus the bricks in them. Own
-    operations of layers, and of the step, that are a row count as bricks instead.
-    `between layers` is the time of layers that contain layers, minus the inner layers. `steps inside` is the time of
-    other phases' steps inside steps of this phase. The rest of a step is unattributed. Gaps that cannot occur in this
-    process are left out. The time in running steps comes from `whole`, the totals since the process began.
+    All times come from measured records. The gap `inside layers` is the time of layers minus the bricks in them. If
+    the own operations of a layer or of the step are a row, they count as a brick instead. `between layers` is the
+    time of layers that contain layers, minus the inner layers. `steps inside` is the time of other phases' steps
+    inside steps of this phase. The rest of a step is unattributed. Gaps that cannot occur in this process are left
+    out. The time in running steps comes from `whole`, the totals since the process began.
     """
     step = totals.step
     if step is None:
@@ -130,8 +131,8 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
 
 
 def outside_steps(table: NodeTable, stats: NodeStats) -> Beside | None:
-    """Return the time of bricks, layers and functions outside of all steps, by the outermost name. None without such
-    time.
+    """Return the time of bricks, layers and functions outside of all steps, by the name of the outermost node.
+    Returns None without such time.
 
     Steps that ran inside such a node are subtracted, because their own books contain their time.
     """

@@ -1,8 +1,8 @@
 """Records kernels with CUPTI, using the library that torch ships. Uses ctypes, no headers and no library of our own.
 
 Rules
-- CUPTI is open only while one step is recorded. This is called a window, see kernel_burst.py. If it stayed open, the
-  host's graph launches would take several times as long.
+- CUPTI is open only while one step is recorded. A step with CUPTI open is called a window, see kernel_burst.py. If
+  CUPTI stayed open, the host's graph launches would take several times as long.
 - A process has one owner of CUPTI. If another tool is the owner, `begin` raises CuptiError with TAKEN and leaves that
   tool alone. Tools that the environment injects (Nsight) are detected before CUPTI is opened.
 - Records are read as bytes at known offsets. The beginning of a kernel's record has been the same since the CUPTI of
@@ -35,11 +35,11 @@ INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 # Kinds of CUPTI records.
 DRIVER_CALL, RUNTIME_CALL, KERNEL, EXTERNAL = 4, 5, 10, 39
 OF_KERNELS = (KERNEL,)
-# To get external ids, CUPTI must also record the calls of the driver and the runtime.
+# CUPTI delivers external ids only if it also records the calls of the driver and the runtime.
 OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)
 _CUSTOM = 3  # CUPTI's number for the kind of external id that cbtop sets
 
-_KERNEL_BYTES = 160  # number of bytes that are read of a record of a kernel; later fields are not needed
+_KERNEL_BYTES = 160  # number of bytes to read of a kernel's record; later fields are not needed
 _EXTERNAL_RECORD = struct.Struct("<IIQI")  # the fields kind, owner, external id and correlation id
 _TIMES, _SIZES, _LOCAL, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I"), struct.Struct("<I")
 _REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = (
@@ -89,8 +89,8 @@ class KernelRecord(NamedTuple):
 
 
 class ExternalCorrelation(NamedTuple):
-    """Tells which external id was set during a call of the driver or the runtime. CUPTI numbers the calls, and `call`
-    is this number.
+    """The external id that was set during a call of the driver or the runtime. CUPTI numbers these calls, and `call`
+    is such a number.
     """
 
     external: int
@@ -246,7 +246,7 @@ _found_path: list[str] = []
 def library_path() -> str:
     """Return the path of the libcupti that this process has loaded, usually by torch. Returns "" if there is none.
 
-    Reading the thousands of mappings of a process takes 2 ms, so a path that was found is kept.
+    Reading the thousands of mappings of a process takes 2 ms, so the path is stored as soon as it was found.
     """
     if _found_path:
         return _found_path[0]

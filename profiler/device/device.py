@@ -1,5 +1,5 @@
-"""One CUDA device in one context: cbtop's kernels on it, memory words that stamps write to, and a comparison of its
-clock with the host's.
+"""One CUDA device in one context: cbtop's kernels on the device, memory words that stamps write to, and a comparison
+of the device's clock with the host's clock.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-# Largest drift between the clocks of device and host that is assumed, in ppm. Measured values are 6 to 24.
+# Largest assumed drift between the clocks of device and host, in ppm. Measured drifts are 6 to 24 ppm.
 MAX_DRIFT_PPM = 100
 WANDER_PPM = 1
 MAX_PAIRS = 64
-# Number of latest pairs of readings that are used for times after the last pair. The line goes through the oldest and
-# the newest of these.
+# Number of latest pairs of readings that are used for times after the last pair. For such times, a line goes through
+# the oldest and the newest of these pairs.
 BASELINE = 8
 _MILLION = 1_000_000
 
@@ -51,7 +51,7 @@ class DeviceTime:
         return self._pairs[-1] if self._pairs else None
 
     def add(self, pair: ClockPair) -> None:
-        """Add a reading of the clocks of device and host. It must be later than all earlier ones."""
+        """Add a reading of the clocks of device and host. The reading must be later than all earlier readings."""
         last = self.last
         if last is not None:
             elapsed_ns = pair.device_ns - last.device_ns

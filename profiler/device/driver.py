@@ -44,7 +44,7 @@ class Words(Protocol):
         """Set the first `count` words to 0."""
 
 
-Launch = Callable[[int], None]  # A launch takes the address of the kernel's arguments (see `Arguments`).
+Launch = Callable[[int], None]  # Launches a kernel. Takes the address of the kernel's arguments (see `Arguments`).
 
 
 class DriverFunctions(NamedTuple):

@@ -15,7 +15,7 @@ _NOTHING_RUNS = frozenset({5, 6, 7})
 
 class DependencyEdge(NamedTuple):
     """An edge of a graph: the node `then` waits for the node `first`. If the edge is plain, `then` waits until
-    `first` has ended; otherwise it may begin earlier.
+    `first` has ended; otherwise `then` may begin earlier.
     """
 
     first: int
@@ -57,7 +57,9 @@ class GraphDriver(Protocol):
         """Return whether `node` runs work. Events, and nodes that only wait for other nodes, run no work."""
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
-        """Add a node that runs `kernel` in `blocks` blocks of one thread. It depends on the nodes `after`."""
+        """Add a node that runs `kernel` in `blocks` blocks of one thread. The new node depends on the nodes
+        `after`.
+        """
 
     def add_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
         """For each pair of nodes, make the second node wait for the first."""

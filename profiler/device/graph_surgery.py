@@ -36,7 +36,7 @@ class StampSites:
 
     @property
     def nodes(self) -> int:
-        """The number of nodes in the graph that take time. Events do not."""
+        """The number of nodes in the graph that take time. Events do not take time."""
         return len(self.positions)
 
     @classmethod
@@ -94,7 +94,9 @@ class Order:
         self._order = order
 
     def between(self, first: Sequence[int], last: Sequence[int]) -> list[int]:
-        """Return the nodes that a capture added while its last nodes changed from `first` to `last`."""
+        """Return the nodes that a capture added between two times. The last nodes of the capture were `first` at the
+        earlier time, and `last` at the later time.
+        """
         bits = self._all_of(last) & ~self._all_of(first)
         return [node for index, node in enumerate(self._order) if bits >> index & 1]
 
@@ -151,7 +153,8 @@ class StampedGraph:
     """An executable graph: a clone of `graph` with a stamp at each of `places`. `places` must be in order of
     execution.
 
-    Making one takes 10 to 60 ms, and some megabytes on the device. Raises DriverError if the driver refuses a call.
+    Making an executable takes 10 to 60 ms, and some megabytes on the device. Raises DriverError if the driver refuses
+    a call.
     """
 
     def __init__(self, device: CudaDevice, graph: int, places: Sequence[int], stream: int) -> None:

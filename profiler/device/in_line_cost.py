@@ -25,8 +25,8 @@ _ROUND = 2 + 1 + KERNELS  # number of stamps in one round of the measurement
 
 
 class InLineCost:
-    """Measures the cost of a stamp once. The constructor launches all work for that, and no method waits for the
-    device.
+    """Measures the cost of a stamp once. The constructor launches all work for the measurement, and no method waits
+    for the device.
     """
 
     def __init__(self, device: CudaDevice) -> None:

@@ -1,5 +1,5 @@
-"""Records the kernels of a few steps with CUPTI when a user requests it: their bricks, launches and durations. This
-is a burst.
+"""Records the kernels of a few steps with CUPTI when a user requests it: their bricks, launches and durations. Such a
+recording is a burst.
 
 Rules
 - A window is one step. CUPTI is opened for the window and finalized at its end, so it is not open between two steps.
@@ -40,7 +40,7 @@ MAX_KERNELS = 5_000
 MAX_RECORDS = 200_000  # most records of all kinds together in one window (one recorded step)
 WAIT_S = 10.0  # longest wait for the device to finish the work of a step
 NAP_S = 200e-6
-OURS = "cbtop_"  # how the names of cbtop's own kernels begin
+OURS = "cbtop_"  # prefix of the names of cbtop's own kernels
 MAX_NAME_CHARS = 160
 
 # The keys of the step, layers and bricks in which a kernel was launched, outermost first. They are called its place.
@@ -82,7 +82,7 @@ class Durations:
         self.min_ns, self.max_ns = min(self.min_ns, duration_ns), max(self.max_ns, duration_ns)
 
     def end_step(self) -> None:
-        """End a step: all launches since the previous call belong to it."""
+        """End a step. All launches since the previous call of this method belong to the step."""
         launches, self._ended = self.count - self._ended, self.count
         if launches:
             self._count_step(1, launches, launches)
@@ -124,8 +124,8 @@ class KernelBurstResults:
         self.kernels: dict[tuple[Keys, LaunchedKernel], Durations] = {}
         self.steps: Counter[Hashable] = Counter()  # key of a step -> number of recorded steps with this key
         self.unplaced = self.lost = self.left_out = 0
-        #: Time of the kernels by place, in ns. If kernels overlap, the time counts for the kernel that began first.
-        #: Kernels without a place have the key (). None if these times are not collected.
+        #: Place -> time of its kernels in ns. If kernels overlap, the time counts for the kernel that began first.
+        #: Kernels without a place have the key (). None: these times are not collected.
         self.covered_ns: Counter[Keys] | None = None
 
     def end_step(self, step: Hashable) -> None:
@@ -141,8 +141,8 @@ class KernelBurstResults:
         return durations.fewest if durations.steps == self.steps[keys[0]] else 0, durations.most
 
     def cover(self, spans: list[tuple[int, int, Keys]]) -> None:
-        """Add kernels to `covered_ns`. A span has the begin and the end of a kernel in ns, and the keys of its
-        place.
+        """Add the times of kernels to `covered_ns`. A span has the begin and the end of one kernel in ns, and the
+        keys of its place.
         """
         if self.covered_ns is not None:
             until_ns = 0
@@ -223,8 +223,8 @@ class KernelWindow:
             self._cupti.push(number)
 
     def launch(self, graph: int, keys_of: Callable[[int], Keys | None], stream: int) -> None:
-        """Launch a clone of `graph`, so that CUPTI can be finalized after the clone is destroyed. `keys_of` returns
-        the keys of the layer and brick of each of its nodes.
+        """Launch a clone of `graph`, so that CUPTI can be finalized after the clone is destroyed. `keys_of` takes a
+        node of the graph, and returns the keys of its layer and brick.
         """
         driver, cupti = self._driver, self._cupti
         with driver.relaxed():

@@ -18,8 +18,8 @@ class LaunchTimes:
         """Return the host's clock minus the device's clock at `device_ns`, in ns. Returns None if the clocks were
         never compared.
 
-        Within a step, the offset may be treated as constant. At the measured drift of 24 ppm, a millisecond is off by
-        24 ns.
+        Within a step, the offset may be treated as constant. The measured drift is 24 ppm, so the error after a
+        millisecond is 24 ns.
         """
         self._device.look_at_clocks()
         time = self._device.time

@@ -76,7 +76,7 @@ class PairStamps:
         return pair
 
     def end(self, pair: int, stream: int, /) -> None:
-        """Enqueue the second stamp of `pair`, on the stream of the first."""
+        """Enqueue the second stamp of `pair`, on the same stream as the first stamp."""
         self._launcher(stream)(self._arguments.at(pair + 1))
         self._last = pair + 1
 

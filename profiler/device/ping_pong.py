@@ -5,7 +5,8 @@ Rules
 - The kernel that answers runs on a stream of its own, so it does not wait for the host's work. If all multiprocessors
   are in use, the device does not start the kernel. So the host waits at most START_LIMIT_NS and tries again later.
 - The device's time is between the host's request and the moment when the host sees the answer. The quickest of ROUNDS
-  answers becomes the pair. Its error is half of its round trip plus the resolution of the device's timer.
+  answers becomes the pair. The error of the pair is half of this answer's round trip, plus the resolution of the
+  device's timer.
 """
 
 from __future__ import annotations

@@ -23,10 +23,11 @@ from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, Launch, 
 from cbtop.profiler.device.in_line_cost import InLineCost
 from cbtop.protocol import clock
 
-SLOTS = 1 << 15  # Number of memory words for marks. Two steps of MAX_PENDING timings fit, with two marks each.
+# Number of memory words for marks. This is enough for two steps with MAX_PENDING timings each. A timing has two
+# marks.
+SLOTS = 1 << 15
 MAX_STREAMS = 64
-# A wait first spins for this time and then sleeps; if the device keeps up with the host, the wait ends while it
-# spins.
+# A wait spins for this time before it sleeps. If the device keeps up with the host, the wait ends while it spins.
 SPIN_NS = 200_000
 NAP_S = 50e-6
 LOOK_NAPS = 200  # a long wait checks once in this many naps whether the device is lost
@@ -166,7 +167,8 @@ class StampClock:
 
     @property
     def error_ns(self) -> int | None:
-        """The possible error in ns of `time_ns`, in either direction, if a mark is made now. None if it is not known.
+        """The possible error in ns of `time_ns`, in either direction. This is the error for a mark that is made now.
+        None if it is not known.
 
         The difference of two marks does not have this error.
         """
@@ -195,7 +197,9 @@ class StampClock:
             self._wait_for(mark.stream, mark, limit_ns)
 
     def stamp(self, mark: Mark, /) -> Stamp | None:
-        """Return the stamp of `mark`. None if a capture, a forked child or a failed launch made it impossible."""
+        """Return the stamp of `mark`. Returns None if `mark` was made during a capture, in a forked child, or by a
+        launch that failed.
+        """
         assert isinstance(mark, StampMark)
         return Stamp(mark.host_ns, self._read(mark), mark.stream, mark.number) if mark.host_ns else None
 
@@ -222,8 +226,8 @@ class StampClock:
             return mark.device_ns
         slot = mark.slot
         found = 0 if slot is None else self._words[slot]
-        # If another thread has given the memory word to a newer mark meanwhile, it has stored this mark's time in
-        # `mark.device_ns`.
+        # Another thread may have given the memory word to a newer mark meanwhile. Then it has stored the time of
+        # `mark` in `mark.device_ns`.
         return found if mark.slot is not None else mark.device_ns
 
     def _wait_for(self, stream: int, mark: StampMark, limit_ns: int | None = None) -> None:

@@ -2,9 +2,10 @@
 longer than replays without.
 
 Each replay without stamps is compared with the last replay with stamps. The cost per stamp is the median of these
-differences. Its error is the wider side of the median's 95 % interval (by order statistics), or with few values the
-largest deviation. A graph of empty kernels would give too small a cost. On an H100, a stamp costs 0.95 us there, but
-1.10 us in a decoding model, because the model's next kernel cannot begin early.
+differences. The error of the cost is the wider side of the median's 95 % interval (by order statistics). With few
+values, the error is the largest deviation from the median. A graph of empty kernels would give too small a cost. On
+an H100, a stamp costs 0.95 us there, but 1.10 us in a decoding model, because the model's next kernel cannot begin
+early.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class StampCosts:
                 self.known = _middle_of(sorted(self._found))
 
     def guess(self) -> StampCost | None:
-        """Return the cost of a stamp. It is only an estimate if there are fewer than ENOUGH comparisons of replays.
-        Returns None without any.
+        """Return the cost of a stamp. The cost is only an estimate if there are fewer than ENOUGH comparisons of
+        replays. Returns None without comparisons.
         """
         return self.known or (_middle_of(sorted(self._found)) if self._found else None)
 

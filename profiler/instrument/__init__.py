@@ -43,7 +43,7 @@ def install(profiler: BrickProfiler) -> None:
 
 
 def uninstall() -> None:
-    """Stop attaching models, and detach those that are attached."""
+    """Stop attaching models, and detach all attached models."""
     from cbtop.profiler.instrument import attachment
 
     attachment.uninstall()

@@ -44,7 +44,8 @@ def state_of_adapters(module: nn.Module) -> tuple[Any, ...]:
 def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | None:
     """Return the layer that `module` wraps, and the matrix products that its active adapters add.
 
-    Returns None if the products are not known: for methods other than LoRA, variants of LoRA, and mixed batches.
+    Returns None for variants of LoRA, for methods other than LoRA, and for mixed batches, because their products are
+    not known.
     """
     own, children = dictionary_of(module), submodules(module)
     base = children.get("base_layer")

@@ -75,7 +75,8 @@ from cbtop.profiler.instrument.wrapping import follow_host, is_compiled, is_symb
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
-MAX_ASKING = 2  # number of layers and of products that check whether a step is training; a check takes 0.2 us
+# This many layers, and this many matrix products, check whether a step is training. A check takes 0.2 us.
+MAX_ASKING = 2
 MOST_TRIES = 3  # after this number of exceptions from signal handlers, cbtop does not attach to a model any longer
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # model, or module with a list of layers -> attachment
@@ -103,8 +104,8 @@ class Attachment:
         self._said = said_by(self._models, root, plan)
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self.look_again, self.give_up)
-        # Only the garbage collector can free the attachment and its steps, and the host may have switched it off. So
-        # this callback removes the steps from `swapped_in` as soon as the model is freed.
+        # Only the garbage collector can free the attachment and its steps, and the host may have switched the
+        # collector off. So this callback removes the steps from `swapped_in` as soon as the model is freed.
         self.root = weakref.ref(root, partial(swapped_in.pop, weakref.ref(self.steps)))
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
@@ -194,7 +195,9 @@ class Attachment:
 
     @property
     def _is_named(self) -> bool:
-        """Whether the process announces this model: it is the one in the manifest, and its roofs are shown."""
+        """Whether the process announces this model. The announced model is the one in the manifest, and its roofs are
+        shown.
+        """
         manifest = self._models.manifest
         return manifest is not None and manifest.steps_of == self.model
 
@@ -255,7 +258,7 @@ class Attachment:
     def detach(self) -> None:
         """Stop timing this model, and remove all attributes that cbtop has set.
 
-        A running step still ends on the path that timed its begin.
+        If a step is running, the path (method of timing) on which it began still times its end.
         """
         with _lock:
             if not self.is_attached:
@@ -283,7 +286,7 @@ class Attachment:
             module = other()
             if module is not None and standing(module) is None:
                 forget(module)
-        self._sections = {}  # the timed calls refer to the path, so free them
+        self._sections = {}  # the timed calls refer to the path, so drop them, too
 
     def look_again(self) -> None:
         """Choose the bricks again if the host has replaced modules, or changed how their weights are stored.
@@ -338,7 +341,7 @@ class Attachment:
             forget_types()
 
     def _known(self) -> dict[Hashable, TimedSection]:
-        """Return the sections of the plan that a new plan can keep if their state is unchanged.
+        """Return the sections of the current plan. A new plan can keep a section if its state is unchanged.
 
         Sections with freed modules are left out, because the id of a freed module may belong to a newer module.
         """
@@ -387,8 +390,8 @@ def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
     """Attach to a model that a runner of `engine` runs. Each run is a step.
 
-    If `shows_bricks` is False, no module is timed. On a CUDA device, the modules then still give names to the kernels
-    of captured graphs.
+    If `shows_bricks` is False, no module is timed. Even so, the kernels of captured graphs on a CUDA device get the
+    names of modules.
     """
     with _lock:
         attachment: Attachment | None = _attached.get(model)
@@ -417,7 +420,7 @@ def installed() -> BrickProfiler | None:
 def _begin(
     model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
 ) -> Attachment:
-    for module in plan.trunk:  # a part that the host has called by itself is attached already
+    for module in plan.trunk:  # detach a part that is attached already, because the host has called it separately
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
@@ -468,7 +471,7 @@ def install(profiler: BrickProfiler) -> None:
 
 
 def uninstall() -> None:
-    """Stop attaching models, and detach those that are attached."""
+    """Stop attaching models, and detach all attached models."""
     global _profiler
     _profiler = None
     stop_awaiting()
@@ -574,7 +577,7 @@ def _look_at(module: nn.Module) -> None:
         if shall:
             with walked_once(module):
                 if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
-                    return  # the weights get their shapes in this first call, so attach at the next one
+                    return  # the weights get their shapes in this first call, so attach at the next call
                 attachment = attach(module, _profiler)
                 attachment.steps.guard_by(attachment.profiler.parts.guard)
                 if not is_known(module):

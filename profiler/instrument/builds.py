@@ -4,7 +4,8 @@ share one plan.
 Rules
 - Two layers with equal features have equal plans. The plan of some modules depends on more than the features:
   convolutions, grouped experts, adapters, packed weights. A layer that contains such a module has no build.
-- This runs no code of the host. Classes are compared by their ids, and only tensors of torch's own classes are read.
+- Making a build runs no code of the host. Classes are compared by their ids, and only tensors of torch's own classes
+  are read.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def put(module: Any, call: Any) -> None:
     if key not in _standing:
         # The callback is a function in C. In a Python function, a signal handler of the host may raise, and Python
         # ignores exceptions of callbacks. Then the entry would stay, and another module with the same id would get
-        # it.
+        # the entry.
         _alive[key] = weakref.ref(module, functools.partial(_standing.pop, key))
     _standing[key] = call
 
@@ -94,7 +94,7 @@ def leave(module: Any) -> None:
 
 
 def leave_all(references: Iterable[weakref.ref[Any]]) -> None:
-    """Mark those of these modules that are alive as known, so that their first calls are not reported."""
+    """Mark these modules as known, if they are alive, so that their first calls are not reported."""
     for reference in references:
         module = reference()
         if module is not None and id(module) not in _standing:
@@ -180,7 +180,7 @@ def _get(module: Any) -> Any:
     if call is not None:
         _last.replaced = id(module)
     elif getattr(_last, "replaced", None) == id(module):
-        # torch reads the attribute twice for one call. Between both reads, another thread has removed the
+        # torch reads the attribute twice for one call. Between the two reads, another thread has removed the
         # replacement.
         return plain_call(module)
     return call
@@ -221,7 +221,7 @@ class Slot(property):
             _failed(error)
             call = object.__getattribute__(module, "__dict__").get(
                 ATTRIBUTE
-            )  # The same as `of_host`, but written out, because `of_host` may have failed.
+            )  # The same as `of_host`, but without a call of `of_host`, which may have failed.
             # torch reads the attribute twice for one call. If the first read returned a replacement, this read must
             # also return a callable.
             return plain_call(module) if call is None and getattr(_last, "replaced", None) == id(module) else call

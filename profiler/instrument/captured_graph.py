@@ -36,9 +36,9 @@ from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 # would add at least 0.05 us to the cost of each stamp.
 FEW_STAMPS = 200
 COPIES = 4  # number of clones of a graph that take turns if every step is recorded
-PLAIN_EVERY = 64  # after this number of replays with stamps, one runs without stamps to be compared with them
-FIRST_PLAIN = 8  # the same until the cost of stamps is known: a replay without stamps after this number with stamps
-MOST_HELD = 256  # if more replays wait for the cost of stamps, the oldest are recorded with an estimate of it
+PLAIN_EVERY = 64  # after this number of replays with stamps, one replay runs without stamps for a comparison
+FIRST_PLAIN = 8  # used instead of PLAIN_EVERY until the cost of stamps is known
+MOST_HELD = 256  # if more replays wait for the cost of stamps, the oldest are recorded with an estimate of this cost
 MOST_WAITING = 1024  # number of replays of one graph that may wait to be recorded
 ENOUGH_PLAIN = 128  # after this number of plain replays, the cost of timing them is checked
 MAX_STAMPED = 32  # maximum number of graphs with stamps; each takes some megabytes on the device
@@ -62,7 +62,7 @@ class PendingReplay:
         is_of_all: bool,
     ) -> None:
         self.pair = pair
-        self.is_due = is_due  # whether to record this replay, with stamps or without
+        self.is_due = is_due  # whether to record this replay; a recorded replay may run without stamps, too
         self.is_of_all = is_of_all  # whether plain replays, which are not recorded, are timed too
         self.own_ns = 0  # time in ns that cbtop itself took for this replay, without the stamps inside the graph
         self.step = step  # the step that contains this replay; None if the replay is a step itself
@@ -94,23 +94,23 @@ class CapturedGraph:
         for span in capture.spans:
             _put_on_device(span, steps.on_device)
         self.profiler = steps.profiler
-        # All paths of the profiler share their positions, so any path will do.
+        # All paths of the profiler share their positions, so this can be any of them.
         self._path = steps.profiler.parts.paths.host
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
         self.phase = calls[0].phase
         self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
-        self._is_checked = False  # whether the first replay has shown if the graph draws random numbers
+        self._is_checked = False  # True after the first replay, which shows whether the graph draws random numbers
         # Clones with stamps inside, each with the plan of its stamps. They take turns. Empty until the first replay
         # with stamps.
         self.variants: list[tuple[StampedGraph, StampPlan]] = []
         self._ends: StampedGraph | None = None  # a clone with stamps only at its ends, for a graph with few stamps
         self._turn = 0
-        self._stamped_since = 0  # number of replays with stamps since the last one without
-        # Number of steps that were lost since the last recorded one, because too many were waiting or their times
-        # were invalid.
+        self._stamped_since = 0  # number of replays with stamps since the last replay without stamps
+        # Number of steps that were lost since the last recorded step, because too many steps were waiting or their
+        # times were invalid.
         self._lost = 0
-        # Whether to record the next replay, because no clone was free when one was to be recorded.
+        # Whether to record the next replay, because an earlier replay was due, but no clone was free for it.
         self._is_due = False
         self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
         self._is_plain_timed = True
@@ -171,7 +171,7 @@ class CapturedGraph:
             original(graph)
         if begun is None:
             return
-        try:  # from here on, the device has work, so it does not wait while cbtop does the following
+        try:  # from here on, the device has work, so it does not have to wait for cbtop
             after_ns = clock.perf_counter_ns()
             on, (pair, stream, is_recorded, was_idle, ready) = self.on, begun
             on.pairs.end(pair, stream)
@@ -185,15 +185,15 @@ class CapturedGraph:
             self.launches.append(launch)
             on.launched(self)
             on.settle()
-            if on.pairs.is_through():  # the device has finished, so it has waited while cbtop did this
+            if on.pairs.is_through():  # the device has finished its work, so it was idle while cbtop worked
                 launch.own_ns += clock.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "some steps of captured graphs are not recorded")
 
     def _watch(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
-        """Store the time of a plain (not recorded) replay, and what it cost to time it.
+        """Store the time of a plain (not recorded) replay, and the cost of timing it.
 
-        If the cost is too high, stop timing plain replays.
+        If this cost is too high, stop timing plain replays.
         """
         self._plain_ns.append(duration_ns)
         self._own_ns.append(own_ns)
@@ -227,7 +227,7 @@ class CapturedGraph:
         ready = ready or self._compared()
         was_idle = pairs.is_through()
         pair = pairs.begin(stream)
-        # A new thread may have no current context. `on.stream()` calls torch, which makes one current.
+        # A new thread may have no current context. `on.stream()` calls torch, which makes a context current.
         if pair == NOT_HERE and on.stream() is not None:
             pair = pairs.begin(stream)
         if pair == NOT_HERE:
@@ -245,8 +245,8 @@ class CapturedGraph:
         return pair, stream, is_recorded, was_idle, ready
 
     def _is_looked_at(self, step: ActiveStep | None) -> bool:
-        """Return whether to time a replay that is not recorded, as a plain step or to compare it with replays with
-        stamps.
+        """Return whether to time a replay that is not recorded. It is timed as a plain step, or to compare it with
+        replays that have stamps.
         """
         if step is None and self._is_plain_timed:
             return bool(self._path.recording)
@@ -292,7 +292,7 @@ class CapturedGraph:
             is_sampled = self.profiler._is_replay_sampled(self._key) or self._is_due
             self._is_due = False
         else:
-            # Otherwise, the step around this replay belongs to another model.
+            # Inside a step of a different model, the replay is not recorded.
             is_sampled = bool(step.model == self.steps.model)
         return is_sampled and self._path.recording
 
@@ -499,7 +499,7 @@ def _random_numbers_drawn(index: int) -> int | None:
 def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> None:
     """Replace the keys of the call `span`, and of the calls inside it, by the keys of the same bricks on the device.
 
-    Drop their references to modules.
+    Drop the references from these calls to modules.
     """
     module, key = span.module, span.key
     span.module = None
@@ -520,7 +520,7 @@ def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> N
 
 
 def _own_on_device(own: OwnOperations | None, on_device: dict[Hashable, Hashable]) -> OwnOperations | None:
-    """Return the own operations `own` with times of the device."""
+    """Return `own` as own operations that the device times."""
     if own is None:
         return None
     there = on_device.setdefault(own, replace(own, backend="torch on cuda", on_device=True))

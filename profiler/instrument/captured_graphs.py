@@ -73,8 +73,8 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
     with _lock:
         _users.add(steps)
         if settle not in steps.profiler.parts.paths.settlers:
-            # `settlers` record finished work of the device. The one of captured graphs comes first, because it
-            # provides the calls that the steps of other settlers wait for.
+            # `settlers` are functions that record finished work of the device. The one for captured graphs comes
+            # first, because it provides the calls that the steps of the other settlers wait for.
             steps.profiler.parts.paths.settlers.insert(0, settle)
         if _replaced:
             return
@@ -138,8 +138,8 @@ def end() -> None:
 def _at_exit() -> None:
     """Run only the host's own replays from now on, and free all clones. Called when the interpreter ends.
 
-    A process group that was not destroyed then waits until no graph contains collectives. This includes clones. They
-    are freed now, because cbtop no longer learns when the host's graphs are freed.
+    If a process group was not destroyed, it now waits until no graph and no clone contains collectives. The clones
+    are freed here, because cbtop does not learn any longer when the host's graphs are freed.
     """
     with _lock:
         for captured in list(graphs.values()):

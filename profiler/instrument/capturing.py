@@ -3,8 +3,9 @@
 Nothing is timed, because the device runs nothing during a capture. A capture belongs to one thread. `captures` has
 the captures that are running.
 
-Kernels are assigned to the innermost call around their launch. If that is a layer, a model or a module with children,
-the kernel belongs to its own operations: a brick in the layer, next to the bricks of its children.
+Kernels are assigned to the innermost call around their launch. If the innermost call is of a layer, a model or a
+module with children, the kernel belongs to the own operations of the called module. These are a brick in the layer,
+next to the bricks of the module's children.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_CALLS = 20_000
 #: The brick for kernels that no module's `forward` launched.
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 
-Keys = tuple[Hashable, ...]  # keys from the step, or from below it, inwards
+Keys = tuple[Hashable, ...]  # keys of nested calls, outermost first; the key of the step may be left out
 
 Mark = Any  # the value that `begin` returns and `end` takes; its type depends on the class
 Last = list[int] | None  # nodes that the next captured node will depend on; None if the driver does not report them
@@ -36,8 +37,8 @@ Last = list[int] | None  # nodes that the next captured node will depend on; Non
 # Calls are compared by identity, because comparing all fields for `in` would be slow.
 @dataclass(slots=True, eq=False)
 class CapturedCall:
-    """A call during a capture, with the places in the graph before its first and after its last node. `inside` are
-    the calls inside this call.
+    """A call during a capture. `begin` and `end` are the places in the graph before its first node and after its last
+    node. `inside` are the calls inside this call.
     """
 
     key: Hashable
@@ -50,8 +51,8 @@ class CapturedCall:
 
 
 class Capture:
-    """A CUDA graph while the host captures it. The wrappers of timed functions report to it, as they would to a
-    `Path`.
+    """A CUDA graph while the host captures it. The wrappers of timed functions report to this object in the same way
+    as to a `Path`.
     """
 
     def __init__(self, last: Callable[[], Last]) -> None:
@@ -159,9 +160,10 @@ class _Position:
 
 
 def keys_inside(around: Keys, key: Hashable) -> Keys:
-    """Return the keys of the call `key` inside the call with the keys `around`. `key` is None for a model's call.
+    """Return the keys of a call that runs inside the call with the keys `around`.
 
-    Own operations contain no calls, so the call is next to them.
+    `key` is the call's own key, or None for a model's call. If `around` ends with own operations, the call is next to
+    these, because own operations contain no calls.
     """
     if around and isinstance(around[-1], OwnOperations):
         around = around[:-1]
@@ -169,7 +171,7 @@ def keys_inside(around: Keys, key: Hashable) -> Keys:
 
 
 def place(keys: Keys, model_own: OwnOperations | None = None) -> Keys:
-    """Return the keys of the brick that the kernels of the innermost call in `keys` belong to.
+    """Return the keys of the brick that contains the kernels of the innermost call in `keys`.
 
     `model_own` is the brick for a call of the model itself.
     """
@@ -180,8 +182,8 @@ def place(keys: Keys, model_own: OwnOperations | None = None) -> Keys:
 
 
 captures: dict[int, Capture] = {}  # running captures, by id of the thread
-# Runs without requests, by id of the thread: the ModelSteps of the model, and the call.
-# None: cbtop does not look into graphs that are captured in this run.
+# Thread id -> a run that an engine makes without requests: the ModelSteps of the model, and the call. None: cbtop
+# ignores graphs that are captured in this run.
 engine_runs: dict[int, tuple[Any, Call] | None] = {}
 
 

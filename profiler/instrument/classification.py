@@ -5,12 +5,14 @@ without children, the module becomes a brick with the name of its class. The nam
 Hugging Face, Meta and vLLM.
 
 Rules for a module with children that no rule matches
-- Its own operations are those that its `forward` runs outside of its children's calls. They are a brick with the name
-  of its class (`own_kind`), for layers, too. The own operations of modules around layers count as the model's.
+- The own operations of the module are those that its `forward` runs outside of its children's calls. They are a brick
+  with the name of the module's class (`own_kind`). This is also done for layers. The own operations of modules around
+  layers count as the model's.
 - If kernels are recorded, this brick has kernels of its own, or it does not appear. If a host times calls, it appears
   if it takes LEAST_OWN_PERCENT of the phase's time (profiler/analysis/phase_totals.py). Otherwise its time counts for
   the layer, brick or step around it.
-- A container (Sequential, ModuleList) runs nothing itself, and neither does a subclass with the `forward` of one.
+- A container (Sequential, ModuleList) runs nothing itself. A subclass that inherits the container's `forward` runs
+  nothing itself, either.
 - The bricks of the table below keep their names: AttentionBlock and FeedForwardBlock are the own operations of known
   modules. Small ones of these are not timed by a host.
 - All modules of one class are one row. If a class is called like a known brick or a class of torch.nn, its row gets
@@ -276,7 +278,8 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
     # A feed-forward network that is a Sequential. Its first linear layer may follow a norm.
     (_path("[01]", _linear, _in_sequence_of_feed_forward), ModuleKind(BrickId.UP_PROJECTION)),
     (_path(r"\d+", _linear, _in_sequence_of_feed_forward), ModuleKind(BrickId.DOWN_PROJECTION)),
-    # Rotary position. Inside a layer, the module rotates queries and keys. Outside, it makes the tables for that.
+    # Rotary position. Inside a layer, the module rotates queries and keys. Outside of layers, the module makes the
+    # tables for the rotation.
     (_class(r"Rotary|RoPE", _leaf, lambda it: it.in_layer), ModuleKind(BrickId.ROPE_EMBEDDING)),
     (_class(r"Rotary|RoPE", _leaf, _outside), ModuleKind(ROTARY_TABLES)),
     # The head of the model, which returns logits.

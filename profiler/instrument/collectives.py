@@ -49,7 +49,7 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-# Collectives with data that has a part for each rank. A rank does not send its own part.
+# Collectives with data that consists of one part for each rank. A rank does not send its own part.
 _IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})
 # Function of torch.distributed -> its brick, the argument with its data, and whether that argument is only one rank's
 # part. A function that torch has deprecated calls its successor, and only the successor is timed.
@@ -136,7 +136,7 @@ def wrap_collectives(functions: TimedFunctions) -> None:
     functional = sys.modules.get("torch.distributed._functional_collectives")
     for name, (brick, held, is_part) in _FUNCTIONAL.items():
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
-            continue  # this function is deprecated and calls the one that ends with `_single`
+            continue  # this function is deprecated; it calls the function that has the suffix `_single`
         functions.swap(functional, name, _collective(brick, held, is_part, is_launch=True))
     functions.replace(functional, "wait_tensor", exposed(lambda tensor, running: WAIT, waits=True))
     functions.swap(functional, "wait_tensor", _waits)
@@ -159,8 +159,9 @@ def _closed_over(function: Any) -> Any:
 def _method(original: Function, name: str) -> Function:
     """Wrap the C++ method `original` in a Python method that has the code name `name`.
 
-    If a Python class inherits the method, C++ looks for a Python method of the same name, and finds this wrapper,
-    which calls C++ again. C++ ends this recursion if the calling frame has the method's name and `self`.
+    If a Python class inherits the method, C++ looks for a Python method of the same name, and finds this wrapper. The
+    wrapper calls C++, which would look for the Python method again. C++ ends this recursion if the calling frame has
+    the method's name and `self`.
     """
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -260,7 +261,8 @@ def _is_coalesced() -> bool:
 def ranks_of(group: Any) -> int:
     """Return the number of ranks of `group`, or 0 if unknown.
 
-    `group` is a process group, the name of one, a device mesh, or a tuple of a mesh and one of its dimensions.
+    `group` is a process group, the name of a process group, a device mesh, or a tuple of a mesh and one of its
+    dimensions.
     """
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     if isinstance(group, str):
@@ -278,8 +280,8 @@ def ranks_of(group: Any) -> int:
 def _about(
     name: str, held: Any, ranks: int, is_part: bool = False, *, is_even: bool = True
 ) -> tuple[BrickDefinition, int | None]:
-    """Return the brick for the collective `name`, and the number of elements of all ranks together, or None if it is
-    unknown.
+    """Return the brick for the collective `name`, and the number of elements of all ranks together, or None if this
+    number is unknown.
 
     `held` is one tensor or several. If `is_part` is True, `held` is only one rank's part. If `is_even` is False, the
     ranks have parts of different sizes.

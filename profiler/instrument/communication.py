@@ -5,8 +5,8 @@ Rules
   gloo copies tensors then. The second is the wait for a `Work`, or for the tensor of a functional collective.
 - DistributedDataParallel (DDP) sends gradients in C++ while the backward runs. It waits for them in a callback that
   autograd's engine calls after the last node. A hook on the first node of the backward queues a callback of cbtop
-  before that one. So the time from cbtop's callback to the end of the backward is DDP's wait. It includes copying the
-  gradients back.
+  before the callback of DDP. So the time from cbtop's callback to the end of the backward is DDP's wait. It includes
+  copying the gradients back.
 - The time in which communication overlaps with computation is taken from DDP's own times. It begins when the last
   gradient of the first bucket is ready, because the bucket is sent then. It ends with the last gradient of all. This
   is a maximum, because communication may pause in between.

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from cbtop.protocol.training_messages import MAX_STEP_PARTS, CommunicationTimes, PartTime
 
-# The name under which further kinds of communication are added up, after the first MAX_STEP_PARTS - 1.
+# The first MAX_STEP_PARTS - 1 kinds of communication have their own names. The times of all other kinds are added up
+# under this name.
 OTHERS = "others"
 
 

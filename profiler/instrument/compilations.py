@@ -108,8 +108,8 @@ class Compilations:
             log_own_error(error, "a compilation is not told of")
 
     def _take_breaks(self) -> bool:
-        """Count the graph breaks since the last call. They belong to the node that runs now. Returns whether there
-        are any.
+        """Count the graph breaks since the last call. These breaks belong to the node that runs now. Returns whether
+        there were breaks.
         """
         counters = getattr(sys.modules.get(f"{DYNAMO}.utils"), "counters", None) or {}
         now = Counter({str(reason): int(count) for reason, count in dict(counters.get("graph_break", {})).items()})

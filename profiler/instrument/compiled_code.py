@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.wrapping import BrickCall
 
 COMPILER = "torch._inductor.compile_fx"
-MAX_FILES = 256  # most files of generated code that are remembered
+MAX_FILES = 256  # most files of generated code that are stored
 MAX_NAME_CHARS = 200
 
 # A line that launches a loop that inductor has generated. Matrix products run in templates (`triton_tem_…`) or in
@@ -78,7 +78,7 @@ class GraphOrigins:
 
     origins: dict[str, NodeOrigin] = field(default_factory=dict)  # name of a node -> its origin
     classes: dict[str, str] = field(default_factory=dict)  # path of a module -> the name of its class
-    elements: dict[str, int] = field(default_factory=dict)  # path of a module -> `_elements` of its first node
+    elements: dict[str, int] = field(default_factory=dict)  # path of a module -> elements of its first node
 
     @classmethod
     def of(cls, graph: Any) -> GraphOrigins:
@@ -105,7 +105,7 @@ class GraphOrigins:
         return found
 
     def under_names_of(self, other: GraphOrigins) -> GraphOrigins:
-        """Return the same origins for `other`, an equal graph with different names of nodes."""
+        """Return these origins with the node names of `other`, an otherwise equal graph."""
         same = len(self.origins) == len(other.origins)
         origins = dict(zip(other.origins, self.origins.values(), strict=True)) if same else {}
         return GraphOrigins(origins, self.classes, self.elements)
@@ -117,7 +117,9 @@ class GraphOrigins:
 
 
 def _relative(path: str) -> str | None:
-    """Convert Dynamo's `path` of a module to one from the compiled module on. Returns None if it is unknown."""
+    """Convert Dynamo's `path` of a module to a path from the compiled module on. Returns None if the result is
+    unknown.
+    """
     begin = _MODULE.match(path)
     if begin is None:
         return None
@@ -132,8 +134,8 @@ def _name_of(target: Any) -> str:
 def _elements(node: Any) -> int:
     """Return the number of elements of a node's first tensor. Returns 0 without a tensor or if the number is unknown.
 
-    If one dimension varies, it is taken for the number of tokens. The result is then the number of elements per
-    token, times -1.
+    If one dimension varies, that dimension is taken for the number of tokens. The result is then the number of
+    elements per token, times -1.
     """
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")
@@ -265,9 +267,9 @@ def _note(found: GraphOrigins, files: Iterable[str]) -> None:
 
 
 class Ran(NamedTuple):
-    """A line of generated code that has run while nodes were captured.
+    """A line of generated code that ran while nodes were captured.
 
-    `begin` and `end` are the last nodes of the capture before and after it.
+    `begin` has the last nodes of the capture before the line ran, and `end` has the last nodes after it ran.
     """
 
     file: str
@@ -380,7 +382,7 @@ class Watch:
 class Site(NamedTuple):
     """A brick of a model, with the path of its module.
 
-    If the brick is a function, the path is of the module that calls it.
+    A brick that is a function has the path of the module that calls the function.
     """
 
     brick: BrickDefinition
@@ -425,9 +427,10 @@ class Naming:
         return found
 
     def _alone_in(self, model: nn.Module) -> dict[str, nn.Module] | None:
-        """Find the compiled module in `model`. Returns the modules of the graph, by path.
+        """Find the compiled module in `model`.
 
-        Returns None if it may be one of several modules, or if the module is part of a layer or brick.
+        Returns the modules of the graph, by path. Returns None if several modules may be the compiled one, or if the
+        compiled module is part of a layer or brick.
         """
         known = modules_by_path(model)
         path = next(filter(None, self.compiled.classes), None)
@@ -449,7 +452,7 @@ class Naming:
         return next((key for key in keys if isinstance(key, tuple)), None)
 
     def site(self, origin: NodeOrigin) -> Site | None:
-        """Return the brick that contains `origin`, or None if it is between bricks."""
+        """Return the brick that contains `origin`, or None if the origin is between bricks."""
         path = origin.modules[-1] if origin.modules else ""
         for around in ("", *origin.modules)[::-1]:
             module = self._modules.get(around)
@@ -481,7 +484,7 @@ class NodeGroup:
         self.sites = tuple({(id(site.brick), site.path): site for site in sites}.values())
         self.classes = () if sites else tuple(dict.fromkeys(map(naming.class_of, origins)))
         layers = {naming.layer(origin) for origin in origins}
-        self.layer = layers.pop() if len(layers) == 1 else None  # None if the nodes are in different layers
+        self.layer = layers.pop() if len(layers) == 1 else None  # None if the origins are in different layers
 
     @property
     def said(self) -> tuple[Any, ...]:
@@ -549,7 +552,7 @@ def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
 
 
 def _layers(kernels: list[NodeGroup]) -> list[Hashable]:
-    """Return the layer of each kernel. A kernel fused from several layers belongs to the one during which it runs."""
+    """Return the layer of each kernel. A kernel of several layers belongs to the layer during which it runs."""
     owners = [kernel.layer for kernel in kernels]
     while True:
         owned = [at for at, owner in enumerate(owners) if owner is not None]

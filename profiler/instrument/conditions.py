@@ -1,4 +1,4 @@
-"""The conditions of a process with a torch model that may change its times."""
+"""The conditions that may change the times of a process with a torch model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cbtop.protocol.structure_messages import Conditions
 if TYPE_CHECKING:
     from torch import nn
 
-# Module and name of each library with a version that may change times. A library is reported only if the process has
-# imported its module.
+# Module and name of each library. The version of such a library may change times. A library is reported only if the
+# process has imported its module.
 _LIBRARIES = {
     "torch": "torch",
     "transformers": "transformers",
@@ -27,7 +27,7 @@ _LIBRARIES = {
 
 
 def conditions_of(model: nn.Module) -> Conditions:
-    """Return the conditions of this process, which runs `model`, that may change its times."""
+    """Return the conditions that may change the times of this process, which runs `model`."""
     devices = {weight.device.type for weight in parameters_of(model)}
     known = {}
     if "cpu" in devices:

@@ -49,7 +49,7 @@ def dimensions(module: nn.Module) -> int:
 
 
 def depends_on_size(module: nn.Module) -> bool:
-    """Return whether `module` is a convolution with work per input element that depends on the image size."""
+    """Return whether `module` is a convolution with different work per input element for different image sizes."""
     return is_convolution(module) and convolved(module) is None
 
 
@@ -107,7 +107,7 @@ def _axes(it: _Settings) -> tuple[tuple[int, ...], ...]:
 def _keeps_ratio(kernel: int, stride: int, padding: int, dilation: int, more: int, is_transposed: bool) -> bool:
     """Return whether the length of an output axis is a fixed multiple of the length of the input axis.
 
-    The multiple is the stride for a transposed convolution, and 1 for any other.
+    The multiple is the stride for a transposed convolution, and 1 for any other convolution.
     """
     if is_transposed:
         return dilation * (kernel - 1) + more + 1 == stride + padding

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Collection
 
 CACHE = "~/.cupy/kernel_cache"  # CuPy's cache, unless CUPY_CACHE_DIR is set
-CODE, SOURCE = ".cubin", ".cu"  # CuPy names the files in its cache by these two parts, the second after the first
+# A file of machine code ends with CODE, and the file of its source ends with CODE + SOURCE.
+CODE, SOURCE = ".cubin", ".cu"
 MAX_FILES = 512  # number of files that are read, newest first; other programs share the cache
 MAX_BYTES = 1 << 20  # of a file
 _SECTION = rb"\.text\.(%s)\0"  # begin of the name of a section with a kernel's code
@@ -47,7 +48,7 @@ def _newest(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             files = [(one.stat().st_mtime_ns, one.path) for one in entries if one.name.endswith(CODE)]
-    except OSError:  # the cache is missing, because no kernel was compiled, or another process is clearing it
+    except OSError:  # no kernel was compiled, so the cache is missing, or another process is clearing the cache
         return []
     return [path for _, path in sorted(files, reverse=True)[:MAX_FILES]]
 

@@ -21,7 +21,7 @@ from cbtop.profiler.instrument.torch_internals import current_device, is_stream_
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
 
-WAIT_S = 1.0  # how long to wait for the device when the recording ends, at most, in seconds
+WAIT_S = 1.0  # longest wait for the device when the recording ends, in seconds
 NAP_S = 1e-3
 
 
@@ -117,7 +117,8 @@ class DeviceGraphs:
         """
         if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
-        # another thread is recording replays now, or a signal has interrupted that in this thread
+        # Another thread is recording replays now, or this is a signal handler that has interrupted the recording of
+        # replays.
         if not self._settling.acquire(blocking=False):
             return
         try:

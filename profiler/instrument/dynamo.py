@@ -2,7 +2,7 @@
 
 While a function made by `torch.compile` runs, Dynamo looks at each Python frame that begins in this thread. It skips
 frames of torch. If a module is called in such a frame, cbtop runs there, too. Then Dynamo would compile cbtop and all
-code that it calls or imports: 2,000 frames at the first call of a model. So
+code that cbtop calls or imports: 2,000 frames at the first call of a model. So
 
 - cbtop's functions are marked like torch's own. Dynamo skips them, but not the functions that they call, such as the
   host's model.

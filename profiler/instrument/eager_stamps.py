@@ -1,5 +1,5 @@
-"""Chooses how a model is timed. A model that is completely on one CUDA device is timed by stamps, which are small
-kernels there that store the device's time.
+"""Chooses how a model is timed. A model that is completely on one CUDA device is timed by stamps. Stamps are small
+kernels on the device that store the device's time.
 
 Rules
 - A device's clock is made when the first model on the device is planned, never at import. A forked child makes no

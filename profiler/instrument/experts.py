@@ -27,8 +27,8 @@ def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Mo
     """Return the number of experts that each token runs through (`top_k`), or None if unknown.
 
     `around` is the block that contains `experts`. `beside` are the other modules of the block, one of them the
-    router. The number is unknown if several modules have a `top_k` and these differ, or if the router chooses among
-    more than `experts`, for example among experts that do nothing.
+    router. The number is unknown if modules have different values of `top_k`. It is also unknown if the router
+    chooses among more experts than `experts` has, for example among experts that do nothing.
     """
     held = _matrices(experts)
     if held is None:

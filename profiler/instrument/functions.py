@@ -135,7 +135,9 @@ class TimedFunctions:
         self._wrapped.clear()
 
     def _swap_attention_of_torch(self) -> None:
-        """Time torch's fused attention, a builtin function. Only the compiled hot path can do that."""
+        """Time torch's fused attention, which is a builtin function. This is possible only if the hot path is
+        compiled.
+        """
         attention = torch.nn.functional.scaled_dot_product_attention
         if _compiled is not None and type(attention) is BuiltinFunctionType and not swaps.has(attention):
             swaps.add(TimedBuiltin(attention, lambda own: _call_of_attention(own, "sdpa", 0)))
@@ -484,7 +486,7 @@ def _pairs(
     elements = math.prod(queries[:-2]) * pairs
     if not is_known:
         return _attention_brick(name, label, 0, 0, ""), elements
-    read = 0.0  # bytes that are read per pair; known only if a single query reads all keys and values once
+    read = 0.0  # bytes to read per pair; known only if a single query reads all keys and values once
     if new == 1 and queries[:-3] == keys[:-3] == values[:-3]:
         heads = max(1, queries[-3])
         read = itemsize * (columns * keys[-3] + value_columns * values[-3]) / heads

@@ -1,4 +1,4 @@
-"""Keeps the many objects that attaching makes from triggering garbage collections."""
+"""Prevents garbage collections because of the many objects that attaching makes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class nothing_collected:  # noqa: N801 - used as a function
 
     def __exit__(self, *raised: object) -> None:
         if self._is_on:
-            # If the host has frozen objects, calling `unfreeze` would also unfreeze these.
+            # Skip this if the host has frozen objects, because `unfreeze` would also unfreeze the host's objects.
             if gc.get_count()[0] >= MANY_OBJECTS and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()

@@ -1,7 +1,8 @@
 """Follows transformers' `generate`. A step lasts from the preparation of its inputs until its token is chosen.
 
-Three wrappers run in each step, and their own time counts as overhead of the step. If the hot path is compiled, their
-calls run C code, which does the same. So their closures contain only `original`.
+Three wrappers run in each step, and their own time counts as overhead of the step. If the hot path is compiled, calls
+of the wrappers run C code that does the same as their Python code. Therefore the closures of the wrappers contain
+only `original`.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ def prepares(original: Function) -> Function:
             here = unit()
             waiting = here.waiting
             if waiting is not None:
-                waiting.close()  # the step before still waits for its token, but no token was chosen, so end it
+                # The previous step still waits for its token, but no token was chosen, so end that step.
+                waiting.close()
                 start_ns = perf_counter_ns()
             begun_ns = perf_counter_ns()
             generation = here.generation
@@ -161,7 +163,9 @@ def assists(original: Function) -> Function:
 
 
 def searches(original: Function) -> Function:
-    """Wrap a function that generates by beam search. It tells the running `generate` its numbers of beams."""
+    """Wrap a function that generates by beam search. The wrapper stores the numbers of beams for the running
+    `generate`.
+    """
 
     def beam_search(*args: Any, **kwargs: Any) -> Any:
         _has_beams((*args, *kwargs.values()))

@@ -32,13 +32,14 @@ class Said:
 
     model: str  # the model's name
     own: OwnOperations | None = None  # the model's own operations
-    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # all bricks, by the result of `said_at`
-    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by (brick in the plan, mode, image size)
+    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # key from `said_at` -> brick, for all bricks
+    # (brick in the plan, mode, image size) -> brick.
+    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)
 
     def as_before(self, own: OwnOperations | None) -> OwnOperations | None:
-        """Return the brick for the model's own operations, which a new plan gives as `own`.
+        """Return the brick for the model's own operations.
 
-        If the model is timed as before, this is the former brick.
+        `own` is this brick in a new plan. If the model is timed in the same way as before, returns the former brick.
         """
         before = self.own
         if own is not None and before is not None and before.backend == own.backend:
@@ -114,7 +115,7 @@ def key_in(
         top_k = product.top_k
         work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=top_k, size=size)
         brick = key if work == key.work else replace(key, work=work)
-        if not submodules(module):  # the module's children may be adapters, and these differ between modules
+        if not submodules(module):  # the children may be adapters, which differ between modules
             if len(said.in_mode) >= MAX_IN_MODE:
                 said.in_mode.clear()
             said.in_mode[key, mode, size] = brick

@@ -6,9 +6,9 @@ Rules
   periodic steps are recorded as often as other steps, and no gap is much longer than k. Processes that count the same
   steps choose the same steps. A larger k chooses a subset of the steps of a smaller k. So ranks that wait for each
   other pay for recording at the same time, not one after another.
-- k is 1 if recording every step costs no more than the share. Even then, two steps in a row are not recorded once in
-  PLAIN_PAIRS steps, so that the cost can be measured. The first of them removes the timed calls, and the second is
-  plain.
+- k is 1 if recording every step costs no more than the share. Even then, once in PLAIN_PAIRS steps, two steps in a
+  row are left unrecorded, so that the cost can be measured. The first of them removes the timed calls, and the second
+  is plain.
 - The cost is measured in the process itself. Recording makes three sorts of steps longer: recorded steps, the step in
   which the timed calls are removed again, and steps that run in other threads during a recorded step. Each such step
   is compared with the mean of the plain steps of its kind before and after it. So a steady growth of the steps
@@ -41,20 +41,20 @@ from cbtop.profiler.recorder import Recorder
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import WARM_UP
 
-FIRST_EVERY = 4  # one step in this number is recorded, until the cost is known and at least FLOOR steps were recorded
+FIRST_EVERY = 4  # Until the cost is known and FLOOR steps were recorded, one step in this number is recorded.
 FLOOR = 20  # number of recorded steps of a kind that are needed for reliable figures
 WARM_UP_RECORDED = 2  # number of warm-up steps of a kind that are recorded
 MOST_EVERY = 10_000
 PASSED_OVER = 8  # number of first steps of a kind that are not used to measure the cost, because they may fill caches
-SAMPLES = 121  # most measured differences that are kept; these are the newest ones
+SAMPLES = 121  # number of measured differences that are stored; older differences are dropped
 ENOUGH = 11
 MAX_WAITING = 16  # most steps between two plain steps that are compared
 LOOKS = 9  # number of newest decisions; the median of their durations counts as overhead
-LOOK_STEPS, LOOK_NS = 64, 250_000_000  # number of steps, and time in ns, that at least pass between two decisions
+LOOK_STEPS, LOOK_NS = 64, 250_000_000  # least number of steps, and least time in ns, between two decisions
 LOOK_TIMES = 2_000  # the pause after a decision is at least this many times as long as the decision took
 LEARNING_STEPS = 256  # if the cost is still unknown after this many steps, fewer steps are recorded
 MAX_KINDS = 64
-# This is added to the key of a replay of a captured graph, so that replays count apart from other steps.
+# This is added to the key of a step that replays a captured graph, so that replays are counted separately.
 REPLAYED = "replayed"
 Z_95 = 1.96
 USED = 0.8  # the part of the allowed share that cbtop tries to use
@@ -73,7 +73,7 @@ PLAIN_WIDTH = ONE // PLAIN_PAIRS
 MOST_APART = 4  # a recorded step is compared only with a plain step that is at most this many steps earlier
 
 
-class Sort(IntEnum):  # this is an IntEnum, because Python code computes the hash of members of other enums
+class Sort(IntEnum):  # an IntEnum, because Python code computes the hash of members of any other enum
     """The sorts of steps, by what recording adds to their time.
 
     PLAIN: nothing. RECORDED: the step is recorded. AFTER: the timed calls are removed in the step. BESIDE: a step in
@@ -160,7 +160,7 @@ class StepKind:
         """Compare the plain step `alone`, which is far from other plain steps, with the recorded steps before and
         after it.
 
-        The later of these took `recorded_ns`.
+        The recorded step after it took `recorded_ns`.
         """
         alone, self.alone = self.alone, None
         apart = self.seen - alone.number if alone else 0
@@ -235,7 +235,7 @@ class Governor:
         self.allowed_share = allowed_percent / (100 + allowed_percent)
         self._announce = announce
         self.models_by_kernels: set[str] = set()  # names of models with steps that only kernel_steps.py records
-        self.floor = FLOOR  # this is 0 in a benchmark that chooses the recorded steps itself
+        self.floor = FLOOR  # a benchmark that chooses the recorded steps itself sets this to 0
         self.forget()
 
     def forget(self) -> None:
@@ -254,7 +254,7 @@ class Governor:
         self._looks: deque[int] = deque(maxlen=LOOKS)  # durations in ns of the latest decisions
         # Whether the last call of `ended` made a decision; if so, `look_ns` is the duration of the decision.
         self.has_looked = False
-        # Model that decides itself about its recorded steps -> when it last recorded one, in ns.
+        # Model that decides itself which of its steps are recorded -> the time in ns when it last recorded a step.
         self._recorded_alone_ns: dict[str, int] = {}
         self.seen = self.recorded = self._lived_ns = 0
         self.look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
@@ -284,7 +284,8 @@ class Governor:
                 early = self._early[key] = [(len(self.begun) + len(self._early)) << 32, 0]
             if early is not None:
                 return self._is_sampled_early(key, early)
-            # If there are too many kinds, the others count as one, so that not all of their first steps are recorded.
+            # If there are too many kinds, all further kinds count as one kind, so that not all of their first steps
+            # are recorded.
             key = None
             number = self.begun.get(key, 0)
         self.begun[key] = number + 1
@@ -373,11 +374,12 @@ class Governor:
             self._look()
 
     def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
-        """Return the share of the time that `model` may use to record its steps, if it decides that itself.
+        """Return the share of the time that `model` may use to record steps, if it decides itself which steps to
+        record.
 
-        It has `recorded` steps, and the last one ended at `now_ns`. All models that have recorded steps lately share
-        the allowed share of the process. It counts as at least FLOOR_SHARE until `recorded` is FLOOR. After that,
-        only its part `steady` is used.
+        The model has recorded `recorded` steps, and the last one ended at `now_ns`. All models that have recorded
+        steps lately divide the allowed share of the process among them. Until `recorded` is FLOOR, the allowed share
+        counts as at least FLOOR_SHARE. After that, only the part `steady` of the allowed share is used.
         """
         last_ns = self._recorded_alone_ns | {model: now_ns}
         self._recorded_alone_ns = {name: at for name, at in last_ns.items() if now_ns - at < SHARING_NS}
@@ -408,7 +410,7 @@ class Governor:
         if cost is None and self.seen < LEARNING_STEPS:
             return
         steps, self._looked_at_step = self.seen - self._looked_at_step, self.seen
-        if steps <= 0:  # a different thread has just made the decision
+        if steps <= 0:  # another thread has just made the decision
             return
         self.has_looked = True
         # Use the median duration, because other programs may have interrupted some decisions.
@@ -447,10 +449,11 @@ def _model_in(key: object) -> str:
 
 
 def _cost_of_recording(kinds: list[StepKind]) -> Estimate | None:
-    """Return the mean cost of recording one of the recent steps, including the time that this adds to other steps.
+    """Return the mean cost of recording one of the recent steps, including the time that recording adds to other
+    steps.
 
-    If the cost of a sort is unknown, the largest known cost is used. Returns None if the cost of recorded steps is
-    known for less than half of the recent steps.
+    If the cost of a sort of step is unknown, the largest known cost is used. Returns None if the cost of recorded
+    steps is known for less than half of the recent steps.
     """
     total = sum(kind.recent for kind in kinds) or 1.0
     estimates = {(kind, sort): kind.estimate(sort) for kind in kinds for sort in Sort if kind.counts[sort]}

@@ -36,7 +36,7 @@ Wrapper = Callable[[Function], Function]
 
 
 class GradientHooks:
-    """Follows the gradients of all optimizers of this process, and its gradient scalers."""
+    """Follows the gradients of all optimizers, and all gradient scalers, of this process."""
 
     def __init__(self) -> None:
         # id of an optimizer -> the object that follows the gradients of this optimizer
@@ -45,7 +45,7 @@ class GradientHooks:
         self._has_failed = False
 
     def follow(self, functions: TimedFunctions, times_clipping: Wrapper, *, is_compiled: bool) -> None:
-        """Look at gradients before they are clipped, and at scales. `times_clipping` wraps functions that clip, to
+        """Look at scales, and at gradients before they are clipped. `times_clipping` wraps functions that clip, to
         time them.
 
         If a model is compiled, functions that compiled code may call are not replaced.
@@ -71,7 +71,7 @@ class GradientHooks:
             self._guarded(self._look, optimizer)
 
     def optimizer_ended(self, optimizer: Any, phase: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Count a step of `optimizer`. If it follows a backward, it ends a training step of `phase`."""
+        """Count a step of `optimizer`. If this step follows a backward, it ends a training step of `phase`."""
         if _is_in_backward():
             return
         if _computes_gradients(args, kwargs):
@@ -216,8 +216,8 @@ class GradientHooks:
 
 
 def _is_in_backward() -> bool:
-    """Return whether a backward pass is running. If so, a hook of a weight has called an optimizer that only this
-    weight has.
+    """Return whether a backward pass is running. If so, a hook of a weight has called the optimizer, which has only
+    this weight.
     """
     return training_here().clock.is_in is TrainingPart.BACKWARD
 

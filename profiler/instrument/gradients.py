@@ -39,7 +39,7 @@ _LARGEST = math.inf  # the norm of infinite order is the largest magnitude of an
 
 @dataclass(slots=True)
 class Gradients:
-    """What was found out about the gradients of one step."""
+    """The facts that are known about the gradients of one step."""
 
     norm: float | None  # L2 norm of all gradients; None if a gradient is not finite, or if the norm is not known
     parameters: int = 0  # number of parameters with a gradient; 0 if they were not counted
@@ -93,8 +93,8 @@ class Measurement:
         return found
 
     def _find_faulty(self, found: Gradients, norms: Sequence[float]) -> None:
-        """Add the parameters with a gradient that is not finite to the result. The norm of a finite gradient may
-        overflow.
+        """If the gradient of a parameter is not finite, add the parameter to the result. The norm of a finite
+        gradient may overflow.
         """
         for parameter, norm in zip(reversed(self._parameters), reversed(norms), strict=True):
             if math.isfinite(norm):
@@ -112,9 +112,9 @@ class Measurement:
 def measure(parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()) -> Measurement | None:
     """Measure the gradients of `parameters`. Returns None if they are missing or cannot be measured.
 
-    With `is_exact`, the largest magnitude of an element is measured instead of the L2 norm. That never overflows, but
-    takes longer. `scaling` are the two numbers or tensors that an optimizer gets from a gradient scaler, see
-    `Measurement`.
+    With `is_exact`, the largest magnitude of an element is measured instead of the L2 norm. The largest magnitude
+    never overflows, but takes longer. `scaling` are the two numbers or tensors that an optimizer gets from a gradient
+    scaler, see `Measurement`.
     """
     found: dict[torch.dtype, list[Any]] = {}
     grads: dict[torch.dtype, list[Tensor]] = {}
@@ -204,7 +204,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._costs_ns: deque[int] = deque(maxlen=COSTS)  # costs of the latest measurements
-        self._due_ns = 0  # time in ns from which on the next measurement may be made
+        self._due_ns = 0  # earliest time in ns of the next measurement
 
     def is_due(self, now_ns: int) -> bool:
         """Whether a norm may be measured now without exceeding the limit."""
@@ -221,7 +221,7 @@ class Budget:
 
 
 class ThreadGradients:
-    """What is known about the gradients of the step that is open in one thread."""
+    """The facts that are known about the gradients of the step that is open in one thread."""
 
     __slots__ = (
         "__weakref__",
@@ -238,9 +238,9 @@ class ThreadGradients:
     def __init__(self) -> None:
         self.budget = Budget()
         self.is_l2 = False  # True while a function of torch that clips by the L2 norm is running
-        # List of gradients that were clipped, with a faulty one among them -> the id of its first parameter.
+        # Clipped lists of gradients that contained a faulty gradient, identified by the id of their first parameter.
         self._faulty: set[int] = set()
-        # The phase of the step that ended last. Further optimizers after the same backward belong to it.
+        # The phase of the step that ended last. Further optimizers after the same backward belong to this phase.
         self.latest_phase = ""
         self.latest_model: Callable[[], Any] = _no_model
         self.forget()
@@ -277,8 +277,8 @@ class ThreadGradients:
                 self._faulty.add(first)
 
     def take(self) -> tuple[Gradients | Measurement | None, bool]:
-        """Return what is known of the step's gradients from before they were clipped, or None. Also returns whether
-        they were clipped.
+        """Return the gradients as measured before they were clipped (None if unknown), and whether they were
+        clipped.
         """
         clipped, clips = self._clipped, self._clips
         self.forget()

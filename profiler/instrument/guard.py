@@ -3,8 +3,8 @@
 Rules
 - The inputs and the first output of each brick and layer are looked at where they are computed (guard_flags.py). The
   smallest and largest values are read when the model's call returns: at once from a processor, later from a device.
-- The guard names the call that ends first with a faulty output. If its input was finite, it made the fault. Otherwise
-  code outside of bricks made it, or it came with the input of the model.
+- The guard names the call that ends first with a faulty output. If the input of this call was finite, this call made
+  the fault. Otherwise the fault was made by code outside of bricks, or it came with the input of the model.
 - If the reaction is `dump`, the values are read right after each call, which waits for the device.
 - Nothing is checked while the host observes the operations of its thread: with a dispatch mode, in a trace, in a
   transform of functorch, or with torch's profiler.
@@ -98,7 +98,7 @@ class ThreadGuard:
     def __init__(self) -> None:
         self.open: list[OpenGuard] = []
         self.spare: list[StepFlags] = []  # flags of an ended step, which another step can use
-        self.mask: Mask | None = None  # the padding mask among the arguments of the call of the model that begins
+        self.mask: Mask | None = None  # the padding mask among the arguments of the model's call that begins now
 
 
 class _Waiting(NamedTuple):
@@ -180,7 +180,7 @@ class Guard:
         self._put_in()
 
     def swap_out(self) -> None:
-        """Stop looking at calls, when no other step or capture needs it."""
+        """Stop looking at calls, unless another step or capture needs the wrappers of the calls."""
         self._users = max(0, self._users - 1)
         if not self._users:
             for call in self._calls.values():
@@ -194,7 +194,7 @@ class Guard:
         self._calls, self._followed = {}, ()
 
     def _look_again(self) -> bool:
-        """Look at the timed calls of the model, if they have changed. Returns whether they have."""
+        """If the timed calls of the model have changed, look at the new calls. Returns whether they have changed."""
         steps = self._steps()
         is_new = steps is not None and steps.calls is not self._followed
         if steps is not None and is_new:
@@ -236,7 +236,7 @@ class Guard:
     def end(self, owner: object) -> None:
         """End the step of `owner`, and read the figures that have arrived.
 
-        Raises NotFiniteError if a value is faulty and the guard's setting is to stop the host then.
+        Raises NotFiniteError if a value is faulty and the guard's setting says to stop the host.
         """
         opened = self._taken(owner)
         if opened is None or self._has_failed:
@@ -257,7 +257,7 @@ class Guard:
             raise stop
 
     def drop(self, owner: object) -> None:
-        """Drop the step of `owner` without a check, if it is open, because it has failed."""
+        """The step of `owner` has failed: drop it without a check, if it is open."""
         self._taken(owner)
 
     def _taken(self, owner: object) -> OpenGuard | None:
@@ -341,7 +341,7 @@ class Guard:
             self._failed(error)
 
     def _dump(self, opened: OpenGuard, run: GuardedRun) -> None:
-        """Save the arguments of a call, if it is the first faulty one."""
+        """Save the arguments of a call, if it is the first call with a fault."""
         (args, kwargs), run.values = run.values or ((), {}), None
         if (
             self._report.fault is not None

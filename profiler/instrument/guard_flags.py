@@ -24,8 +24,8 @@ from cbtop.profiler.instrument.guard_padding import DEVICES, Hiding, kept_in, po
 from cbtop.profiler.instrument.late_figures import LateFigures
 from cbtop.profiler.instrument.torch_internals import version_of
 
-MAX_RUNS = 20_000  # most calls of one step that are looked at
-MAX_TENSORS = 16  # most arguments of one call that are looked at
+MAX_RUNS = 20_000  # maximum number of calls per step to look at
+MAX_TENSORS = 16  # maximum number of arguments per call to look at
 ROWS = 256  # number of flags that get their memory together
 TYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 NAN, INF, OVER = "NaN", "Inf", "over the bound"
@@ -33,11 +33,11 @@ Range = tuple[float, float]  # the smallest and the largest value of a tensor
 
 
 class Flag(NamedTuple):
-    """The flags of one tensor. A flag is the place of its smallest and its largest value."""
+    """The place of the smallest and the largest value of one tensor: row `row` of `flags`."""
 
     flags: FlagArray
     row: int
-    with_padding: Flag | None = None  # the flag of all positions, with the padding that `row` leaves out
+    with_padding: Flag | None = None  # the flag of all positions, including the padding; `row` leaves padding out
     without_infinity: Flag | None = None  # the flag without -Inf; used only if there is a bound
 
 
@@ -104,8 +104,8 @@ class StepFlags:
         self.restart(None)
 
     def restart(self, padding: Tensor | None, *, has_bound: bool = False) -> None:
-        """Begin a step. `padding` is True at the positions (batch, token) of tokens. If it is None, all positions are
-        looked at.
+        """Begin a step. `padding` has the axes (batch, token). It is True at tokens, and False at padding. If it is
+        None, all positions are looked at.
         """
         for array in self._arrays.values():
             array.used = 0
@@ -188,8 +188,8 @@ class StepFlags:
 
 
 def is_looked_at(tensor: Tensor) -> bool:
-    """Return whether the smallest and the largest value of a tensor can be computed, and show whether it is
-    faulty.
+    """Return whether the guard can look at a tensor: its smallest and largest values can be computed, and they show
+    whether the tensor is faulty.
     """
     if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
         return False
@@ -245,7 +245,7 @@ def fault_of(values: Range, bound: float) -> str:
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among `values`, and in lists, tuples and dictionaries there.
+    """Yield the tensors among `values`, and the tensors in lists, tuples and dictionaries among `values`.
 
     Runs no code of the host's classes.
     """

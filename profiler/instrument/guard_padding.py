@@ -27,7 +27,7 @@ _CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
 _CHANNELS_FIRST += (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm)
 _CHANNELS_FIRST += (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _FEATURES_LAST = nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding
-_OTHER_STACK = "decoder", "tgt", "memory", "label"  # how names of arguments for a decoder begin
+_OTHER_STACK = "decoder", "tgt", "memory", "label"  # a decoder's argument has a name that begins with one of these
 
 
 class Hiding(Enum):
@@ -39,7 +39,7 @@ class Hiding(Enum):
 
 
 class Mask(NamedTuple):
-    """A padding mask: 1 or True for a token, or for padding if it is inverse.
+    """A padding mask: 1 or True for a token, or for padding if `is_inverse` is True.
 
     Only its last `tokens` positions are in this call of the model. The others are in a cache.
     """
@@ -92,7 +92,7 @@ def kept_in(values: Tensor, kept: Tensor, hiding: Hiding) -> Tensor | None:
     """Return the mask `kept` as a flat tensor, in the order of the first axes of `values`. Returns None if the mask
     does not apply to `values`.
 
-    The axes are those of the mask if they are (batch, token, …), (token, batch, …) or (both, …).
+    The mask can apply only if the axes of `values` are (batch, token, …), (token, batch, …) or (both, …).
     """
     batch, tokens = kept.shape
     shape, axes = values.shape, values.dim()
@@ -127,7 +127,7 @@ def hidings(modules: dict[str, nn.Module]) -> dict[int, Hiding]:
 
 
 def _part_of(path: str) -> str:
-    """Return "encoder" or "decoder" if the module at `path` is inside one, or ""."""
+    """Return "encoder" if the module at `path` is inside an encoder, "decoder" if it is inside a decoder, else ""."""
     for name in path.split(".")[:-1]:
         for part in ("encoder", "decoder"):
             if name.lower().endswith(part):

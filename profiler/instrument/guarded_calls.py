@@ -33,9 +33,10 @@ class CallGuard(Protocol):
 
 
 class GuardedCall(CallWrapper):
-    """Calls a module between `before` and `after`. If the hot path is compiled, C code does the same.
+    """Calls a module between `before` and `after`.
 
-    It calls the wrapper that times the module, so that the time of the guard is not the module's.
+    The wrapper that times the module is called in between, so the guard's time is not part of the module's time. If
+    the hot path is compiled, C code does the same.
     """
 
     __slots__ = ("_guard", "hiding", "key")

@@ -1,5 +1,5 @@
-"""Measures how long the host takes to launch each brick. This is done in some steps of models on a GPU if CUPTI
-records their kernels.
+"""Measures how long the host takes to launch each brick. This is done in some steps of models on a GPU, if CUPTI
+records the kernels of these models.
 
 Rules
 - Such a step is recorded as a plain step. Each call in it is timed by two readings of the host's clock.
@@ -62,7 +62,7 @@ class HostCalls(Capture):
 
     @property
     def recording(self) -> HostCalls:
-        """The object that gets a call of `end_step` after the model's call: this object itself."""
+        """This object: its `end_step` is called after the model's call."""
         return self
 
     def is_in_call_of(self, steps: object) -> bool:
@@ -116,7 +116,7 @@ class HostCalls(Capture):
                 own_ns[around] -= took_ns + cost.outside_ns
         found: Times = {}
         for key, keys, ns in zip(self.keys, places, own_ns, strict=True):
-            # The call belongs to a brick, because the key of a layer is a tuple.
+            # If the key is not a tuple, the call belongs to a brick. The key of a layer is a tuple.
             if key is not None and not isinstance(key, tuple):
                 found.setdefault(keys, []).append(max(0.0, ns))
         return found

@@ -57,7 +57,9 @@ is_on_cuda: Callable[[], bool] = torch.cuda.is_initialized
 
 
 def _device_here() -> tuple[int | None, str]:
-    """Return the number of multiprocessors and the architecture of torch's current device, (None, "") without one."""
+    """Return the number of multiprocessors and the architecture of torch's current device. Returns (None, "") without
+    a device.
+    """
     if not torch.cuda.is_initialized():
         return None, ""
     known = torch.cuda.get_device_properties(torch.cuda.current_device())  # pragma: no cover - gpu
@@ -90,7 +92,7 @@ class Owner(Protocol):
         """Stop recording kernels, because of `error`."""
 
     def records_around_unseen(self) -> bool:
-        """A step replays a graph that cbtop does not clone. Return whether to record the rest of this step."""
+        """Return whether to record the rest of a step that has replayed a graph that cbtop does not clone."""
 
 
 class KernelRecording:
@@ -214,7 +216,7 @@ class Bursts:
             window.begin()
             enter_here(recording)
             around: Any = steps.path.position.step
-            if around is not None:  # the burst makes the outer step longer, so that step is not recorded
+            if around is not None:  # the burst makes the outer step longer, so do not record the outer step
                 around.cancel()
         except BaseException as error:
             one_at_a_time.release()
@@ -356,7 +358,7 @@ def bursts_of(profiler: BrickProfiler) -> Bursts:
 
 
 def enter_here(recording: KernelRecording) -> None:
-    """Make `recording` the recording of the calling thread's step, until `KernelRecording.end_step`."""
+    """Store `recording` for the step of the calling thread. `KernelRecording.end_step` removes it."""
     _here[get_ident()] = recording
 
 

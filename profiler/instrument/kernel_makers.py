@@ -30,14 +30,14 @@ from cbtop.profiler.instrument.trouble import log_once, log_own_error
 
 KNOBS = "triton.knobs"
 HOOK = "kernel_load_end_hook"
-BY_INDUCTOR = "triton_"  # how the names begin that inductor gives to its kernels
+BY_INDUCTOR = "triton_"  # prefix of the names that inductor gives to its kernels
 WARP_THREADS = 32
-MAX_NAMES = 1024  # most names of kernels that are remembered
-MAX_VARIANTS = 16  # most compiled variants of one name that are remembered; these are the latest
+MAX_NAMES = 1024  # most kernel names that are stored
+MAX_VARIANTS = 16  # most compiled variants that are stored for one name; the latest ones are stored
 MAX_HEAD_BYTES = 1 << 14  # the location of a Triton function is in the first line of its intermediate code
 MAX_METADATA_BYTES = 1 << 18
-MAX_CODE_BYTES = 1 << 24  # most bytes that are read of a file of generated code
-MAX_SOURCES = 3  # most sources of one name that are shown
+MAX_CODE_BYTES = 1 << 24  # cbtop reads at most this many bytes of a file of generated code
+MAX_SOURCES = 3  # maximum number of sources to show for one name
 _FAILED = "makers of kernels are not known"
 
 _LOCATION = re.compile(r'#loc = loc\("([^"]+)":(\d+)')
@@ -124,7 +124,7 @@ def _loaded(module: object, function: object, name: str, metadata_group: Mapping
 
 
 def makers_of(kernels: Iterable[LaunchedKernel]) -> dict[LaunchedKernel, Maker]:
-    """Return the maker of each kernel, except of kernels with an unknown one. Reads files."""
+    """Return the maker of each kernel. Leaves out kernels with an unknown maker. Reads files."""
     wanted = list(kernels)
     by_inductor = _definitions({one.name for one in wanted if one.name.startswith(BY_INDUCTOR)})
     variants: dict[str, list[_Variant]] = {}
@@ -204,7 +204,7 @@ def _text(path: str, most: int) -> str:
 
 
 def _definitions(names: set[str]) -> dict[str, list[str]]:
-    """Return the sources of the kernels with these names that inductor's generated code defines."""
+    """Find the kernels with these names in inductor's generated code, and return their sources."""
     found: dict[str, list[str]] = {}
     for file, modules_of in list(generated_code.items()) if names else ():
         try:

@@ -3,18 +3,19 @@
 Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. Therefore CUPTI
 records the kernels of some steps. The time of a brick is the sum of its kernels. The time of a step is that of the
 plain step before it, or the sum of all its kernels if that is longer. In the rest of a step, the device is idle if it
-was idle when the step began. Otherwise it may run earlier work then.
+was idle when the step began. Otherwise the device may run earlier work in that time.
 
 Rules
 - All other steps are plain. Each step is counted once.
 - A window (one step with CUPTI open) costs the host 20 to 35 ms: for opening, waiting for the device, and closing.
   The next window is due when the costs of windows are within the allowed share, or within 5 % until FLOOR steps are
-  recorded. After that, windows use half of the allowed share. Models that run at the same time share it.
+  recorded. After that, windows use half of the allowed share. Models that run at the same time divide the allowed
+  share among them.
 - The host's times are measured in a plain step half-way between two windows (host_steps.py). The next window comes at
   least two steps later, because the time of the step before a window counts as that of a plain step.
 - Steps of a warm-up are not recorded.
-- If a step replays a captured graph that cbtop does not clone, its kernels are not known, and neither are the shares
-  of the others. Such a step is dropped, and further steps of its phase are not recorded.
+- If a step replays a captured graph that cbtop does not clone, the kernels of this graph are not known, so the shares
+  of the other kernels are not known, either. Such a step is dropped, and further steps of its phase are not recorded.
 - If records of a step were lost, its figures would be too small. Such a step is dropped, too, and further steps of
   its phase are not recorded.
 - If CUPTI is not available, or another tool holds it, one line is logged, and stamps time the model
@@ -45,8 +46,8 @@ LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 # as the slower steps after a window, and the noise of the program itself.
 STEADY = 0.5
 LEAST_WINDOWS = 5  # the cost of windows (steps with CUPTI open) is announced after this many of them
-LEAST_TOLD = 3  # that the device was idle is announced only after this many windows (steps with CUPTI open)
-MOSTLY = 0.8  # that the device was idle is announced if it was so at the begin of at least this share of windows
+LEAST_TOLD = 3  # an idle device is announced only after this many windows (steps with CUPTI open)
+MOSTLY = 0.8  # an idle device is announced if it was idle at the begin of at least this share of windows
 KEPT = 3  # number of newest windows (steps with CUPTI open) with kernels that are shown
 TOLD_EVERY = 8  # kernels are announced once in this number of windows (steps with CUPTI open)
 
@@ -59,7 +60,9 @@ class KernelSteps:
         self._bursts = bursts_of(steps.profiler)
         self.has_failed = False
         self.is_running = False
-        self._unseen: set[str] = set()  # phases with replays of graphs that cbtop does not clone, or lost records
+        # The steps of these phases are not recorded any longer, because they replay graphs that cbtop does not clone,
+        # or because records were lost.
+        self._unseen: set[str] = set()
         self.burst = KernelBurstResults()
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()

@@ -33,7 +33,7 @@ class LateFigures:
 
 
 def can_read(device: torch.device) -> bool:
-    """Return whether norms of tensors on `device` are read, which is done only on a CPU.
+    """Return whether norms of tensors on `device` are read. They are read only on a CPU.
 
     On a GPU, a norm would read every gradient, and the budget (`Budget` in gradients.py) measures only the host's
     time.

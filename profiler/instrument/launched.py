@@ -58,7 +58,7 @@ class LaunchedRecorder(RingRecorder):
     def _open_files(self) -> None:
         super()._open_files()
         if any([node.kind is NodeKind.STEP for node in self.nodes()]):
-            self._tell()  # a forked child must do this here, because it does not announce its nodes again
+            self._tell()  # needed in a forked child, which does not announce its nodes again
 
     def _tell(self) -> None:
         """Write the pid of this process into the FIFO once, if there is one."""

@@ -11,8 +11,8 @@ Rules
   at once, fuse nodes, or replay a device's graph. So a recorded step is slower. The backend of the bricks says so.
 - A step is one graph. A batch longer than `n_ubatch` has several graphs. The other work of llama_decode, and the
   choice of a token, are not part of the step.
-- A step is a decode if every token gives logits, even a prompt with all logits. It is a prefill if only some tokens
-  give logits, and an encode if no token does.
+- A step is a decode if every token gives logits. So a prompt with logits for all tokens is a decode, too. A step is a
+  prefill if only some tokens give logits, and an encode if no token gives logits.
 - A node's name and operation decide its brick. A node that no rule matches becomes a brick named after its operation.
   FLOP and bytes are unknown, because the callback sees no weights.
 - Each context needs its own callback. A forked child records nothing of llama.cpp.
@@ -187,7 +187,8 @@ _MANY = (
     MIXER,
 )
 _ADDS = r"MUL_MAT|ADD"  # operations of a node that multiplies, or adds a bias to the product
-# Each rule has the name of a node without its layer, its operation, and its brick. The first matching rule decides.
+# Each rule has the name of a node (without its layer), the operation of the node, and the brick. The first matching
+# rule decides.
 _RULES = tuple(
     (re.compile(name), re.compile(operation), ModuleKind(brick))
     for name, operation, brick in (
@@ -252,7 +253,7 @@ def _kind(name: str, operation: str, last: BrickNodes | None) -> ModuleKind:
     if before is not None and before.brick in _NORMS and "norm" in name and operation in ("MUL", "ADD"):
         return before  # the node multiplies by a norm's weight, or adds a norm's bias
     if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
-        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # a product without a name from llama.cpp
+        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # llama.cpp gives no name to this product
     return _by_rule(name, operation)
 
 

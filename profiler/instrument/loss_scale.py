@@ -49,7 +49,7 @@ class ScalerHistory:
             self._read(scale)
 
     def after_update(self, scale: Any) -> None:
-        """Store the scale after an update, and announce the scales if it is time."""
+        """Store the scale after an update. Announces the scales, unless they were announced a short while ago."""
         self._read(scale)
         now_ns = clock.perf_counter_ns()
         model = None if self.optimizer is None or self.optimizer.model is None else self.optimizer.model()

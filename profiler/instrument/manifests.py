@@ -57,7 +57,9 @@ def _class_of(model: nn.Module) -> str:
 
 
 def _config_of(module: nn.Module) -> Any:
-    """Return the attribute `config` of `module`. Returns None without one, or if it is a property or a function."""
+    """Return the attribute `config` of `module`. Returns None if the attribute is missing, or if it is a property or
+    a function.
+    """
     config = attribute_of(module, "config")
     return None if hasattr(type(config), "__get__") else config
 

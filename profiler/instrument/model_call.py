@@ -63,7 +63,7 @@ class ModelCall(CallWrapper):
     ) -> tuple[Callable[..., Any], OpenStep | Forward | None]:
         """Begin a step. Returns the callable to call with these arguments, and the step (None: the call is no step).
 
-        The caller must then call the callable and end the step. If C code does that, no Python frame of cbtop is on
+        The caller must then call the callable and end the step. If C code does both, no Python frame of cbtop is on
         the stack while the model runs.
         """
         called = self.instead
@@ -116,7 +116,7 @@ class ModelCall(CallWrapper):
             )
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
-        """Return the description of this call for each replay. The call is being captured in a graph."""
+        """Return a description of this call, which is being captured in a graph. Each replay uses the description."""
         named = dict(zip(self._names, args, strict=False))
         return describe_captured(
             args[len(named) :],

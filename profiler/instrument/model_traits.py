@@ -79,7 +79,7 @@ def positional_arguments(module: nn.Module) -> tuple[str, ...]:
 
 
 def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
-    """Return the parameters of `forward` of `module`, then those of its only child, and so on.
+    """Return the parameters of `forward` of `module`, then the parameters of `forward` of its only child, and so on.
 
     The children matter because a wrapper passes its arguments on.
     """

@@ -4,7 +4,7 @@ Rules
 - Modules are distinguished by `id`, because a class may be unhashable, or define `__eq__`, `__bool__` or `__len__`.
 - An attribute that no class of torch has is not read from torch's own modules, because a miss in `Module.__getattr__`
   takes 1 us.
-- All functions take time linear in the number of modules. `first_tensor` and `first_trained` stop at what they find.
+- All functions take time linear in the number of modules. `first_tensor` and `first_trained` stop at the first match.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ def _requires_grad(tensor: Tensor | None) -> bool:
 def _first(
     module: Module, own: Callable[[Module], dict[str, Tensor | None]], is_wanted: Callable[[Tensor | None], bool]
 ) -> Tensor | None:
-    """Call `own` with `module` and each module inside it, and return the first wanted tensor among the results, or
-    None.
+    """Call `own` with `module` and with each module inside it. Returns the first tensor in the results that
+    `is_wanted` accepts, or None.
 
     This function uses no generators, because an exception that a signal handler raises while a generator ends is
     lost.
@@ -260,7 +260,9 @@ def _has_method(kind: type, name: str) -> bool:
 
 
 def _home_of(kind: type, name: str) -> str:
-    """Return the name of the Python module that defines the method `name` of `kind`, or "" if it is no function."""
+    """Return the name of the Python module that defines the method `name` of `kind`, or "" if the method is not a
+    Python function.
+    """
     method = _of_class(kind, name)
     home = method.__module__ if type(method) is FunctionType else ""
     return home if type(home) is str else ""

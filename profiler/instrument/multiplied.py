@@ -19,7 +19,7 @@ from cbtop.protocol.attributes import UNKNOWN_TYPE
 
 # The types that autocast converts. It does not convert float64 and integers.
 _CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_FULL = ("none", "ieee")  # values of torch's settings for float32 products that do not reduce their precision
+_FULL = ("none", "ieee")  # values of torch's settings that do not reduce the precision of float32 products
 _BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
 AUTOCAST_DEVICES = frozenset(_BACKENDS)  # types of devices for which autocast is checked
 PRODUCT, CONVOLUTION = "matmul", "conv"
@@ -30,7 +30,7 @@ class Mode(NamedTuple):
     multiply.
     """
 
-    autocast: torch.dtype | None = None  # the type that autocast converts to; None if autocast is off
+    autocast: torch.dtype | None = None  # autocast converts to this type; None if autocast is off
     adapters: Any = None  # state of the adapters of the first layer with adapters (see adapters.py)
     products: str = "float32"  # the number type that products of float32 weights really multiply
     convolutions: str = "float32"
@@ -42,7 +42,7 @@ PACKED = {"torch.ao.nn.quantized.dynamic.modules.linear": 4, "torch.ao.nn.quanti
 
 
 def autocast_type(device: str) -> torch.dtype | None:
-    """Return the type that autocast currently converts to on `device`, or None if autocast is off."""
+    """Return the type that autocast uses on `device` now, or None if autocast is off."""
     if device not in AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
@@ -86,12 +86,14 @@ def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | No
 
 
 def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
-    """Return the type that a product with weights of type `stored` is computed in."""
+    """Return the type that is used to compute a product with weights of type `stored`."""
     return stored if mode.autocast is None or stored not in _CONVERTED else mode.autocast
 
 
 def type_name(computed: torch.dtype, mode: Mode, operator: str = PRODUCT) -> str:
-    """Return the name of the type that a product multiplies. `computed` is the type that it is computed in."""
+    """Return the name of the type that a product multiplies. `computed` is the type that is used to compute the
+    product.
+    """
     if computed is torch.float32:
         return mode.convolutions if operator == CONVOLUTION else mode.products
     return str(computed).removeprefix("torch.") if computed.is_floating_point else UNKNOWN_TYPE

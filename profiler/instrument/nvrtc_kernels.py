@@ -1,8 +1,9 @@
 """Finds the kernels that a process compiles itself with NVRTC: through NVIDIA's bindings for Python, or torch.
 
 NVRTC has no hook. So two functions of `cuda.bindings.nvrtc`, and one behind `torch.cuda._compile_kernel`, are
-replaced. Ours call them, and remember the names of the kernels in the source, and the options. A call of NVRTC from C
-or through the program's own ctypes is not seen, nor one before the first model is followed.
+replaced. The replacements call the original functions. They also remember the options, and the names of the kernels
+in the source. cbtop does not see calls of NVRTC from C or through the program's own ctypes. It also does not see
+calls before the first model is followed.
 """
 
 from __future__ import annotations
@@ -24,29 +25,32 @@ TORCH = "torch.cuda._utils"
 CREATE, COMPILE = "nvrtcCreateProgram", "nvrtcCompileProgram"  # of the bindings
 COMPILE_OF_TORCH = "_nvrtc_compile"
 MAX_NAMES = 1024  # of kernels that are remembered
-MAX_PROGRAMS = 64  # that were created and not compiled yet
+MAX_PROGRAMS = 64  # most programs that were created and not compiled yet
 MAX_VARIANTS = 16  # of a name
 MAX_SOURCE_CHARS = 1 << 20
 MAX_OPTIONS_CHARS = 160
-UNNAMED = "default_program"  # NVRTC's name of a source without one
+UNNAMED = "default_program"  # NVRTC's name for a source that has no name
 _FAILED = "kernels of NVRTC are not named"
 _DEFINITION = re.compile(r"__global__[^;{}]*?\b(\w+)\s*\(")
 _LAUNCH_BOUNDS = re.compile(
     r"__launch_bounds__\s*\([^()]*\)|__cluster_dims__\s*\([^()]*\)|__attribute__\s*\(\(.*?\)\)"
 )
-_PATHS = re.compile(r"-I|--include-path|-include|--pre-include")  # options that say nothing of the code
+# Options that are left out, because they say nothing about the kernel's code.
+_PATHS = re.compile(r"-I|--include-path|-include|--pre-include")
 
 
 class NvrtcKernel(NamedTuple):
-    """The options that NVRTC compiled a kernel with, and its source, such as `saxpy.cu:12`."""
+    """NVRTC's options for a kernel, and the source of the kernel, such as `saxpy.cu:12`."""
 
     options: str
     source: str
 
 
 _kernels: dict[str, dict[NvrtcKernel, None]] = {}  # by name, without template arguments
-_created: dict[int, tuple[str, str, str]] = {}  # by program: source, its name, place of the call
-_replaced: dict[tuple[str, str], tuple[Any, Any]] = {}  # by module and name: the host's function, and ours
+# NVRTC's program -> its source, the name of the source, and the place of the call.
+_created: dict[int, tuple[str, str, str]] = {}
+# (module, function) -> the host's function, and cbtop's replacement.
+_replaced: dict[tuple[str, str], tuple[Any, Any]] = {}
 
 
 def follow() -> None:
@@ -74,7 +78,9 @@ def of_nvrtc(names: Collection[str]) -> dict[str, list[NvrtcKernel]]:
 
 
 def version() -> str:
-    """Return the version of NVRTC that the bindings call, or torch's, such as `13.5`, or "" if it is not known."""
+    """Return the version of NVRTC, such as `13.5`, or "" if it is not known. It is read from the bindings, or from
+    torch if there are none.
+    """
     ask = getattr(sys.modules.get(BINDINGS), "nvrtcVersion", None)
     if ask is not None:
         status, *numbers = ask()
@@ -152,7 +158,7 @@ def _compiling_in_torch(compile_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _caller() -> FrameType | None:
-    """Return the frame that called the function that calls this one."""
+    """Return the frame that called the caller of this function."""
     frame = currentframe()
     return frame.f_back.f_back if frame is not None and frame.f_back is not None else None
 

@@ -190,23 +190,24 @@ class OpenStep:
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
-        # Whether this is the forward pass of a training step that is not recognised as one, because no optimizer has
-        # run yet.
+        # Whether this is the forward pass of a training step that is not recognised as a training step, because no
+        # optimizer has run yet.
         self._may_be_training = steps.training is None and torch.is_grad_enabled() and steps.may_begin_training()
         if self._may_be_training and not name.endswith(WARM_UP):
             name += WARM_UP
         step = self.active = ActiveStep(steps.profiler_steps, name, tokens, steps.model)
         step.sequences, step.cached = sequences or None, cached
         if steps.own is not None and not (steps.own.on_device or self.waits or steps.is_of_runner):
-            step.key = OwningKey.of(step.key, steps.own)  # the step is the model's call
+            # The step is the model's call, so it has the model's own operations.
+            step.key = OwningKey.of(step.key, steps.own)
         self._in_burst: KernelRecording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
-        # called when this step ends, if it has interrupted a training step
+        # Is called when this step ends, if this step has interrupted a training step.
         self._end_evaluation: Callable[[], None] | None = None
 
     @property
     def has_calls(self) -> bool:
-        """Whether the calls of modules are timed or noted in this step."""
+        """Whether this step times the calls of modules, or records which calls are made."""
         return self.is_recorded or self._noting is not None
 
     def begin(self) -> None:

@@ -43,7 +43,7 @@ SMALL = 8  # number of small gradients that are checked in every step
 
 @dataclass(slots=True)
 class _Fault:
-    """The first step with a gradient that is not finite. Its fields become those of a `GradientFault`."""
+    """The first step with a gradient that is not finite. Its fields become the fields of a `GradientFault`."""
 
     name: str
     kind: str
@@ -66,13 +66,14 @@ class OptimizerGradients:
         self._newest: tuple[int, Gradients] | None = None  # the newest norm, and the number of its step
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
         self._small: list[ref[Any]] = []  # the parameters with gradients that are checked in every step
-        self._small_step = 0  # the latest step in which every gradient that is checked in each step was finite
-        # The latest step with all gradients finite, and the latest one with measured gradients.
+        self._small_step = 0  # number of the latest step with all gradients of `_small` finite
+        # The latest step with all gradients finite, and the latest step with measured gradients.
         self._finite_step = self._checked_step = 0
         self._is_doubtful = False  # True if a norm was infinite, although the gradients may be finite
         self._fault: _Fault | None = None
         self._told_ns = 0
-        self._told: tuple[int, int] = 0, 0  # the latest steps that were announced: one with a norm, one with a fault
+        # The latest announced step with a norm, and the latest announced step with a fault.
+        self._told: tuple[int, int] = 0, 0
 
     def look(self, model: TimedModel) -> None:
         """Look at the gradients of the current step, which trains `model`.
@@ -84,7 +85,7 @@ class OptimizerGradients:
             self._take(model, self._waiting.popleft()[0], arrived)
         clipped = here.clipped
         found, is_clipped = here.take()
-        # If only some gradients were read, their norm is not the norm of all.
+        # If the program has clipped only some gradients, measure again: their norm is not the norm of all gradients.
         if found is None or clipped < self._count:
             found = self._measured(step, here.budget)
             if found is not None and is_clipped:
@@ -95,7 +96,7 @@ class OptimizerGradients:
             self._take(model, step, found)
 
     def ended(self, phase: str, model: TimedModel | None, *, is_first: bool) -> None:
-        """Count an ended step of the optimizer, and announce its gradients if that is due.
+        """Count an ended step of the optimizer, and announce its gradients if an announcement is due.
 
         If several optimizers use the gradients of one backward, only the first of them announces a norm.
         """
@@ -131,7 +132,7 @@ class OptimizerGradients:
     def _measured(self, step: int, budget: Budget) -> Gradients | Measurement | None:
         """Measure the gradients if a measurement is due, or if a small gradient is not finite.
 
-        Returns None otherwise.
+        Otherwise returns None.
         """
         optimizer = self._optimizer()
         if optimizer is None or is_observed():

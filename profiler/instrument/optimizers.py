@@ -45,7 +45,7 @@ class Optimizers:
     def __init__(self, models: Callable[[], list[TimedModel]]) -> None:
         self._models = models
         self._replicas = Replicas(models)
-        # The keys are ids, because looking up the optimizer itself could run the host's code.
+        # The keys are ids of optimizers. If the optimizers were the keys, looking one up could run the host's code.
         self._known: dict[int, _Optimizer] = {}
         self._handles: list[Any] = []
         self._gradients = GradientHooks()
@@ -93,7 +93,7 @@ class Optimizers:
             here.clock.end(now_ns)
             phase = self._trained_by(optimizer)
             self._gradients.optimizer_ended(optimizer, phase, args, kwargs)
-            # This optimizer has a single weight, and a hook of the weight has called it.
+            # In a backward, a hook of a weight has called this optimizer, which has only this weight.
             if here.clock.is_in is TrainingPart.BACKWARD:
                 here.phase_after_backward = TRAIN
             elif here.clock.has_backward:
@@ -121,7 +121,7 @@ class Optimizers:
     def _meet(self, optimizer: Any) -> _Optimizer:
         """Return an entry for a new optimizer.
 
-        If an older optimizer no longer exists, the new one may get its number.
+        The new optimizer may get the number of an optimizer that does not exist any longer.
         """
         self._known = {key: one for key, one in self._known.items() if one.optimizer() is not None}
         taken = {one.number for one in self._known.values()}
@@ -171,7 +171,7 @@ def _train(model: TimedModel) -> None:
         model.training.mode = model.training_mode()
         model.in_python = True
         if model.guard is not None:
-            # This is the first step of an optimizer, so let the guard count training steps from this one, too.
+            # This is the first step of an optimizer. Let the guard count it as a training step, too.
             model.guard.count_earlier(TRAIN)
         if not model.trains:
             model.trains = True
@@ -195,7 +195,8 @@ def _backward(original: Function, replicas: Replicas) -> Function:
 def _roots_of(tensors: Any) -> list[Any]:
     """Return the tensors at which a backward pass begins, or an empty list if they must not be read.
 
-    A generator can be read only once, so it is left alone. Compiled autograd would compile cbtop's hooks.
+    A generator can be read only once, so it is left alone. With compiled autograd, the list is empty, because
+    compiled autograd would compile cbtop's hooks.
     """
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     if compiled is not None and compiled.compiled_autograd_enabled:
@@ -286,7 +287,7 @@ def _drop() -> None:
 
 @_unless_it_fails
 def _data_ended() -> None:
-    """The data of an epoch has ended, so do not count the time since the last step. Does nothing if a step has
+    """Do not count the time since the last step, because the data of an epoch has ended. Does nothing if a step has
     begun.
     """
     here = training_here()

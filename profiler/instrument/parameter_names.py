@@ -10,7 +10,8 @@ from cbtop.profiler.instrument.torch_internals import own_parameters, submodules
 if TYPE_CHECKING:
     from torch import nn
 
-# The attributes of torch's wrappers that hold the wrapped module. They are left out of the names of parameters.
+# The attributes of torch's wrappers that hold the wrapped module. These attributes are left out of the names of
+# parameters.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _REPLICAS = "DistributedDataParallel", "DataParallel"  # classes that hold the wrapped model in the attribute `module`
 

@@ -92,7 +92,9 @@ class AsyncTask:
 
 
 def is_beside(node: GraphNode) -> bool:
-    """Return whether a node runs in parallel with its siblings: an async task, or a copy with a stream."""
+    """Return whether a node runs in parallel with its siblings. An async task does, and so does a copy with a
+    stream.
+    """
     return isinstance(node, AsyncTask) or (isinstance(node, Transfer) and node.stream is not None)
 
 
@@ -110,7 +112,7 @@ class EdgeKind(StrEnum):
     TRANSFER = "Transfer"
 
 
-# Kinds of edges that follow from the nesting and order of nodes, so that callers cannot add them.
+# Callers cannot add edges of these kinds, because such edges follow from the nesting and order of nodes.
 DERIVED_KINDS = frozenset({EdgeKind.CONTAINS, EdgeKind.LAUNCHES, EdgeKind.SEQUENCE})
 # Kinds of edges that mean that `destination` starts after `source` has ended.
 ORDERING_KINDS = frozenset({EdgeKind.SEQUENCE, EdgeKind.DEPENDS_ON})
@@ -161,8 +163,8 @@ def _labelled(kind: NodeKind, name: str, label: str) -> str:
 
 
 def work_ns(node: GraphNode) -> float | None:
-    """Return the time of a node in one run of its root, including the nodes inside it, or None if it was not
-    timed.
+    """Return the time of a node in one run of its root. The time includes the nodes inside the node. Returns None if
+    the node was not timed.
     """
     match node:
         case Brick() | KernelLaunch() | Transfer():

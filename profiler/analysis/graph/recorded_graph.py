@@ -21,7 +21,7 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # returned instead of an id if there is no room for the node; its inner nodes and edges are dropped too
+DROPPED = -1  # The id of a node that did not fit into the graph. The nodes inside it and its edges are dropped, too.
 MAX_EDGES = MAX_NODES  # limit for edges that callers add; all other edges are computed from the nodes
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,
@@ -40,7 +40,8 @@ class RecordedGraph:
         graph.record_kernel("batched_gemv", ptx_hash, (32, 1, 1), (256, 1, 1), shared_memory_bytes=4096)
         graph.pop_scope()
 
-    A graph has at most MAX_NODES nodes and MAX_EDGES added edges. `dropped` counts the nodes and edges without room.
+    A graph has at most MAX_NODES nodes and MAX_EDGES added edges. `dropped` counts the nodes and edges that did not
+    fit.
     """
 
     nodes: list[GraphNode] = field(default_factory=list)
@@ -51,7 +52,8 @@ class RecordedGraph:
     _last_brick: int | None = None
 
     def add_node(self, node: GraphNode, parent: int | None = None) -> int:
-        """Add a node inside `parent`, or a root if `parent` is None. Returns its id, or DROPPED if there is no room.
+        """Add a node inside `parent`, or a root if `parent` is None. Returns the node's id, or DROPPED if there is no
+        room.
 
         Raises ValueError for an unknown parent.
         """
@@ -130,7 +132,7 @@ class RecordedGraph:
         flops: float | None = None,
         moved_bytes: float | None = None,
     ) -> int:
-        """Add a kernel launch to the last brick of this scope, or to the scope if it has no brick.
+        """Add a kernel launch to the last brick of this scope, or to the scope if the scope has no brick.
 
         To set other launch attributes, use `add_node(KernelLaunch(…))`.
         """
@@ -182,15 +184,17 @@ class RecordedGraph:
         return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, KernelLaunch)]
 
     def slowest_kernel(self) -> tuple[int, KernelLaunch] | None:
-        """Return the kernel with the longest call, and the first of several. None if no kernel was timed."""
+        """Return the kernel with the longest duration, as (id, kernel). If several are equally long, returns the
+        first one. Returns None if no kernel was timed.
+        """
         timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
         return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
 
     def detect_ping_pong(self) -> list[tuple[int, int]]:
         """Return pairs of transfers between host and device. The second transfer returns the data of the first one.
 
-        The two have the same number of bytes and opposite directions. The second one starts where the first one
-        ended. A transfer is in at most one pair.
+        The two have the same number of bytes and opposite directions. The source of the second one is the destination
+        of the first one. A transfer is in at most one pair.
         """
         pairs: list[tuple[int, int]] = []
         gone: dict[tuple[int, str, TransferDirection], list[int]] = {}

@@ -1,4 +1,6 @@
-"""How far the nodes of a graph are from the roof of a machine, by their own FLOP, bytes and times."""
+"""Compares the nodes of a graph with the roof of a machine: the rate that its peak FLOP/s and bandwidth allow. Uses
+the FLOP, bytes and times of the nodes.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from cbtop.profiler.analysis.roofline import distance, intensity
 
 @dataclass(frozen=True, slots=True)
 class RooflineDistances:
-    """Distances from the roof: 0 is on the roof, and 0.75 means that a quarter of the attainable rate was reached.
+    """Distances of nodes from the roof (the highest rate that the machine allows). A distance of 0 is on the roof,
+    and 0.75 means that a quarter of the attainable rate was reached.
 
-    A rate above the roof has the distance 0. `nodes` has the distance of each brick and kernel by its id. A node
-    without a known time, FLOP or bytes is missing. `whole` is the distance of all counted work together, or None if
-    there is none.
+    A rate above the roof has the distance 0. `nodes` has the distance of each brick and kernel by its id. It does not
+    contain nodes with an unknown time, FLOP or bytes. `whole` is the distance of all counted work together, or None
+    if there is none.
     """
 
     nodes: dict[int, float]
@@ -23,10 +26,10 @@ class RooflineDistances:
 
 
 def roofline_distance(graph: RecordedGraph, tflops: float, gb_per_sec: float) -> RooflineDistances:
-    """Return the distances from the roof of `tflops` (TFLOP/s) and `gb_per_sec` (GB/s).
+    """Return the distances from the roof of a machine with these peaks: `tflops` (TFLOP/s) and `gb_per_sec` (GB/s).
 
-    The FLOP and bytes of a kernel inside a counted brick count once in `whole`, namely in the brick. Raises
-    ValueError unless both peaks are positive. Source: Williams et al., CACM 52(4), 2009.
+    If a kernel is inside a counted brick, `whole` counts the kernel's FLOP and bytes only once, as part of the brick.
+    Raises ValueError unless both peaks are positive. Source: Williams et al., CACM 52(4), 2009.
     """
     if not (tflops > 0 and gb_per_sec > 0):
         raise ValueError(f"the peaks are {tflops} TFLOP/s and {gb_per_sec} GB/s; both must be positive")
@@ -36,7 +39,7 @@ def roofline_distance(graph: RecordedGraph, tflops: float, gb_per_sec: float) ->
     for number, node in enumerate(graph.nodes):
         parent = graph.parents[number]
         if parent in counted:
-            counted.add(number)  # nested deeper: its work is part of the counted brick
+            counted.add(number)  # this node is inside a counted brick, so its work is part of that brick's work
         if not isinstance(node, (Brick, KernelLaunch)):
             continue
         found = _distance(node.flops, node.moved_bytes, node.duration_ns, tflops, gb_per_sec)

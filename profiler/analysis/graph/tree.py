@@ -51,7 +51,9 @@ def dropped_text(graph: RecordedGraph) -> str:
 
 
 def to_tree_node(graph: RecordedGraph) -> TreeNode:
-    """Return the graph under one root. A root is added if there are several. An empty graph is a single label."""
+    """Return the graph under one root. If the graph has several roots, a root is added around them. An empty graph is
+    a single label.
+    """
     below: dict[int | None, list[TreeNode]] = {}
     # Go through the nodes backwards, because the nodes inside a node have higher ids and must be complete before the
     # node.
@@ -118,7 +120,7 @@ def _elements(elements: int | None) -> str:
 def _launch(kernel: KernelLaunch) -> str:
     if kernel.grid is None or kernel.block is None:
         return kernel.backend
-    # The third number is block.y, as in the output of cbtop's predecessor. In CUDA's launch syntax, it is a size in
-    # bytes.
+    # The third number is block.y, as in the output of cbtop's predecessor. In CUDA's launch syntax, the third number
+    # is a size in bytes.
     shape = f"<<<{kernel.grid[0]},{kernel.block[0]},{kernel.block[1]}>>>"
     return f"{shape} smem={kernel.shared_memory_bytes or 0}B"

@@ -24,7 +24,7 @@ VALUE_IN_BYTES = 4  # form of an attribute in `.nv.info` whose value follows dir
 ALLOCATED_BARRIERS = 0x4C
 REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID = 0x2F, 0x11, 0x05, 0x10
 # From compute capability 9.0, the driver reserves this much of each block's shared memory, and the cubin counts it as
-# the kernel's.
+# memory of the kernel.
 RESERVED_SHARED_BYTES = 1024
 
 
@@ -84,7 +84,8 @@ def _kernels(cubin: bytes) -> tuple[KernelCode, ...]:
     symbols = _symbols(cubin, sections)
     of_module = dict(_per_symbol(cubin, sections))
     by_name = {section.name: section for section in sections}
-    callees: dict[int, int] = {}  # section -> the first address of a function in it that is not a kernel
+    # Section -> the lowest address of a function that is in the section and is not a kernel.
+    callees: dict[int, int] = {}
     for symbol in symbols.values():
         if not symbol.is_entry:
             callees[symbol.section] = min(symbol.address, callees.get(symbol.section, symbol.address))

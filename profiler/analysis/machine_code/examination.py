@@ -38,9 +38,10 @@ class Toolbox:
 class Entry:
     """The resources and memory accesses of a kernel. A value that is not known is None, or a text with the reason."""
 
-    kernel: KernelCode | None  # None if there is no machine code
+    kernel: KernelCode | None  # the resources that the kernel's machine code needs; None without machine code
     spills: Spills | None
-    # For the declared block size, or for each of THREADS; empty if the GPU's limits are not known.
+    # The occupancy for the block size that the kernel declares, or for each size in THREADS. Empty if the GPU's
+    # limits are not known.
     occupancy: tuple[Occupancy, ...]
     has_dynamic_shared: bool  # whether the launch adds shared memory; then the occupancy may be lower than computed
     code: Code | None

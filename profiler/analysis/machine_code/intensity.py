@@ -1,8 +1,8 @@
 """Compute the arithmetic intensity of a kernel from its machine code, if the numbers of loop passes do not matter.
 
-It is the quotient of the FLOP of floating-point additions, multiplications and tensor-core products, and bytes that a
-warp requests from global memory. Instructions with a condition count as if it were true. Caches are not modelled: the
-memory itself may move fewer bytes.
+The intensity is a number of FLOP divided by a number of bytes. The FLOP come from floating-point additions,
+multiplications and tensor-core products. The bytes are requested from global memory by a warp. An instruction with a
+condition counts as if the condition were true. Caches are not modelled: the memory itself may move fewer bytes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ WARPS_OF_A_GROUP = 4  # warps that execute one wgmma instruction together
 GLOBAL = ("global load", "global store", "generic load", "generic store")
 GLOBAL_ATOMICS = ("ATOM", "ATOMG", "RED", "REDG")
 SAME = 1.05  # loops count as equally intensive if their intensities differ by at most this factor
-# Below the first bound (in FLOP/byte) memory limits every GPU from V100 to B200, above the second one the arithmetic
-# does. The ratios of peak FLOP/s to bandwidth in NVIDIA's data sheets are 12 (A100) to 82 (RTX 4090) for float32, and
-# 125 (V100) to 290 (B200) for dense float16 of tensor cores. Between the bounds, the limit depends on the GPU.
+# Two bounds in FLOP/byte. Below the first bound, memory limits every GPU from V100 to B200. Above the second bound,
+# arithmetic limits every such GPU. The ratios of peak FLOP/s to bandwidth in NVIDIA's data sheets are 12 (A100) to 82
+# (RTX 4090) for float32, and 125 (V100) to 290 (B200) for dense float16 of tensor cores. Between the bounds, the
+# limit depends on the GPU.
 SURELY_MEMORY, SURELY_COMPUTE = 10, 100
 SURELY_MEMORY_TENSOR, SURELY_COMPUTE_TENSOR = 100, 600
 # If a warp requests fewer bytes than this per instruction, issuing the instructions can take longer than the memory
@@ -51,8 +52,8 @@ class Intensity:
 
     @property
     def bound(self) -> str | None:
-        """What limits the kernel on every GPU from V100 to B200: MEMORY, COMPUTE, or None if that depends on the GPU.
-        MEMORY assumes that no cache helps.
+        """The limit of the kernel on every GPU from V100 to B200: MEMORY, COMPUTE, or None if the limit depends on
+        the GPU. MEMORY assumes that no cache helps.
         """
         low, high = (
             (SURELY_MEMORY_TENSOR, SURELY_COMPUTE_TENSOR) if self.has_tensor else (SURELY_MEMORY, SURELY_COMPUTE)
@@ -119,8 +120,8 @@ def _intensity(instructions: Sequence[Instruction]) -> Intensity | None:
 
 
 def _flop(one: Instruction) -> int:
-    """Return the FLOP of an instruction in one thread. Adding zero or multiplying by zero only moves a number, so it
-    counts as 0.
+    """Return the FLOP of an instruction in one thread. Adding zero or multiplying by zero only moves a number, so
+    such an instruction counts as 0.
     """
     count = FLOP.get(one.name, 0)
     operands = [part.strip(" -|") for part in one.operands.split(",")[1:3]]

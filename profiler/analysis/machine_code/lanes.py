@@ -45,7 +45,9 @@ class LaneAddresses:
         return [one for one in self.accesses if one.space == space]
 
     def unknown(self, space: str) -> int:
-        """Return the number of accesses with an unknown address: it does not follow from thread ids and constants."""
+        """Return the number of accesses with an unknown address. An address is unknown if it does not follow from
+        thread ids and constants.
+        """
         return (self.global_count if space == "global" else self.shared_count) - len(self.of_space(space))
 
 
@@ -84,8 +86,8 @@ def sectors(addresses: Sequence[int], size: int) -> set[int]:
 def passes(addresses: Sequence[int], size: int) -> int:
     """Return how many passes over the banks of shared memory an access takes.
 
-    Threads that use the same word share it. Accesses of 8 bytes are done by half a warp at a time, and those of 16
-    bytes by a quarter.
+    Threads that use the same word share it. Half a warp at a time does an access of 8 bytes, and a quarter of a warp
+    at a time does an access of 16 bytes.
     """
     threads = max(WARP_THREADS * BANK_BYTES // max(size, BANK_BYTES), 1)
     return sum(_passes(addresses[start : start + threads], size) for start in range(0, len(addresses), threads))
@@ -120,8 +122,8 @@ def _coalesced(group: Sequence[tuple[int, bool, list[int], int]]) -> Iterator[Ac
 
 
 def _addresses(analysis: FunctionAnalysis, at: int) -> list[int]:
-    """Return the addresses in the threads of the first warp, relative to a base that is the same in all of them.
-    Returns () if they are not known.
+    """Return the address in each thread of the first warp. The addresses are relative to a base that is the same in
+    all threads. Returns an empty list if they are not known.
     """
     value, size = analysis.address(at), opcode(analysis.instructions[at].opcode).bytes
     values = analysis.data.lane_values

@@ -1,5 +1,5 @@
-"""Compute how many blocks of a kernel fit on one SM, what limits their number, and which change of a resource would
-change it.
+"""Compute how many blocks of a kernel fit on one SM, what limits the number of blocks, and which change of a resource
+would change this number.
 
 The rules are those of NVIDIA's `cuda_occupancy.h` (CUDA 13.5). The limits are from the CUDA programming guide, table
 "Technical specifications per compute capability". The shared memory of an SM is its largest carve-out.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 WARP = 32  # threads per warp
 KIB = 1024
-REGISTERS_PER_SM = 65536  # registers of an SM, and also the most that one block may have
+REGISTERS_PER_SM = 65536  # registers of an SM; a single block may use all of them
 REGISTER_UNIT = 256  # the registers of a warp are rounded up to a multiple of this
 PARTITIONS = 4  # an SM has four partitions, each with a quarter of its registers
 MAX_THREADS_PER_BLOCK = 1024
@@ -82,7 +82,7 @@ class Occupancy:
     max_warps: int
     limiters: tuple[str, ...]  # the resources that do not allow one more block
     gain: OccupancyChange | None  # the smallest saving of one resource that allows more blocks
-    loss: OccupancyChange | None  # the smallest increase of registers that allows fewer blocks
+    loss: OccupancyChange | None  # the smallest increase of registers after which fewer blocks fit
 
     @property
     def percent(self) -> float:
@@ -126,7 +126,7 @@ def occupancy_of(architecture: str, block: BlockShape) -> Occupancy | None:
 
 
 def _allowed(limits: Limits, block: BlockShape) -> dict[str, int]:
-    """Return how many blocks fit on an SM, for each resource if only that one were limited."""
+    """For each resource, return how many blocks would fit on an SM if no other resource were limited."""
     allowed = {
         WARPS: limits.warps // block.warps if block.threads <= MAX_THREADS_PER_BLOCK else 0,
         BLOCKS: limits.blocks,

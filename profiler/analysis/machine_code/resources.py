@@ -34,8 +34,8 @@ INJECTED = "wgmma.wait_group is injected"
 
 @dataclass(frozen=True, slots=True)
 class Spills:
-    """Bytes of registers that a thread stores to local memory because registers are scarce, and loads again. Each
-    instruction counts once.
+    """The bytes of registers that a thread stores to local memory because registers are scarce, and the bytes that it
+    loads again. Each instruction counts once.
     """
 
     store_bytes: int
@@ -73,8 +73,8 @@ class Assembled:
 def assembled(ptx: bytes, architecture: str, assemblers: Sequence[Tool]) -> Assembled:
     """Assemble the text `ptx` for a GPU architecture such as sm_90a. Uses the first assembler that accepts the text.
 
-    Raises ToolError, with the problem of the first assembler, if all refuse the text, and CubinError if the result
-    can't be read.
+    If all assemblers refuse the text, raises ToolError with the problem of the first one. Raises CubinError if the
+    result can't be read.
     """
     if not ARCHITECTURE.fullmatch(architecture):
         raise ToolError(f"{architecture} is not an architecture such as sm_90")

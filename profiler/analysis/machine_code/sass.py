@@ -69,7 +69,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """Several accesses of a thread to adjacent addresses. Fewer and wider accesses could do the same."""
+    """Several accesses of a thread to adjacent addresses. Fewer and wider accesses could move the same bytes."""
 
     space: str  # a value of SPACES
     accesses: int
@@ -150,7 +150,8 @@ def _instructions(printed: Sequence[dict[str, str]]) -> Iterator[Instruction]:
 
 def _narrow(instructions: Sequence[Instruction]) -> Iterator[Narrow]:
     targets = {one.branch_target for one in instructions}
-    # Accesses that may be merged have the same key; each value maps an access's offset to its address.
+    # Accesses that may be merged have the same key. The value of a key maps the offset of each access to the address
+    # of its instruction.
     groups: dict[tuple[str, str, str, int], dict[int, int]] = {}
     for one in instructions:
         if one.address in targets:

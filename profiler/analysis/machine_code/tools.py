@@ -1,6 +1,7 @@
 """Find NVIDIA's `ptxas`, `nvdisasm` and `cuobjdump`, and run them with limits of time and output.
 
-Each run has a new temporary folder with files that we name. No text from a file becomes an argument of the command.
+Each run has a new temporary folder with files that cbtop names. No text from a file becomes an argument of the
+command.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ VERSION_SECONDS = 10.0
 FILES = {  # name of a tool -> the file names of its program
     "ptxas": ("ptxas", "ptxas-blackwell"),  # Triton contains a second ptxas, for newer GPUs
     "nvdisasm": ("nvdisasm",),
-    "cuobjdump": ("cuobjdump",),  # cbtop does not run it; with it a user gets the PTX out of a program
+    "cuobjdump": ("cuobjdump",),  # not run by cbtop; users can extract a program's PTX with it
 }
 HOW_TO_GET = {
     "ptxas": "pip install nvidia-cuda-nvcc",
@@ -34,7 +35,7 @@ HOW_TO_GET = {
 
 
 class ToolError(Exception):
-    """A tool failed, took too long or wrote too much. The message has its first line of output."""
+    """A tool failed, took too long or wrote too much. The message contains the first line of the tool's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def tools(name: str, environment: Mapping[str, str] | None = None, path: Sequenc
 
 
 def missing(name: str) -> str:
-    """Return a line for the user that says that a tool is missing, and how to get it."""
+    """Return a line for the user. The line says that a tool is missing, and how to get the tool."""
     return f"{name} was not found on the PATH, in CUDA_HOME, or in Python's packages: {HOW_TO_GET[name]}"
 
 
@@ -132,8 +133,8 @@ def _version(program: str) -> tuple[int, ...]:
 
 
 def _run(command: Sequence[str], folder: str, max_seconds: float) -> tuple[int, bytes, bytes]:
-    """Run a command, and return its exit code, output and errors. If it exceeds a limit, it is killed together with
-    its children.
+    """Run a command, and return its exit code, output and errors. If the command exceeds a limit, the command and its
+    child processes are killed.
     """
     process = subprocess.Popen(
         command,

@@ -19,7 +19,7 @@ from cbtop.profiler.analysis.machine_code.occupancy import (
 from cbtop.profiler.analysis.machine_code.resources import Advisory, Spills
 from cbtop.profiler.analysis.machine_code.sass import Code
 
-WASTEFUL = 2  # an access is reported if it takes this many times the transactions that it needs
+WASTEFUL = 2  # an access is reported if it takes at least this many times as many transactions as it needs
 LOW_PERCENT = 25  # percentage of an SM's warps; a kernel with fewer warps can seldom hide the latency of memory
 RESOURCES = {
     WARPS: "the number of warps",
@@ -62,7 +62,7 @@ WASTES = {
 class Waste:
     """One kind of waste in a kernel, its impact, and a way to avoid it.
 
-    If `is_possible`, the waste may cost no time. `line` is its line in the PTX, or None if it concerns the whole
+    If `is_possible`, the waste may cost no time. `line` is a line of the PTX, or None if the waste concerns the whole
     kernel.
     """
 
@@ -82,8 +82,8 @@ def waste_of(
     code: Code | None,
     lanes: LaneAddresses,
 ) -> Iterator[Waste]:
-    """Return the waste in a kernel. For data that is not known, pass None: then no waste is reported that would need
-    the data.
+    """Return the waste in a kernel. Pass None for data that is not known. Waste that only this data would show is
+    then not reported.
     """
     if spills:
         yield Waste(
@@ -146,8 +146,8 @@ def _uncoalesced(lanes: LaneAddresses) -> Iterator[Waste]:
             f"{len(wasteful)} loads and stores of global memory spread a warp's bytes over too many sectors",
             f"up to {_factor(worst):.1f}x the traffic: {_worst(worst, 'sectors')}",
             UNCOALESCED_FIX,
-            # The rest of these memory sectors may be used by an access with an unknown address, so they may not be
-            # wasted.
+            # An access with an unknown address may use the rest of these memory sectors. So it is not known whether
+            # the rest is wasted.
             is_possible=len(lanes.of_space("global")) < lanes.global_count,
             line=worst.line,
         )

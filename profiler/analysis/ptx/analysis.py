@@ -24,7 +24,7 @@ from cbtop.profiler.analysis.ptx.opcodes import (
 from cbtop.profiler.analysis.ptx.thread_bits import shared_results
 
 FIRST_WITHOUT_EXITED = 70  # the architecture
-MAX_SHARED_ACCESSES = 400  # with known addresses: each is compared with each
+MAX_SHARED_ACCESSES = 400  # most accesses with known addresses; each of them is compared with each other one
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class FunctionAnalysis:
 
     @cached_property
     def barriers_wait_for_exited(self) -> bool:
-        """Whether a barrier waits for threads of the block that have already returned. From sm_70 on, it does not
-        (CUDA Programming Guide, "Independent Thread Scheduling").
+        """Whether a barrier waits for threads of the block that have already returned. From sm_70 on, a barrier does
+        not wait for them (CUDA Programming Guide, "Independent Thread Scheduling").
         """
         match = re.match(r"sm_([0-9]+)", self.module.target)
         return match is not None and int(match[1]) < FIRST_WITHOUT_EXITED
@@ -120,8 +120,8 @@ class FunctionAnalysis:
 
     @cached_property
     def divergent_branches(self) -> dict[int, Divergence]:
-        """The blocks that end with a divergent branch: threads of a thread block can take it differently. Each has
-        its divergence.
+        """The divergence of each block that ends with a divergent branch. The threads of a thread block can take such
+        a branch differently.
         """
         found: dict[int, Divergence] = {}
         for number in sorted(self.flow.reachable):
@@ -153,7 +153,7 @@ class FunctionAnalysis:
 
     def is_early_return(self, branch: int) -> bool:
         """Whether a divergent branch is an early return: its sides meet only at the end of the function, and one side
-        goes there directly. `branch` is the block that ends with the branch.
+        goes to this end directly. `branch` is the block that ends with the branch.
         """
         join = self.flow.post_dominators[branch]
         if join is None or join == self.flow.exit:
@@ -164,9 +164,10 @@ class FunctionAnalysis:
 
     @cached_property
     def meeting_barriers(self) -> frozenset[int]:
-        """The barriers at which warps with different work meet, each warp at an instruction of its own.
+        """The barriers at which warps with different work meet. Each warp executes the barrier at an instruction of
+        its own.
 
-        Such barriers are not aligned, and both sides of a divergent branch have one with the same number.
+        Such barriers are not aligned, and both sides of a divergent branch contain a barrier with the same number.
         """
         free = {at for at, one in self.reachable() if is_block_barrier(one) and may_diverge_at(one)}
         met: set[tuple[str, ...]] = set()
@@ -218,7 +219,7 @@ class FunctionAnalysis:
 
     def conditions(self, number: int) -> dict[int, tuple[str, bool]]:
         """Return the conditions that must be true for a basic block to run. The result maps each block with a branch
-        to the register that decides it, and the value that the register must have.
+        to the register that decides the branch, and to the value that the register must have.
         """
         found = {}
         blocks, dominators = self.flow.blocks, self.flow.dominators
@@ -239,7 +240,7 @@ class FunctionAnalysis:
         return frozenset(self.fact_of(name, is_true=is_true) for name, is_true in conditions)
 
     def fact_of(self, name: str, *, is_true: bool) -> tuple[object, ...]:
-        """Return the fact that a predicate has a value."""
+        """Return the fact that the predicate `name` is true, or that it is false if `is_true` is False."""
         writer = self.data.only_writer(name)
         return (writer.opcode, writer.operands[1:]) if writer else name, is_true
 

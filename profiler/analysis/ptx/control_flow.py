@@ -10,15 +10,17 @@ from itertools import pairwise
 from cbtop.profiler.analysis.ptx.model import PtxError, PtxFunction
 from cbtop.profiler.analysis.ptx.opcodes import is_branch, is_end, opcode
 
-# Most basic blocks of a function that is analysed, because the time of some analyses grows with their square. 2,000
-# blocks took up to 10 s (AMD EPYC). The largest kernel of cbtop has 627.
+# A function with more basic blocks is not analysed, because the time of some analyses grows with the square of the
+# number of blocks. 2,000 blocks took up to 10 s (AMD EPYC). The largest kernel of cbtop has 627.
 MAX_BLOCKS = 2048
 MAX_STEPS = 4_000_000
 
 
 @dataclass(slots=True)
 class BasicBlock:
-    """A basic block: instructions that run one after the other, from number `start` to below `end`."""
+    """A basic block: instructions that run one after the other. `start` is the index of the first instruction, and
+    `end` is the index after the last one.
+    """
 
     start: int
     end: int
@@ -100,15 +102,15 @@ class ControlFlow:
 
     @cached_property
     def dominators(self) -> list[int | None]:
-        """The immediate dominator of each basic block: the last block that runs on every path to it. The entry has
-        itself, and unreachable blocks have None.
+        """The immediate dominator of each basic block: the last block that runs on every path to it. The entry is its
+        own immediate dominator, and an unreachable block has None.
         """
         return _dominators(0, [b.successors for b in self.blocks], [b.predecessors for b in self.blocks])
 
     @cached_property
     def post_dominators(self) -> list[int | None]:
         """The immediate post-dominator of each basic block: the first block that runs on every path from it. `exit`
-        has itself. Blocks that never reach `exit` have None.
+        is its own immediate post-dominator. A block that never reaches `exit` has None.
         """
         return _dominators(self.exit, [b.predecessors for b in self.blocks], [b.successors for b in self.blocks])
 
@@ -119,7 +121,9 @@ class ControlFlow:
         return _is_ancestor(self.post_dominators, one, other)
 
     def influence(self, number: int) -> frozenset[int]:
-        """Return the basic blocks that run only if a branch goes their way. The branch ends the block `number`."""
+        """Return the basic blocks between a branch and the block at which its sides join. The branch decides whether
+        they run. It ends the block `number`.
+        """
         join = self.post_dominators[number]
         stop = frozenset() if join is None else frozenset({join})
         return self.reached_from(
@@ -201,7 +205,7 @@ def _dominators(root: int, edges: Sequence[Sequence[int]], back: Sequence[Sequen
                 while a != b:
                     steps += 1
                     if rank[a] < rank[b]:
-                        a = found[a]  # type: ignore[assignment]  # only the root of the tree has none
+                        a = found[a]  # type: ignore[assignment]  # only the root of the tree has no parent
                     else:
                         b = found[b]  # type: ignore[assignment]
                 new = a

@@ -22,7 +22,7 @@ class Divergence(IntEnum):
     """Whether the value of a register differs between the threads of a block, and how certain that is."""
 
     UNIFORM = 0
-    POSSIBLE = 1  # may differ: the value comes from memory or from another thread, or depends on the path of a thread
+    POSSIBLE = 1  # may differ: the value was loaded, comes from another thread, or depends on the path of a thread
     BY_THREAD = 2  # differs: the value is computed from the thread's id
 
 
@@ -44,8 +44,9 @@ class Dataflow:
         self.reads = [inputs(one, registers) for one in function.instructions]
         self.writers: dict[str, list[int]] = defaultdict(list)
         self.readers: dict[str, list[int]] = defaultdict(list)
-        # These reads certainly get the value of one known write. The write comes before in the same block, or in
-        # blocks that only follow it outside of loops, and no other write comes between.
+        # A read in `_readers_of_write` certainly gets the value of one known write. No other write is between the
+        # two, and both are in one block, or in adjacent blocks that always follow each other and are outside of
+        # loops.
         self._readers_of_write: dict[int, list[int]] = defaultdict(list)
         self._other_readers: dict[str, list[int]] = defaultdict(list)
         latest: dict[str, int] = {}
@@ -65,7 +66,7 @@ class Dataflow:
                     latest[name] = at
 
     def _only_follows(self, number: int) -> bool:
-        """Whether a block can only be entered from the block before it, and that block is not in a loop."""
+        """Whether a block has only the block before it as predecessor, and that predecessor is not in a loop."""
         return self._flow.blocks[number].predecessors == [number - 1] and number - 1 not in self._flow.in_loop
 
     def _reachable_indexes(self) -> Iterator[int]:
@@ -107,7 +108,9 @@ class Dataflow:
         return {name: Divergence.BY_THREAD if name in proved else Divergence.POSSIBLE for name in sorted(divergent)}
 
     def _is_by_thread(self, at: int, proved: set[str]) -> bool:
-        """Whether the results of an instruction certainly differ by thread, if the registers in `proved` do."""
+        """Whether the results of an instruction certainly differ by thread, if the registers in `proved` certainly
+        differ by thread.
+        """
         one = self._function.instructions[at]
         parsed = opcode(one.opcode)
         if parsed.base in ("ld", "tex", "ldu", "suld", "tld4", "ldmatrix") or parsed.base in _EXCHANGES or one.guard:
@@ -178,9 +181,10 @@ class Dataflow:
         return any(_names(one, ids) for ids in (*_THREAD_IDS, *_OTHER_IDS))
 
     def divergence_of(self, name: str) -> Divergence:
-        """Return the divergence of a register. It is uniform if its value is known to be the same in all threads.
+        """Return the divergence of a register. The register is uniform if its value is known to be the same in all
+        threads.
 
-        If the block size is not known, this must hold for all threads that a block can have.
+        If the block size is not known, the value must be the same in all threads of the largest possible block.
         """
         found = self.divergence.get(name, Divergence.UNIFORM)
         if found is Divergence.UNIFORM or self.most_lane_values is None:
@@ -248,7 +252,8 @@ class Dataflow:
 
     @cached_property
     def possibly_unwritten(self) -> list[tuple[int, str, bool]]:
-        """The reads of registers that some path leaves unwritten: instruction, register, and whether all paths do.
+        """The reads of registers that are not written on some path to the read: instruction, register, and whether no
+        path writes the register.
 
         A write with a guard may leave a register unwritten.
         """
@@ -256,7 +261,8 @@ class Dataflow:
         bit = {name: 1 << place for place, name in enumerate(names)}
         everything = (1 << len(names)) - 1
         blocks = self._flow.blocks
-        written, on_any = [0] * len(blocks), [0] * len(blocks)  # by all instructions, and also by those with a guard
+        # `on_any` counts all writes; `written` only those without a guard.
+        written, on_any = [0] * len(blocks), [0] * len(blocks)
         for number in self._flow.reachable:
             for at in range(blocks[number].start, blocks[number].end):
                 for name in self.writes[at]:

@@ -1,7 +1,7 @@
 """Loops with counters, and comparisons in them that change at most once.
 
-A counter is a register that each iteration changes by the same amount. A comparison of a counter with a value that
-the loop does not change holds first and then no longer, or the reverse, if the counter does not overflow.
+A counter is a register that each iteration changes by the same amount. If a comparison is between a counter and a
+value that the loop does not change, its result changes at most once, unless the counter overflows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cbtop.profiler.analysis.ptx.lane_values import LaneValue, LaneValues, Threa
 from cbtop.profiler.analysis.ptx.model import PtxInstruction
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
-MAX_DEPTH = 20  # instructions between a comparison and a branch, or a counter and a comparison
+MAX_DEPTH = 20  # most instructions between a comparison and its branch, or between a counter and its comparison
 UNKNOWN_SHAPE = Threads((1, 1, 1), is_whole_block=False)
 _INTEGER = re.compile(r"[sub](?:16|32|64)")
 _LESS, _MORE = ("lt", "lo", "le", "ls"), ("gt", "hi", "ge", "hs")
@@ -26,7 +26,9 @@ _OR_EQUAL = ("le", "ls", "ge", "hs")
 
 @dataclass(frozen=True, slots=True)
 class NaturalLoop:
-    """The blocks of a loop that is entered at its header alone, and the blocks that jump back to the header."""
+    """A loop that can be entered only at its header. It has its blocks, and its latches: the blocks that jump back to
+    the header.
+    """
 
     header: int
     blocks: frozenset[int]
@@ -55,7 +57,7 @@ def natural_loops(flow: ControlFlow) -> list[NaturalLoop]:
 class CountedLoop:
     """A loop with the counters that each iteration changes by the same amount, and the values that follow from them.
 
-    `steps` has the amount of each counter, or None if it is a register that the loop does not change.
+    `steps` has the amount of each counter, or None if this amount is in a register that the loop does not change.
     """
 
     def __init__(self, analysis: FunctionAnalysis, loop: NaturalLoop, inner: frozenset[int]) -> None:
@@ -64,7 +66,7 @@ class CountedLoop:
         self._analysis = analysis
         self._flow, self._data = analysis.flow, analysis.data
         self.steps: dict[str, int | None] = {}
-        self._updates: dict[str, int] = {}  # of a counter: the instruction that adds its step
+        self._updates: dict[str, int] = {}  # counter -> the instruction that adds its step
         once = [
             number
             for number in loop.blocks - inner
@@ -87,7 +89,9 @@ class CountedLoop:
         return not self._writers_inside(name)
 
     def _add_counter(self, at: int) -> None:
-        """Remember the result of `add %r1, %r1, 4`, also by a copy: `add %r2, %r1, 4; mov %r1, %r2`."""
+        """Store the counter that an instruction such as `add %r1, %r1, 4` changes. The result may reach the counter
+        by a copy: `add %r2, %r1, 4; mov %r1, %r2`.
+        """
         one = self._analysis.instructions[at]
         if one.guard or len(self._data.writes[at]) != 1:
             return
@@ -110,7 +114,9 @@ class CountedLoop:
             self._updates[name] = at
 
     def _values_of_counters(self) -> LaneValues:
-        """Return values with terms that are counters and registers that the loop does not change."""
+        """Return the values of registers as sums. The terms of a sum are counters, and registers that the loop does
+        not change.
+        """
         base = self._data.most_lane_values
         known = {name: LaneValue({name: 1}, (0,)) for name in self.steps}
         writers: dict[str, PtxInstruction] = {}
@@ -127,9 +133,10 @@ class CountedLoop:
         return LaneValues(threads, writers, frozenset(), self._analysis.variables, known)
 
     def margin(self, name: str, *, is_negated: bool = False) -> LaneValue | None:
-        """Return a value that is above 0 if and only if a predicate holds, or None if it is not known.
+        """Return a value that is above 0 if and only if a predicate holds, or None if no such value is known.
 
-        Terms are counters, with the value that they have when an iteration starts, and invariant registers.
+        Its terms are counters and registers that the loop does not change. The value of a counter is taken at the
+        start of an iteration.
         """
         at = self._only_write(name)
         one = None if at is None else self._analysis.instructions[at]
@@ -155,7 +162,9 @@ class CountedLoop:
         return writers[0] if is_only else None
 
     def _is_unsigned(self, operand: str, at: int, depth: int = 0) -> bool:
-        """Whether a negative number becomes a large one in the computation or comparison of an operand."""
+        """Whether a negative number becomes a large positive number in the computation or comparison of an
+        operand.
+        """
         one = self._analysis.instructions[at]
         parts = opcode(one.opcode).parts
         if (parts[-1][0] != "s" and parts[0] in ("setp", "cvt")) or (parts[-1] in ("u16", "u32") and "wide" in parts):
@@ -168,7 +177,9 @@ class CountedLoop:
         )
 
     def _is_never_negative(self, value: LaneValue) -> bool:
-        """Whether a value contains no counter, or is one that starts at 0 or above and grows, plus such numbers."""
+        """Whether a value contains no counter, or is the sum of one counter and numbers of 0 or above. The counter
+        must start at 0 or above and grow.
+        """
         counters = [name for name in value.terms if name in self.steps]
         if not counters:
             return True
@@ -226,7 +237,7 @@ class CountedLoop:
         given = [self.direction(operand, depth + 1) for operand in one.operands[1:]]
         changing = [one for one in given if one]
         directions = set(changing)
-        # the sign of a step in a register is not known: two of them can have different ones
+        # If a step is in a register, its sign is not known. Then two counters may change in different directions.
         if None in given or len(directions) > 1 or (len(changing) > 1 and None in self.steps.values()):
             return None
         direction = directions.pop() if directions else 0
@@ -235,7 +246,7 @@ class CountedLoop:
     # --- counters before and after their update ---------------------------------------------------------------------
 
     def _at_start(self, operand: str, at: int) -> LaneValue | None:
-        """Return an operand of an instruction, by the counters at the start of the iteration."""
+        """Return the value of an operand, computed from the counters at the start of the iteration."""
         value = self._values.of_address(operand)
         for name in self.steps if value is not None else ():
             factor = value.terms.get(name, 0) if value is not None else 0
@@ -260,7 +271,9 @@ class CountedLoop:
                 yield from self._reads_of(name, one, write, depth + 1)
 
     def _is_updated(self, name: str, read: int) -> bool | None:
-        """Whether an instruction reads a counter after its update in the iteration, or None if that depends."""
+        """Whether an instruction reads a counter after the iteration has updated it. None if this depends on the path
+        to the instruction.
+        """
         update = self._updates[name]
         before, after = self._flow.block_of[update], self._flow.block_of[read]
         if before == after:
@@ -293,7 +306,9 @@ def _amount(text: str) -> int | None:
 
 
 def exit_margins(analysis: FunctionAnalysis, counted: CountedLoop) -> dict[int, LaneValue | None]:
-    """Return for each block that can leave a loop a value that is above 0 if and only if the loop goes on there."""
+    """For each block that can leave a loop, return a value that is above 0 if and only if the loop continues
+    there.
+    """
     flow = analysis.flow
     found: dict[int, LaneValue | None] = {}
     for at in sorted(counted.loop.blocks):

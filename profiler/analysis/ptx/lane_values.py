@@ -17,7 +17,7 @@ from cbtop.profiler.analysis.ptx.model import TYPE_BITS, PtxFunction, PtxInstruc
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 WARP_THREADS = 32
-# The number of threads to assume if the block size is unknown: with two warps, one can wait for another.
+# The number of threads to assume if the block size is unknown: with two warps, one warp can wait for the other.
 ASSUMED_THREADS = 64
 MAX_THREADS = 1024  # most threads of a block (CUDA Programming Guide, "Technical Specifications")
 MAX_CHAIN = 200  # most instructions between a thread id and a value that is computed from it
@@ -108,8 +108,9 @@ class LaneValues:
         self, threads: Threads, writer_of: Mapping[str, PtxInstruction], steady: frozenset[str],
         variables: Mapping[str, Variable], known: Mapping[str, LaneValue] | None = None,
     ) -> None:  # fmt: skip
-        """`writer_of` has the only instruction that writes a register. `steady` are the registers among them that
-        keep their value and have it in all threads. `known` has values that replace computed ones."""
+        """`writer_of` has the only instruction that writes a register. `steady` has such registers with a value that
+        never changes and is the same in all threads. `known` has values to use instead of computed values.
+        """
         self.threads = threads
         self._writer_of = writer_of
         self._steady = steady
@@ -140,7 +141,7 @@ class LaneValues:
                 self._work += len(found.lanes)
         if found is None and name in self._steady:
             found = LaneValue({name: 1}, (0,))
-        # This value may be None only because MAX_CHAIN was reached, so it is not stored.
+        # A value at a greater depth may be unknown merely because MAX_CHAIN was reached, so do not store it.
         if depth < MAX_CHAIN // 2:
             self._known[name] = found
         return found

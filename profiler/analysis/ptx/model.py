@@ -67,7 +67,9 @@ class Variable(NamedTuple):
 
 
 class Registers:
-    """The declared registers of a function, with their types. `given` are those that a caller sets or reads."""
+    """The declared registers of a function, with their types. `given` has the registers that a caller sets or
+    reads.
+    """
 
     def __init__(self) -> None:
         self.given: set[str] = set()
@@ -116,8 +118,8 @@ class PtxFunction:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A PTX module. `variables` are those declared outside functions. `files` are the source files that debug lines
-    name.
+    """A PTX module. `variables` are the variables that are declared outside of functions. `files` are the source
+    files that debug lines name.
     """
 
     version: str

@@ -8,13 +8,13 @@ from functools import lru_cache
 
 from cbtop.profiler.analysis.ptx.model import TYPE_BITS, PtxInstruction, Registers
 
-# Instructions that write no register. Instructions with an address as first operand write none either.
+# Instructions that write no register. An instruction with an address as its first operand also writes no register.
 NO_RESULT = frozenset({
     "st", "stmatrix", "red", "membar", "fence", "bra", "brx", "ret", "exit", "trap", "brkpt", "prefetch", "prefetchu",
     "applypriority", "discard", "cp", "pmevent", "nanosleep", "setmaxnreg", "griddepcontrol", "sust", "sured",
     "stackrestore", "tensormap", "multimem", "wgmma", "tcgen05", "bar", "barrier",
 })  # fmt: skip
-ROW_BYTES = 16  # of a matrix of ldmatrix and stmatrix
+ROW_BYTES = 16  # bytes of a row of a matrix that ldmatrix loads or stmatrix stores
 STATE_SPACES = frozenset({"global", "shared", "local", "param", "const"})
 STRONG_ORDERS = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc")
 _WITH_RESULT = re.compile(r"wgmma\.mma_async|tcgen05\.ld\b|multimem\.ld_reduce|(?:bar|barrier)(?:\.cta)?\.red")
@@ -129,7 +129,9 @@ def is_plain_access(one: PtxInstruction, space: str) -> bool:
 
 
 def matrix_rows(one: PtxInstruction) -> int:
-    """Return how many threads of a warp give the address of a row to `ldmatrix` or `stmatrix`: 8 a matrix, or 0."""
+    """Return how many threads of a warp give a row address to `ldmatrix` or `stmatrix`: 8 per matrix. Returns 0 for
+    other instructions.
+    """
     parts = opcode(one.opcode).parts
     if parts[0] not in ("ldmatrix", "stmatrix") or "m8n8" not in parts:
         return 0

@@ -101,7 +101,9 @@ class _Scope:
         self.labels: dict[str, str] = {}
 
     def declared(self, name: str) -> str:
-        """Return the name that a name declared in this scope gets in the function. Inner scopes add a suffix."""
+        """Declare `name` in this scope. Returns its name in the function, which has a suffix if this is an inner
+        scope.
+        """
         if not self.mark:
             return name
         self.names[name] = name + self.mark

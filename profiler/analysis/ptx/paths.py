@@ -1,4 +1,4 @@
-"""Finds the paths that one thread can take through a function, if no two conditions on the path contradict each
+"""Finds the paths that one thread can take through a function. The conditions on such a path do not contradict each
 other.
 """
 
@@ -49,7 +49,9 @@ def _known_before(analysis: FunctionAnalysis, number: int) -> Conditions:
 def _ways(
     analysis: FunctionAnalysis, number: int, known: Conditions, thread: int | None
 ) -> list[tuple[int, Conditions]]:
-    """Return the blocks that can follow a block. Each comes with the conditions that are then known."""
+    """Return the blocks that can follow a block. Each block comes with the conditions that are known when a thread
+    enters it.
+    """
     block = analysis.flow.blocks[number]
     last = analysis.instructions[block.end - 1] if block.end > block.start else None
     condition = _condition(analysis, last.guard) if last is not None and len(block.successors) == 2 else None
@@ -73,8 +75,8 @@ def _value_in(analysis: FunctionAnalysis, name: str, thread: int | None) -> bool
 
 
 def _condition(analysis: FunctionAnalysis, name: str) -> object | None:
-    """Return the comparison that makes a predicate, or None if the predicate can change. Equal comparisons are
-    equal.
+    """Return a description of the comparison that computes a predicate, or None if the predicate can change. Equal
+    comparisons have equal descriptions.
     """
     data, flow = analysis.data, analysis.flow
 

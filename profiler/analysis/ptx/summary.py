@@ -1,4 +1,6 @@
-"""Count the instructions, barriers and shared memory in a kernel's text. This is not a count of what runs."""
+"""Count the instructions, barriers and shared memory in a kernel's text. The counts do not show how often an
+instruction runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class EntrySummary:
     has_dynamic_shared: bool
     required_threads: tuple[int, ...] | None  # the block size that .reqntid requires
     max_threads: tuple[int, ...] | None  # the largest block size that .maxntid allows
-    # Number of threads that have addresses computed by lints, or None if the shape of the block is not known.
+    # The lints compute addresses in this many threads. None if the shape of the block is not known.
     checked_threads: int | None
     is_assumed: bool  # whether the block size is assumed, because neither a launch nor .reqntid gives it
 

@@ -44,7 +44,8 @@ class ThreadBits:
 
     def of_register(self, name: str, depth: int = 0) -> int:
         if name not in self._known:
-            # A register that depends on itself has all bits, so store this while its mask is computed.
+            # While the mask of a register is computed, the register counts as having all bits. It may depend on
+            # itself.
             self._known[name] = ALL_BITS
             if depth < MAX_DEPTH:
                 self._known[name] = self._computed(name, depth + 1)
@@ -79,7 +80,7 @@ class ThreadBits:
 
     def _exchanged(self, one: PtxInstruction, parts: tuple[str, ...], bits: int) -> int:
         """Return the bits that a value depends on after an exchange between all threads of a warp. After any other
-        exchange, these are all bits.
+        exchange, the value depends on all bits.
         """
         if self._number(one.operands[-1]) not in (-1, (1 << WARP_THREADS) - 1):
             return ALL_BITS
@@ -93,8 +94,8 @@ class ThreadBits:
         return bits & ~LANE_BITS
 
     def _partner(self, a: str, b: str) -> int:
-        """Return the distance of two lanes if they exchange values in a butterfly pattern and the instruction
-        combines both, else 0.
+        """If a butterfly exchange makes one of `a` and `b` from the other, return the distance of the lanes that
+        exchange values. Otherwise return 0.
         """
         for own, other in ((a, b), (b, a)):
             one = self._data.only_writer(self._source(other))
@@ -126,7 +127,7 @@ class ThreadBits:
 
 
 def _bits_of(lanes: tuple[int, ...]) -> int:
-    """Return the bits of a thread's number on which the number of its lane depends."""
+    """Return the bits of a thread's number that decide the thread's value in `lanes`."""
     bits, bit = 0, 1
     while bit < len(lanes):
         if any(lane != lanes[at ^ bit] for at, lane in enumerate(lanes) if at ^ bit < len(lanes)):

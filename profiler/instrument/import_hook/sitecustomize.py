@@ -9,15 +9,15 @@ Rules
 - The program finds sys.path, sys.modules and its own sitecustomize as it would without cbtop. Only PYTHONPATH still
   has this directory first, so that child processes run this file, too (see `stay_first`).
 - If cbtop fails, it prints one line on stderr, and the program runs on.
-- In a Python without cbtop, the cbtop that this file belongs to is loaded by its path. Of the other packages in that
-  environment, only msgpack is loaded, under a different name (`cbtop.protocol.packing`). So the program's imports
-  find the same modules as without cbtop.
+- If a Python has no cbtop, this file loads the cbtop that contains this file, by its path. From the same environment,
+  it loads only one other package: msgpack, under a different name (`cbtop.protocol.packing`). So the program's
+  imports find the same modules as without cbtop.
 
 The environment variable CBTOP_RUN is the allowed overhead in percent. 0 switches everything off. CBTOP_RUN_ID is
 `PID:FILE`, and later `PID,PID:FILE`. The first PID is the process of the command. The second PID is the first Python
-process among its descendants in this branch. FILE exists until a process of the run has recorded a step of a model. A
-process that has imported torch and recorded nothing writes the reason into FILE, one per line. If there is a FIFO
-FILE.end, a process waits there to print a summary.
+process among the descendants of that process, in this branch of the process tree. FILE exists until a process of the
+run has recorded a step of a model. A process that has imported torch and recorded nothing writes the reason into
+FILE, one per line. If there is a FIFO FILE.end, a process waits there to print a summary.
 """
 
 import atexit
@@ -31,7 +31,7 @@ if MYPY:
     from typing import Any
 
 MAX_REASONS_BYTES = 4096
-SUMMARY_WITHIN_MS = 300  # how long a process waits at its end for its summary, at most
+SUMMARY_WITHIN_MS = 300  # longest time that a process waits at its end for its summary
 # The oldest and the newest Python version that cbtop supports, as in pyproject.toml.
 LENT_FROM, LENT_BELOW = (3, 11), (3, 14)
 NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
@@ -84,7 +84,7 @@ class TorchFinder:
     def at_exit(self) -> None:
         """Print one line if nothing was instrumented.
 
-        Only the launched process, or the first process with torch, does so.
+        Only the launched process, or the first process with torch, prints the line.
         """
         if self._saw_torch and os.path.exists(self._nothing_yet):
             self._note_why()
@@ -235,7 +235,7 @@ def load_package(directory: str) -> None:
 def reraise_host_error(error: Exception) -> None:
     """Raise `error` again if a signal handler of the program raised it while cbtop's code ran."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
-        return  # the code that called this has raised the error, and not a signal handler
+        return  # the caller of this function has raised the error, not a signal handler
     try:
         from cbtop.protocol import signals
     except (ImportError, SyntaxError):  # this Python has no cbtop installed
@@ -291,7 +291,7 @@ def leave(directory: str) -> None:
     sys.path_importer_cache.pop(directory, None)
     if (
         getattr(sys.modules.get("sitecustomize"), "__file__", None) == __file__
-    ):  # if this is not so, a different sitecustomize has imported this file
+    ):  # if the file is different, another sitecustomize has imported this file
         del sys.modules["sitecustomize"]
 
 
@@ -302,5 +302,6 @@ if __name__ == "sitecustomize":
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
         reraise_host_error(error)
         print_line(f"process {os.getpid()} runs uninstrumented: {error}")
-    # Import the program's own sitecustomize. If there is none, this raises the error that Python expects.
+    # Import the program's own sitecustomize. If the program has no sitecustomize, this raises the error that Python
+    # expects.
     __import__("sitecustomize")

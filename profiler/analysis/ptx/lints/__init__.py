@@ -1,4 +1,6 @@
-"""The list of all lints. Lints that find certain errors come first, then likely errors, then advice."""
+"""The list of all lints. First come lints that prove errors, then lints that find likely errors, then lints that give
+advice.
+"""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from cbtop.profiler.analysis.ptx.opcodes import ROW_BYTES, matrix_rows, opcode
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield accesses with addresses in two threads that can't both be aligned, at any address of the array.
+    """Yield accesses if the addresses in two threads can't both be aligned, wherever the array begins.
 
-    Nothing is found if the addresses, or the threads that execute the access, are not known.
+    An access is left out if its addresses are not known, or if the threads that execute it are not known.
     """
     for at, one in analysis.reachable():
         parsed = opcode(one.opcode)

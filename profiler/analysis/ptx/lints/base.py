@@ -30,7 +30,9 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lint:
-    """A check of a PTX function. `what` describes the error that it finds, and `fix` says how to repair that."""
+    """A check of a PTX function. `what` describes the error that the check finds, and `fix` says how to repair the
+    error.
+    """
 
     id: str
     severity: LintSeverity

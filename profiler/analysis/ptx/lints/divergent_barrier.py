@@ -25,8 +25,8 @@ class DivergentBarrier(NamedTuple):
 
 
 def _proved(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield barriers that certainly some threads do not reach: they are on one side of a branch that depends only on
-    thread ids, and the other side has none. The threads at the barrier wait forever.
+    """Yield barriers that some threads certainly do not reach. Such a barrier is on one side of a branch that depends
+    only on thread ids, and the other side has no barrier. The threads at the barrier wait forever.
     """
     for at, branch, severity in divergent_barriers(analysis):
         if severity is LintSeverity.CORRECTNESS:
@@ -47,8 +47,8 @@ def _condition(analysis: FunctionAnalysis, branch: int | None) -> str:
 
 
 def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]:
-    """Yield barriers that depend on a divergent branch or condition. It is only advice if the threads that do not
-    reach the barrier just exit, and the barrier does not wait for exited threads.
+    """Yield barriers that depend on a divergent branch or condition. A barrier is reported as advice if it does not
+    wait for exited threads, and all threads that do not reach it exit.
     """
     barriers = {at for at, one in analysis.reachable() if is_block_barrier(one)}
     seen: set[int] = set()
@@ -85,8 +85,9 @@ def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]
 
 
 def _others_only_exit(analysis: FunctionAnalysis, branch: int, barrier_blocks: set[int]) -> bool:
-    """Whether the threads that do not reach a barrier exit, and the barrier does not wait for exited threads. If they
-    work before they exit, they must be whole warps: `bar.sync` in a part of a warp is undefined.
+    """Whether the threads that do not reach a barrier exit, and the barrier does not wait for exited threads. If
+    these threads work before they exit, they must be whole warps, because `bar.sync` is undefined if only a part of a
+    warp executes it.
     """
     if analysis.barriers_wait_for_exited:
         return False

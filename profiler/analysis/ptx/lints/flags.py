@@ -1,4 +1,4 @@
-"""Lints about flags in memory: values that threads wait for until other threads store them."""
+"""Lints about flags in memory. A flag is a value that some threads wait for and another thread stores."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def _is_carried(analysis: FunctionAnalysis, loop: frozenset[int], written: set[s
 
 
 def _unfenced_flag(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield relaxed or volatile stores to global memory (a flag) that follow a weak store (its data) without a fence
-    between them.
+    """Yield relaxed or volatile stores to global memory (a flag) after a weak store (its data), if no fence is
+    between the two stores.
     """
     flow = analysis.flow
     pending: dict[int, frozenset[int]] = {number: frozenset() for number in flow.reachable}
@@ -117,8 +117,8 @@ def _unfenced_flag(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _unfenced_wait(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield weak loads that follow a loop with relaxed or volatile loads (which waits for a flag) without a fence
-    between them.
+    """Yield weak loads after a loop of relaxed or volatile loads (a wait for a flag), if no fence is between the loop
+    and the weak load.
     """
     flow = analysis.flow
     for loop, loads in _spins(analysis):
@@ -137,7 +137,7 @@ def _unfenced_wait(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _first_weak_load(analysis: FunctionAnalysis, blocks: list[int]) -> int | None:
-    """Return the first weak load of global memory that some path from the given blocks reaches without a fence."""
+    """Return the first weak load of global memory that some path from the given blocks reaches before a fence."""
     flow = analysis.flow
     done = set(blocks)
     work = list(blocks)

@@ -11,7 +11,8 @@ from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield additions of a product that is used once, if a rounding mode keeps the assembler from fusing them.
+    """Yield additions of a product that is used once, if a rounding mode keeps the assembler from fusing the addition
+    and the multiplication.
 
     Without a rounding mode, `mul.f32` and `add.f32` are fused by the assembler.
     """

@@ -20,8 +20,8 @@ _TOUCHES_MEMORY = frozenset({
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield barriers before which no path has a memory access since the last barrier.
 
-    If warps with different work meet at a barrier, nothing is reported, because the accesses of other warps also need
-    it.
+    A barrier at which warps with different work meet is not reported, because it may order the accesses of other
+    warps.
     """
     flow = analysis.flow
     # Basic block -> whether memory may have been accessed since the last barrier.

@@ -11,8 +11,8 @@ from cbtop.profiler.analysis.ptx.lane_values import added
 from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem, counted
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
-# What is worth a loop of its own. Asynchronous copies are not: a pipeline checks in each iteration whether there is
-# something left to prefetch, and its loop would have to be written twice.
+# Instructions that make it worthwhile to split a loop in two. Asynchronous copies are not among them. A pipeline
+# checks in each iteration whether there is something left to prefetch, and a split would duplicate its loop.
 _HEAVY = {
     "ld": "load", "st": "store", "atom": "atomic operation", "red": "atomic operation", "ldmatrix": "load",
     "mma": "tensor-core operation", "wmma": "tensor-core operation", "wgmma": "tensor-core operation",
@@ -20,9 +20,11 @@ _HEAVY = {
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield comparisons of a loop's counter that change at most once while it runs, and that decide on heavy work."""
+    """Yield comparisons of a loop's counter that change at most once while the loop runs, and that decide on heavy
+    work.
+    """
     for loop in counted_loops(analysis):
-        checks: dict[int, list[tuple[str, bool]]] = {}  # by comparison: the predicates that are made of it
+        checks: dict[int, list[tuple[str, bool]]] = {}  # comparison -> the predicates that are computed from it
         guarded = _guarded_work(analysis, loop)
         for name, is_negated in guarded:
             if loop.direction(name):
@@ -38,7 +40,9 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _guarded_work(analysis: FunctionAnalysis, loop: CountedLoop) -> dict[tuple[str, bool], Counter[str]]:
-    """Return the heavy work in a loop that a predicate decides on, by the predicate and whether it must be false."""
+    """Return the heavy work in a loop that depends on a predicate. Each key has the predicate, and whether the
+    predicate must be false for the work to run.
+    """
     flow = analysis.flow
     found: dict[tuple[str, bool], Counter[str]] = {}
     for at in loop.instructions():
@@ -88,7 +92,7 @@ def _kind(analysis: FunctionAnalysis, at: int) -> str | None:
 
 
 def _place(analysis: FunctionAnalysis, loop: CountedLoop, name: str) -> int:
-    """Return the comparison of a counter that a predicate is made of."""
+    """Return the comparison on which a predicate depends. It compares a counter."""
     at = analysis.data.writers[name][0]
     one = analysis.instructions[at]
     if opcode(one.opcode).base == "setp":

@@ -12,7 +12,7 @@ from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
 from cbtop.profiler.analysis.ptx.paths import has_unordered_path
 
-MAX_PAIRS = 500  # of different accesses that are compared, each in milliseconds
+MAX_PAIRS = 500  # most pairs of different accesses to compare; each comparison takes milliseconds
 
 
 def _between_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
@@ -20,8 +20,8 @@ def _between_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _in_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the races between threads of one warp. Instructions that need a barrier anyway are left out, because a
-    barrier also orders the threads of a warp.
+    """Yield the races between threads of one warp. Leaves out accesses that also race with another warp, because the
+    barrier that they need also orders the threads of a warp.
     """
     races = list(_races(analysis, in_warps=True))
     need_barrier = {one.instruction for one in _between_warps(analysis)} if races else ()
@@ -32,11 +32,12 @@ def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
     """Yield the second of two accesses by different threads to the same bytes, if one is a store.
 
     A path without a barrier must lead from the first access to the second, and one access must never run without the
-    other. It is enough if only thread ids decide whether they run, and the thread of the second access takes such a
-    path.
+    other. If only thread ids decide whether the accesses run, it is enough that the thread of the second access takes
+    such a path.
     """
     accesses = analysis.shared_accesses
-    partners: dict[tuple[object, bool], list[SharedAccess]] = {}  # by array, and whether they store
+    # (array, whether the accesses are stores) -> accesses.
+    partners: dict[tuple[object, bool], list[SharedAccess]] = {}
     for one in accesses:
         partners.setdefault((one.root, one.is_store), []).append(one)
     reported: set[int] = set()
@@ -71,8 +72,8 @@ def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
 
 
 def _pair(first: SharedAccess, second: SharedAccess, *, in_warps: bool) -> tuple[int, int] | None:
-    """Return two different threads that access the same bytes, one of them to write. The thread that reads does not
-    write these bytes itself.
+    """Return two different threads, one from each access, that use the same byte. One of them writes the byte. The
+    other one is not among the threads that write it.
     """
     users, others = _users(first), _users(second)
     for byte in sorted(others.keys() & users.keys()):
@@ -94,7 +95,7 @@ def _users(access: SharedAccess) -> dict[int, set[int]]:
 
 
 def _belong_together(analysis: FunctionAnalysis, first: int, second: int) -> bool:
-    """Whether, of two accesses, one never runs without the other, according to the control flow."""
+    """Whether the control flow shows that at least one of two accesses never runs without the other."""
     flow = analysis.flow
     a, b = flow.block_of[first], flow.block_of[second]
     return flow.dominates(a, b) or flow.post_dominates(b, a) or flow.dominates(b, a) or flow.post_dominates(a, b)

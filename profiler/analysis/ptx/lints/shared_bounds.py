@@ -14,11 +14,12 @@ _ACCESSES = frozenset({"ld", "st", "atom", "red", "ldmatrix", "stmatrix"})
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield accesses at a known distance from a shared variable of known size that are outside of it.
+    """Yield accesses outside of a shared variable.
 
-    If the number depends on the thread, and the size of the block is not known, thread 0 must be outside. An access
-    that a parameter or a loaded value decides is left out: compilers unroll loops to constant indexes that no launch
-    reaches.
+    The size of the variable, and the distance of the access from it, must be known. If the distance depends on the
+    thread and the block size is not known, an access is reported only if thread 0 is outside. If a parameter or a
+    loaded value decides whether an access runs, it is left out: compilers unroll loops to constant indexes that no
+    launch reaches.
     """
     values = analysis.data.lane_values
     for at, one in analysis.reachable() if values else ():

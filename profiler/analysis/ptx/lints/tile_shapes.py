@@ -1,4 +1,5 @@
-"""The shape of a block and its tiles against the hardware: whole warps, whole fragments, and 48 KiB of shared memory.
+"""Lints that compare a block and its tiles with the demands of the hardware: whole warps, whole fragments, and 48 KiB
+of shared memory.
 
 The PTX does not have the rows and columns of a tile: an array is a number of bytes. So the bytes that threads access
 are compared with what the hardware demands, and a power of two is not required, because rows can be padded.
@@ -16,8 +17,9 @@ from cbtop.profiler.analysis.ptx.model import PtxInstruction
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 from cbtop.profiler.analysis.ptx.summary import summary_of
 
-MAX_STATIC_BYTES = 48 << 10  # of shared memory in a block; ptxas 12.8 and 13.0 refuse more, for sm_80 to sm_120
-WARP_GROUP_THREADS = 4 * WARP_THREADS  # a wgmma instruction is of four warps (PTX ISA, "wgmma.mma_async")
+# Most bytes of static shared memory in a block. ptxas 12.8 and 13.0 refuse more, for sm_80 to sm_120.
+MAX_STATIC_BYTES = 48 << 10
+WARP_GROUP_THREADS = 4 * WARP_THREADS  # four warps execute a wgmma instruction together (PTX ISA, "wgmma.mma_async")
 _OF_A_WARP = frozenset({"mma", "wmma", "ldmatrix", "stmatrix", "movmatrix"})
 _ACCESSES = frozenset({
     "ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "stmatrix", "mma", "wmma", "wgmma", "tcgen05", "tex", "tld4",
@@ -45,7 +47,7 @@ def _partial_fragments(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _threads_of_fragment(one: PtxInstruction) -> int:
-    """Return how many threads must execute an instruction together: 0 if each can alone."""
+    """Return how many threads must execute an instruction together. Returns 0 if each thread can execute it alone."""
     parts = opcode(one.opcode).parts
     if parts[0] == "wgmma":
         return WARP_GROUP_THREADS if "mma_async" in parts else 0
@@ -80,7 +82,7 @@ def _idle_threads(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _busy_threads(analysis: FunctionAnalysis, shape: Threads) -> set[int]:
-    """Return the threads that may access memory or tensor cores, besides reading parameters."""
+    """Return the threads that may access memory or use tensor cores. Reads of parameters do not count."""
     busy: set[int] = set()
     for at, one in analysis.reachable():
         parsed = opcode(one.opcode)

@@ -29,9 +29,10 @@ def _sometimes(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _is_written_on_same_facts(analysis: FunctionAnalysis, at: int, name: str) -> bool:
-    """Whether the register is written under conditions that hold at the read, too, or under one and its opposite.
+    """Whether the register is written under conditions that also hold at the read, or is written both under a
+    condition and under its opposite.
 
-    Then the path without a write does not exist: `if (i < n) x = 1; ...; if (i < n) use(x);`.
+    Then every path to the read contains a write: `if (i < n) x = 1; ...; if (i < n) use(x);`.
     """
     facts = _facts_with_guard(analysis, at)
     rest = [_facts_with_guard(analysis, writer) - facts for writer in analysis.data.writers.get(name, ())]
