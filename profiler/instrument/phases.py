@@ -32,7 +32,7 @@ PICTURES = ("input_features", "pixel_values")  # names of arguments with picture
 CACHES = ("past_key_values", "cache_params", "state")
 # Names of arguments for the positions of new tokens.
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")
-PACKED = "cu_seq_lens_q"  # name of the argument with the ends of the sequences in a packed row
+PACKED = "cu_seq_lens_q"  # name of the argument that gives the ends of the sequences in a packed row
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
 _LENGTH = "get_seq_length"  # name of a cache's method that returns its length
@@ -40,7 +40,10 @@ _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "h
 
 
 def with_beams(beams: int) -> str:
-    """Return the phase of decode steps in a beam search. Only tokens of beams that will be returned count there."""
+    """Return the phase of decode steps in a beam search.
+
+    These steps count only the tokens of beams that will be returned.
+    """
     return f"{DECODE}, {beams} beams"
 
 
@@ -71,10 +74,10 @@ def describe(
 ) -> Call:
     """Describe a call with these arguments.
 
-    `has_cache` is True if the model can take a cache. `without_cache` is the phase of a model that cannot, and of a
-    call with `use_cache=False` outside of `generate` (`is_generating`), such as one that scores texts. `axis` is the
-    axis of sequences in arguments without a known name, or None if unknown. `takes_ids` is True if integers
-    without a known name can be token ids.
+    `has_cache` is True if the model can take a cache. `without_cache` is the phase if the model cannot take a cache.
+    It is also the phase of a call with `use_cache=False` outside of `generate` (`is_generating`), for example a call
+    that scores texts. `axis` is the axis of sequences in arguments without a known name, or None if unknown.
+    `takes_ids` is True if integers without a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     if new is None:  # the arguments are in a batch, which is passed as one argument
@@ -202,7 +205,7 @@ def of_sequence(new: int, cached: int, *, writes: bool) -> str:
 
 
 def of_several(sequences: Iterable[str]) -> str:
-    """Return the phase of a step that runs several sequences. `sequences` are the phases of these.
+    """Return the phase of a step that runs several sequences. `sequences` are the phases of the sequences.
 
     If some sequences verify a draft and the others decode, the step is a verifying step.
     """
@@ -253,7 +256,7 @@ def cached_positions(cache: Any) -> int | None:
 
 
 def _counts_on_a_device(cache: Any) -> bool:
-    """Whether the number of cached positions is stored on a device, as in a static cache.
+    """Whether the cache stores its number of positions on a device, as a static cache does.
 
     The host cannot know whether such a cache was emptied.
     """
@@ -331,7 +334,7 @@ def _truth(value: object) -> bool:
 
 
 def _counts_positions(layers: list[Any]) -> bool:
-    """Whether any layer of a cache counts its positions. Layers with a mixer store a state instead of positions."""
+    """Whether any layer of a cache counts its positions. A mixer layer stores a state instead of positions."""
     if not layers:
         return True
     for layer in layers:  # noqa: SIM110 - any() would take longer, because usually the first layer decides

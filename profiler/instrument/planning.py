@@ -1,4 +1,6 @@
-"""Makes the plan of a model: its stacks of layers, the brick of each module, and the modules that contain a stack.
+"""Makes the plan of a model.
+
+The plan has the stacks of layers, the modules that contain a stack, and the brick (timed part) of each module.
 
 A stack is an outermost list with two or more possible layers of one class. A possible layer is a module with children
 or with weights of its own. A model without stacks has a plan without layers if two of its modules have weights.
@@ -47,8 +49,8 @@ _LISTS = ("ModuleList", "Sequential")
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module", "torch._dynamo", "torch.nn.parallel")
 OWN_LABEL = "outside its children"
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
-# If a block of modules has fewer weights than this, it is not timed. A block of this size runs for some 20 us, and
-# timing it adds 1 us.
+# A block of modules with fewer weights than this is not timed. Such a block runs for about 20 us or less. Timing the
+# block would add 1 us.
 LEAST_BLOCK_WEIGHTS = 1 << 17
 
 
@@ -63,14 +65,14 @@ class Product:
 
 
 class TimedModule(NamedTuple):
-    """A module that is timed. `key` is a brick's definition, or a `OwningKey` for a layer."""
+    """A module that is timed. `key` is the definition of a brick, or an `OwningKey` for a layer."""
 
     path: str
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    # (path in the layer, path of the stack); it is equal for the same brick in similar layers, and for all experts of
-    # a list.
+    # (path in the layer, path of the stack). Equal bricks of similar layers have the same place. So have all experts
+    # of a list.
     place: Hashable = None
 
 
@@ -93,12 +95,12 @@ class Section:
 
 
 class _Pattern(NamedTuple):
-    """The plan of one layer, which also serves for all other layers of the stack with the same build.
+    """The plan of one layer. The plan also applies to all other layers of the stack with the same build.
 
     A module is given as its index in `modules_of(layer)`.
     """
 
-    # Each entry has the index of the module, its path in the layer, its definition, its product, and its two paths.
+    # Each entry has the index of the module, its path in the layer, its definition, its product, and its `place`.
     bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]
     others: list[int]
     visited: list[int]
@@ -117,14 +119,14 @@ class Plan:
     """The timed modules of a model, and how they are timed."""
 
     stacks: dict[str, int] = field(default_factory=dict)  # number of layers by name of the stack ("" if only one)
-    own: OwnOperations | None = None  # the own operations of the model, and of modules around layers
+    own: OwnOperations | None = None  # operations that the model, and modules around layers, run themselves
     # Modules that contain a stack; a call of such a module begins a step.
     trunk: list[nn.Module] = field(default_factory=list)
     parts: list[TimedModule] = field(default_factory=list)  # the modules that are timed: layers and bricks
     # Modules that are not timed. Their first calls are not reported either.
     others: list[nn.Module] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)  # all `parts` and `others`, divided into sections
-    is_timed: bool = True  # if False, calls of modules are never timed, but name the kernels of captured graphs
+    is_timed: bool = True  # if False, calls of modules are not timed, but they name the kernels of captured graphs
 
     @property
     def layers(self) -> list[TimedModule]:
@@ -156,9 +158,9 @@ def plan_of(
 ) -> Plan | None:
     """Return the plan of `root`, or None if `root` is not a model.
 
-    `is_timed_there` is True if the model is timed on its device, not by the host. `by_kernels` is True if its kernels
-    are recorded, not stamps between them. `known` are the sections of the previous plan, by place. If a layer's state
-    is that of its known section, the layer is not planned again.
+    `is_timed_there` is True if the model is timed on its device, not by the host. `by_kernels` is True if the model's
+    kernels are recorded. It is False if stamps between kernels are recorded. `known` has the sections of the previous
+    plan, by place. If the state of a layer is the same as in its known section, the layer is not planned again.
     """
     stacks = _Stacks(root)
     found = stacks.found
@@ -257,8 +259,9 @@ def _may_be_layer(module: nn.Module) -> bool:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return the names of stacks: their `paths` without the beginning that they share, or "" if there is only one
-    stack.
+    """Return the names of stacks: their `paths` without the common beginning.
+
+    If there is only one stack, its name is "".
     """
     if len(paths) == 1:
         return [""]
@@ -298,7 +301,7 @@ def _product_of(found: _Found) -> Product:
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, *, is_timed_there: bool, by_kernels: bool) -> None:
         self.plan = Plan()
-        # The section of the plan (a layer, or everything outside of layers) that is being made.
+        # The section of the plan that is being made: a layer, or everything outside of layers.
         self.section = Section(None)
         self.known: Mapping[Hashable, Known] = {}
         self.mode = PLAIN
@@ -308,10 +311,10 @@ class _Planner:
         self._is_timed_there = is_timed_there
         self._by_kernels = by_kernels
         self._shows_blocks = by_kernels or (not is_timed_there and device_of(root) == "cpu")
-        # Between stamps on a device, a module's own time is mostly the wait for Python. Captured graphs have no such
-        # waits, but layers and the model suffice there.
+        # If stamps on a device give the times, a module's own time is mostly the wait for Python, so it is not shown.
+        # Captured graphs have no such waits, but there it is enough to show layers and the model.
         self._shows_own = by_kernels or not is_timed_there
-        self._own: dict[str, OwnOperations] = {}  # the own operations of layers and of the model, by class
+        self._own: dict[str, OwnOperations] = {}  # class -> operations that its layers or models run themselves
         self._stacks = stacks
         # Name of the backend for modules without weights.
         self._backend = backend_of(root, is_timed_there=is_timed_there)
@@ -319,7 +322,7 @@ class _Planner:
         self._context = (is_timed_there, by_kernels, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
         self._found: list[_Found] = []  # bricks of the current layer, or of all modules outside of layers
-        # Path of a list of experts -> its brick, because the whole list is one brick.
+        # Path of a list of experts -> the brick of the whole list.
         self._experts: dict[str, BrickDefinition] = {}
         self._layer = ("", "")  # the path of the current layer, and the path of its stack
         # Layers of a stack are similar. So corresponding modules of two layers share their kinds and definitions.
@@ -374,9 +377,9 @@ class _Planner:
             self.section.others += modules_of(child)[1:]
 
     def _shown(self, kind: ModuleKind | None, module: nn.Module) -> ModuleKind | None:
-        """Return the kind that `module` is shown as. `kind` is the result of `classify`.
+        """Return the kind under which `module` is shown, or None if `module` itself is not shown.
 
-        Returns None if `module` itself is not shown.
+        `kind` is the result of `classify`.
         """
         if kind is not None and kind.brick in BLOCKS:
             if self._by_kernels:
@@ -469,7 +472,7 @@ class _Planner:
         return True
 
     def _pattern_of(self, section: Section, modules: list[nn.Module]) -> _Pattern | None:
-        """Return a pattern to plan similar layers by, from the layer that was planned as `section`.
+        """Return the pattern of the layer that was planned as `section`. The pattern is used to plan similar layers.
 
         Returns None if a label contains the number of the layer.
         """
@@ -501,7 +504,7 @@ class _Planner:
     def finish(self) -> None:
         """Define the bricks in `_found`.
 
-        If several would have the same name and label, their labels get one more part of the path.
+        If several bricks would have the same name and label, each label gets one more part of the path.
         """
         count: dict[tuple[str, str], int] = {}
         for path, _, kind, *_ in self._found:
@@ -554,7 +557,8 @@ class _Planner:
 def _runs_operations(module: nn.Module) -> bool:
     """Return whether the `forward` of `module` may run operations itself, outside of its children's calls.
 
-    That of a container only calls children. Compiled or scripted code runs the operations of the children, too.
+    The `forward` of a container only calls children. Compiled or scripted code runs the operations of the children,
+    too.
     """
     home = home_of(type(module), "forward")
     if not home or home.startswith(_CONTAINERS) or is_compiled(module):

@@ -51,7 +51,7 @@ class SwapTarget(Protocol):
     is_seen_by_dynamo: bool  # whether Dynamo, torch's compiler, would notice the replacement
 
     def is_of(self, function: Any) -> bool:
-        """Return whether `function` is this function of the host, or the replacement of it."""
+        """Return whether `function` is this function of the host, or its replacement."""
 
     def put(self) -> None:
         """Start timing calls of the function."""
@@ -144,7 +144,8 @@ class Swaps:
         # because a signal handler of the host may call a model while cbtop holds the lock.
         self.lock = threading.RLock()
         self._functions: list[SwapTarget] = []  # oldest first
-        self._are_in: bool | None = False  # whether the functions are replaced now; None if perhaps only some are
+        # Whether all functions are replaced now; None if some may be replaced and others not.
+        self._are_in: bool | None = False
         self._stay_out = False
         self._watched: Any = None  # the list of callbacks that Dynamo calls when it begins to compile
 
@@ -177,7 +178,8 @@ class Swaps:
         with self.lock:
             swapped_in[model] = times
             if self._watched is not None and self._compiles not in self._watched:
-                self._stay_out, self._are_in = True, None  # the host has reset Dynamo, which forgets callbacks then
+                # The host has reset Dynamo, so Dynamo has forgotten its callbacks.
+                self._stay_out, self._are_in = True, None
             if self._are_in is not True:
                 self._swap(True)
 

@@ -1,8 +1,8 @@
 """The private names of torch that the instrumentation uses. Checked with torch 2.11 and 2.13.
 
 Two sorts of private names are elsewhere. Some are used directly in hot code, to save a function call. Others are in
-`call_attribute`, because every process with torch loads that file. A name that a build of torch without CUDA lacks is
-read only inside a function.
+`call_attribute`, because every process with torch loads that file. Some names do not exist in a build of torch
+without CUDA. These are read only inside functions.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ is_tracing = _is_tracing
 dispatch_modes = _len_torch_dispatch_stack
 #: Returns the active dispatch mode with the given key (see SYMBOLIC_MODES), or None.
 dispatch_mode = _get_dispatch_mode
-#: The keys of two sorts of modes: in the first, tensors have no contents; in the second, `make_fx` traces calls.
+#: The keys of two sorts of modes. In a mode of the first sort, tensors have no contents. In the second, `make_fx`
+#: traces.
 SYMBOLIC_MODES = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY)
 
-#: Returns torch's setting for the precision of float32, for a backend and an operator. None in torch before 2.9.
+#: Returns torch's precision setting for float32, by backend and operator. It is None in torch before 2.9.
 precision_of_float32: Callable[[str, str], str] | None = getattr(_C, "_get_fp32_precision_getter", None)
 
 #: These functions return the children, parameters or buffers of one module, by name. They are C functions, so they

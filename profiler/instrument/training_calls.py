@@ -8,11 +8,11 @@ the node before it. When a hook runs, the backward of the previous call has ende
 Rules
 - A node belongs to the innermost call that made it. Nodes outside of the model's calls belong to the loss.
 - If the inputs of a node are recomputed (non-reentrant checkpoints), the node's time before the recomputation belongs
-  to no brick, because the node only looks up its inputs then.
-- A node that adds a gradient to a weight runs right after the node that computed the gradient, and counts with it.
-- If a module is called while the backward runs, the call is a recomputation (gradient checkpointing).
-- A backward has one matrix product for each operand that needs a gradient. The FLOP of the backward are those of
-  these products.
+  to no brick, because the node only looks up its inputs then. - A node that adds a gradient to a weight runs right
+  after the node that computed the gradient. Both count for the same call.
+- If a module is called while the backward runs, the call is a recomputation (gradient checkpointing). - A backward
+  has one matrix product for each operand that needs a gradient. The FLOP of the backward are the FLOP of these
+  products.
 - The hooks return None and are removed after the backward, so the gradients are bit for bit the same.
 """
 
@@ -39,13 +39,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 Keys = tuple[Hashable, ...]
-Part = tuple[Keys, int, int, int]  # a part: its keys from below the step, begin in ns, end in ns, elements
+# A part: its keys (the path from the step down to the part), begin in ns, end in ns, elements.
+Part = tuple[Keys, int, int, int]
 Handle = Any  # the handle of a hook, with a method `remove`
 
 MAX_NODES = 100_000  # if autograd's graph is larger than this, the backward pass is not split into bricks
 #: Returns the number that the next node of this thread will get. None if this torch has no such function.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
-_ACCUMULATES = 1 << 63  # nodes with a number from here on add a gradient to a weight
+_ACCUMULATES = 1 << 63  # a node with this number or a higher one adds a gradient to a weight
 # These values take the place of a call's number. OUTSIDE means no call. LOSS means nodes that no call of the model
 # made. _AFTER means the end of a backward pass, after its last node. _SYNC means the wait of DistributedDataParallel
 # for gradients, which also comes after the last node.
@@ -93,8 +94,8 @@ class Products:
     def scale(self, flops: float | None) -> float:
         """Return the FLOP of the backward pass, divided by the FLOP of the forward pass. Returns 0 without a product.
 
-        `flops` are the FLOP of the forward pass. If they are unknown, its products are counted by their nodes. This
-        leaves out products of frozen operands, which have no node.
+        `flops` are the FLOP of the forward pass. If they are unknown, the products of the forward pass are counted by
+        their nodes in autograd. Products of frozen operands have no node, so they are left out.
         """
         if not self._forward:
             return 0.0
@@ -117,7 +118,8 @@ class StepCalls(Capture):
         super().__init__(lambda: None)
         self._labelled = labelled
         self._keys: list[Hashable] = []  # the brick or layer of each call; None: a call of the model itself
-        self._owns: list[OwnOperations | None] = []  # own operations, for each call of a model itself
+        # For a call of a model itself: the operations that the model runs outside of its modules.
+        self._owns: list[OwnOperations | None] = []
         self._around: list[int] = []  # for each call, the call around it
         self._begins_ns: list[int] = []
         self._ends_ns: list[int] = []
@@ -127,12 +129,13 @@ class StepCalls(Capture):
         # The number that autograd's next node would get, at each begin and end of a call.
         self._numbers: list[int] = []
         self._innermost: list[int] = []  # the innermost running call, after each begin and end of a call
-        # when a backward pass began to run nodes of a call, in ns, and the call (or OUTSIDE, LOSS, …)
+        # Each entry is a time in ns, and the call whose nodes a backward pass began to run then (or OUTSIDE, LOSS,
+        # …).
         self._runs: list[tuple[int, int]] = []
         self._products: dict[int, Products] = {}  # call -> the matrix products in its backward pass
         self._backwards = 0  # number of running backward passes, which may be nested
         self.own_ns = 0  # time in ns that cbtop took in this step, without the guard
-        self.guard_ns = 0  # time in ns that the guard took in forward passes
+        self.guard_ns = 0  # time in ns that the guard took in forward passes of this step
         self.has_failed = False
         self.is_full = False  # True if calls are missing here, because there were more than MAX_CALLS
 
@@ -180,8 +183,9 @@ class StepCalls(Capture):
         return self._keys[self._running[-1]] if self._running else None
 
     def enter_part(self, part: TrainingPart) -> None:
-        """The training loop is in this part of the step from now on. Subclasses that need this override the
-        method.
+        """Handle that the training loop enters this part of the step.
+
+        Does nothing here. A subclass may override it.
         """
 
     def drop(self) -> None:
@@ -302,8 +306,9 @@ class StepCalls(Capture):
         return places
 
     def _backward_parts(self, places: Sequence[Keys]) -> list[Part]:
-        """Return the parts of the backward pass: its bricks, and its layers. The calls that a layer recomputes belong
-        to it.
+        """Return the bricks and the layers of the backward pass as parts.
+
+        If a layer recomputes calls, these calls belong to it.
         """
         again = [number for number, repeats in enumerate(self._repeats) if repeats and self._ends_ns[number]]
         outermost = [number for number in again if self._around[number] == OUTSIDE]
@@ -335,7 +340,7 @@ class StepCalls(Capture):
                 elements = 0 if owner < 0 or owner in is_counted else self._elements[owner]
                 is_counted.add(owner)
                 lefts = _around(inside, begin_ns, end_ns)
-                # A recomputation splits the time of the node, so keep only the longest range.
+                # A recomputation splits the time of the node into ranges. Keep only the longest range.
                 if len(waits) < len(inside):
                     lefts = sorted(lefts, key=lambda left: left[0] - left[1])[:1]
                 found += [(keys, *left, elements) for left in lefts]
@@ -345,9 +350,11 @@ class StepCalls(Capture):
 def _model_parts(
     owns: Sequence[OwnOperations | None], around: Sequence[int], begins_ns: Sequence[int], ends_ns: Sequence[int]
 ) -> list[Part]:
-    """Return the own operations of models: the ranges of their calls in which none of their modules is called.
+    """Return the time of the operations that models run themselves: the ranges of a model's call in which no module
+    of the model is called.
 
-    The arguments have one entry for each call of the step. `owns` has the own operations of models' calls.
+    Each argument has one entry for each call of the step. For a call of a model, the entry of `owns` has the model's
+    own operations.
     """
     found: list[Part] = []
     at_ns: dict[int, int] = {}  # the end of the last call inside each call of a model
@@ -370,8 +377,10 @@ _Stay = tuple[int, int, Keys | None]  # begin in ns, end in ns, and the layer; (
 
 
 def _layers_from(ranges: list[_Stay]) -> list[Part]:
-    """Return one part for each range of time that the backward pass spends in one layer. Communication separates two
-    ranges.
+    """Return the layers of the backward pass as parts. Each part is a range of time that the pass spends in one
+    layer.
+
+    If communication comes in between, there are two ranges.
     """
     found: list[Part] = []
     has_communicated = False
@@ -399,7 +408,7 @@ class _Cut(NamedTuple):
 def _around(inside: Sequence[_Cut], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
     """Return the ranges of time between `begin_ns` and `end_ns` without the calls `inside`.
 
-    The time between two recomputed calls belongs to the recomputation, so it is not left.
+    The time between two recomputed calls belongs to the recomputation, so it is not returned.
     """
     left = []
     is_backward = True
@@ -450,8 +459,8 @@ def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
     """Return the keys for the backward pass, or the recomputation, of the call at `keys`.
 
     `scale` is the FLOP of this pass divided by the FLOP of the forward pass, or 0 if unknown. Layers get a stack of
-    their own, and bricks a name of their own. The backwards of bricks follow each other, so none is inside another.
-    Recomputed calls are inside the backward of their layer.
+    their own, and bricks a name of their own. The backward passes of bricks follow each other, so they are not
+    nested. Recomputed calls are inside the backward pass of their layer.
     """
     # Layers with equal keys may have different own operations.
     return _renamed(keys, suffix, scale, tuple([key.own for key in keys if isinstance(key, OwningKey)]))
@@ -480,10 +489,10 @@ def _brick_renamed(brick: Any, suffix: str, scale: float) -> Any:
 
 
 def _scaled(work: Any, scale: float) -> Work | None:
-    """Return the work of a pass: `work` multiplied by `scale`, or None if one of them is unknown.
+    """Return the work of a pass: `work` multiplied by `scale`. Returns None if `work` or `scale` is unknown.
 
-    The bytes are scaled too. Like the product of the forward pass, the product for a gradient reads two of the three
-    matrices and writes the third.
+    The bytes are multiplied by `scale` too. The product for a gradient reads two of the three matrices and writes the
+    third, as the product of the forward pass does.
     """
     if not isinstance(work, Work) or not scale:
         return None
