@@ -1,4 +1,4 @@
-"""Makes the nodes that can be announced from a key of the hot path."""
+"""Makes graph nodes from the keys that the hot path uses. The nodes can be announced to the daemon."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class TimedBlock(Protocol):
     ) -> None: ...
 
 
-# Calls that were timed elsewhere, as four columns: scopes, starts in ns, ends in ns, elements.
+# Calls that were timed elsewhere. There are four columns: scopes, starts in ns, ends in ns, elements.
 Told = tuple[Sequence[Scope], Sequence[int], Sequence[int], Sequence[int]]
 
 
@@ -46,8 +46,9 @@ class Path(Protocol):
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The ended steps that wait for their times. None if this path knows the times of a step as soon as it
-        ends.
+        """The steps that have ended, and whose times are not known yet.
+
+        None if this path knows the times of a step as soon as the step ends.
         """
 
     @property
@@ -77,10 +78,11 @@ class Path(Protocol):
         """Move `position` to `scope`, which began at `start_ns`."""
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Write into the ring that `position` has been in `scope` since `start_ns`, and the size of its step, so that
-        viewers see it.
+        """Write two facts into the ring, so that viewers see them: `position` has been in `scope` since `start_ns`,
+        and the size of the step at `position`.
 
-        The size is `tokens`, or `sequences` if `tokens` is not a number above 0. The position does not move.
+        The size is `tokens`. If `tokens` is not a number above 0, the size is `sequences`. The position does not
+        move.
         """
 
     def after_fork(self) -> None:
@@ -148,7 +150,7 @@ def emit_at_once(
 
 
 class HostPath:
-    """Times bricks on the host's clock. The methods that run at every brick are those of the hot path."""
+    """Times bricks on the host's clock. The hot path provides the methods that run at every brick."""
 
     is_over = False
     held_steps = None
@@ -169,8 +171,8 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # Every step reads both properties below. attrgetter runs no Python code, which the model would have evicted from
-    # the processor's caches.
+    # Every step reads both properties below. attrgetter reads them without running Python code. While the model ran,
+    # such code would have been evicted from the processor's caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 

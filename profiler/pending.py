@@ -34,7 +34,7 @@ class Pending:
         self._clock = clock
         self._record = record
         self.timings: deque[Timing] = deque()
-        # This is the method of the list itself, because a wrapper would cost time at every brick.
+        # This is the list's own method, because a wrapper would cost time at every brick.
         self.defer = self.timings.append
         self.after_fork()
 

@@ -19,9 +19,9 @@ Position = TypeVar("Position")
 
 
 def running_unit() -> object | None:
-    """Return the running asyncio task, trio task or greenlet. Returns None if the thread runs no such unit.
+    """Return the running asyncio task, trio task or greenlet. Return None if the thread runs none of them.
 
-    If a greenlet runs inside a task, as in SQLAlchemy, the task is returned, because it waits for the greenlet.
+    If a greenlet runs inside a task, as in SQLAlchemy, return the task, because the task waits for the greenlet.
     """
     modules = sys.modules
     asyncio = modules.get("asyncio")
@@ -55,8 +55,8 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
     A position lives as long as its thread, task or greenlet.
     """
     of_thread = thread_local()
-    # This dictionary is no WeakKeyDictionary, because that runs Python code when a task is deleted. An exception that
-    # a signal handler of the host raises in such code is lost.
+    # Do not use a WeakKeyDictionary here. It runs Python code when a task is deleted. If a signal handler of the host
+    # raises an exception in this code, the exception is lost.
     of_unit: dict[ref[object], Position] = {}
     modules = sys.modules
     # Python's hot path calls this function at every brick. So look for tasks and greenlets only if there can be any:
@@ -80,7 +80,8 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
                     position = of_unit.get(ref(unit))
                     if position is None:
                         position = of_unit[ref(unit, of_unit.pop)] = make()
-                except TypeError:  # a custom task without weak references uses the position of its thread
+                # A custom task without weak references uses the position of the thread that runs the task.
+                except TypeError:
                     position = None
                 if position is not None:
                     return position

@@ -105,9 +105,9 @@ class _Listener(NamedTuple):
 class BrickProfiler:
     """Times bricks, layers and steps, and records them for the daemon to show.
 
-    `clock_ns` and `recorder` default to the host's monotonic clock and this process's ring. A test can pass its own.
-    With a `device_clock`, bricks are timed on that device. Each thread, asyncio or trio task and greenlet has its own
-    position in the graph.
+    By default, `clock_ns` is the host's monotonic clock, and `recorder` writes this process's ring. A test can pass
+    other objects. With a `device_clock`, bricks are timed on the device of this clock. Each thread, asyncio or trio
+    task and greenlet has its own position in the graph.
 
     `graph` records work that was timed elsewhere. `stats` reads the records back. Many methods of this class only
     call `graph` or `stats`. `parts` is for the instrumentation of models.
@@ -137,7 +137,7 @@ class BrickProfiler:
             raise ValueError(f"sample_every={sample_every!r}; 1 records every step, k every k-th")
         self.sample_every = sample_every
         self._enabled = enabled
-        self._ended_why = ""  # why recording ended; "" while recording has not ended
+        self._ended_why = ""  # reason why recording ended; "" if recording has not ended
         self._said: set[str] = set()
         self._now_ns = clock_ns
         self._elapsed = ElapsedClock(clock_ns, self._give_up)
@@ -204,7 +204,7 @@ class BrickProfiler:
         self._set_recording()
 
     def enable_graph(self) -> None:
-        """Record from now on, like `enable`. The graph is part of all that is recorded."""
+        """Record from now on, like `enable`. The graph has no switch of its own, because it is always recorded."""
         self.enable()
 
     def disable(self) -> None:
@@ -218,7 +218,7 @@ class BrickProfiler:
         return self._paths.sync_mode
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Set when to wait for the device. First, the records that were deferred in the old mode are written."""
+        """Set when to wait for the device. Before the change, all deferred records are written."""
         self.finalize()
         self._paths.set_sync_mode(mode)
         self._set_recording()
@@ -533,7 +533,7 @@ class BrickProfiler:
         self._recorder.record(tag, start_ns, end_ns, elements)
 
     def _amounts(self, scope: Any, elements: Any) -> None:
-        """Record the FLOP and bytes of a call. A function in the brick's definition computes them from `elements`."""
+        """Record the FLOP and bytes of a call. A function of the brick's definition computes both from `elements`."""
         try:
             work: Work = scope.work(elements)
             flops, bytes_ = (amount_of_call(amount(1, elements)) for amount in (work.flops, work.bytes))

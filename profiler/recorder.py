@@ -158,8 +158,8 @@ class RingRecorder:
         self._lost_a_node = False  # True if the catalog had no room for a node; no later node is written then
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
-        # This word has the request of a command, which `asked` returns. Each step of a model reads the word directly,
-        # because that runs no Python code.
+        # This word stores the request of a command. The property `asked` returns the word. Each step of a model reads
+        # the word directly, because reading it runs no Python code.
         self.asked_word: Sequence[int] | memoryview = NOT_ASKED
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
@@ -222,8 +222,9 @@ class RingRecorder:
             self._write_updates()
 
     def flush(self) -> None:
-        """Write the announcements that wait for the end of a pause, if the pause has ended. This costs almost nothing
-        if none waits.
+        """If some announcements wait for the end of a pause, and the pause has ended, write them.
+
+        This costs almost nothing if no announcement waits.
         """
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._failures.kept_from_the_host("write what waits"):
@@ -345,7 +346,7 @@ class RingRecorder:
         if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
             return
         begun_bytes = catalog.size_bytes
-        if catalog.flush():  # False if the disk is full, so that the messages still wait
+        if catalog.flush():  # False if the disk is full; the messages then still wait
             # Copy the keys, because a signal handler may announce something during the loop.
             for key in list(self._updates):
                 payload = self._announced.get(key)
@@ -360,7 +361,8 @@ class RingRecorder:
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
         """Write each node that is not in the catalog yet, including nodes left by an interrupted call."""
-        # A signal handler is inside this method, which it has interrupted; that call writes the new nodes later.
+        # This call comes from a signal handler that has interrupted an earlier call of this method. The earlier call
+        # writes the new nodes when it continues.
         if self._is_writing_nodes:
             return
         payloads = {id(node): payload for node, payload in encoded}
@@ -413,7 +415,8 @@ class RingRecorder:
     def _open(self) -> CatalogWriter | None:
         """Return the catalog if it was already open. Otherwise try to open it, and return None.
 
-        Nothing more must be written then, because a catalog gets all announcements when it is opened.
+        If None is returned, the caller must not write its announcement. A catalog gets all announcements when it is
+        opened.
         """
         with self._opening:
             if self._catalog is None and not self._closed and not self._is_opening:
@@ -446,7 +449,7 @@ class RingRecorder:
             )
             catalog.write(_hello(implementation, sample_every, locked=catalog.locked))
             if next(_openings) % SWEPT_AT_ONCE == 0:
-                # Ignore errors, because the files belong to other processes.
+                # Ignore errors, because the files of other processes may change or disappear at any time.
                 with suppressed(OSError):
                     sweep(directory)
             ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
@@ -469,7 +472,8 @@ class RingRecorder:
                 with self._failures.kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
-            if self._catalog is None:  # if the files are open, they are in use, and only a listener has failed
+            # If the catalog is open, the files are in use and must stay, because only a listener has failed.
+            if self._catalog is None:
                 with self._failures.kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
                     catalog.path.unlink(missing_ok=True)
@@ -488,11 +492,11 @@ def _let_go(catalog: CatalogWriter, ring: RingWriter) -> None:
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-    """This takes the place of a ring's `record` while there is no ring. It drops the record."""
+    """Drop a record. While there is no ring, this function takes the place of the ring's `record`."""
 
 
 def _say_goodbye_from_multiprocessing() -> None:
-    """Let multiprocessing call `_at_exit`, because its children exit by os._exit and skip atexit."""
+    """Let multiprocessing call `_at_exit`. Children of multiprocessing exit by os._exit, which skips atexit."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.Finalize(None, _at_exit, exitpriority=0)

@@ -23,7 +23,7 @@ UNNAMED = (NodeKind.STEP,)  # the key of a step that has no name yet; its record
 # How often a brick may be nested inside itself. Deeper calls are not recorded, so their time belongs to the call
 # around them.
 MAX_RECURSION = 4
-# If a key is nested deeper than this, `stop_brick` was not called, because Python itself cannot recurse so deep.
+# Python itself cannot recurse deeper than this. So if a key is nested deeper, calls of `stop_brick` are missing.
 MAX_LOST = 1000
 
 _log = logging.getLogger("cbtop")
@@ -87,7 +87,7 @@ class Scopes:
             # gap.
             said = [codec.encode_node(node) for node in nodes]
             count = len(said)
-        except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
+        except Exception as error:  # noqa: BLE001 - for example, the __str__ of a name raises; the host goes on
             reraise_host_error(error)
             if not self.dropped:
                 _log.warning("cbtop records no %s: %s: %s", type(key).__name__, type(error).__name__, error)
@@ -97,7 +97,7 @@ class Scopes:
                 what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
                 _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
             return NO_NODE
-        if nodes[0].id != self._nodes + 1:  # a signal handler has run in between, and has defined other nodes
+        if nodes[0].id != self._nodes + 1:  # a signal handler has run meanwhile, and has defined other nodes
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said
@@ -105,7 +105,8 @@ class Scopes:
         while self._unsaid:
             first = self._unsaid[:]
             self._announce(first)
-            if self._unsaid[: len(first)] == first:  # otherwise, a signal handler has announced these nodes already
+            # If this is not so, a signal handler has announced these nodes already.
+            if self._unsaid[: len(first)] == first:
                 del self._unsaid[: len(first)]
         return nodes[0].id
 
@@ -113,9 +114,9 @@ class Scopes:
 class NamedScopes:
     """Finds the scopes for the calls of a step that had no name while it ran.
 
-    `of` takes a scope inside the unnamed step, and returns the scope with the same key inside the named step. The key
-    of the named step is `key`. If `label` is given, it is called with a scope, and returns the key for that scope in
-    the named step.
+    `of` takes a scope inside the unnamed step, and returns the scope with the same key inside the named step. `key`
+    is the key of the named step. If `label` is given, it takes a scope of the unnamed step, and returns the key of
+    the scope in the named step.
     """
 
     def __init__(
@@ -156,8 +157,9 @@ def _running(outer: Scope, key: object) -> list[Scope]:
 
 
 def _is_unrecorded(scope: Scope) -> bool:
-    """Return whether it is impossible to record calls inside `scope`, because `scope` has no node to be their
-    parent.
+    """Return whether calls inside `scope` cannot be recorded.
+
+    They cannot if `scope` has no node, because then their nodes would have no parent.
     """
     return scope.node == NO_NODE and scope.parent is not None
 

@@ -59,8 +59,8 @@ class Report:
     wall_ns: int  # sum of the wall times of all steps in ns; 0 without steps
     recorded_ns: int  # sum of the wall times of the recorded steps in ns
     union_ns: int  # time in ns when at least one step ran
-    # Time in ns from the first step's start to the last step's end. For a window of time, this is the length of the
-    # window.
+    # Time in ns from the first step's start to the last step's end. If the report covers a window of time, this is
+    # the length of the window.
     elapsed_ns: int
     overwritten: int
     rejected: int
@@ -71,7 +71,7 @@ class Report:
     # Length in seconds of the window of time; None if the report covers everything since the beginning or since
     # `reset`.
     window_s: float | None = None
-    phases: int = 1  # number of phases with an ended step; the rates cover all of them together
+    phases: int = 1  # number of phases with an ended step; each rate covers all phases together
     ended_why: str = ""  # reason why recording ended; "" while recording goes on
 
     @property
@@ -176,7 +176,7 @@ class Session:
         self._is_adding = False
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
-        self._reading = threading.RLock()  # this lock prevents that two threads count the same record twice
+        self._reading = threading.RLock()  # with this lock, no two threads count the same record
 
     def report(self) -> Report:
         """Return the statistics of all records."""
@@ -186,7 +186,7 @@ class Session:
     def window(self, window_s: float, now_ns: int) -> Report:
         """Return the statistics of the last `window_s` seconds before `now_ns`.
 
-        The statistics begin with the first step that began in the window.
+        The first step in the statistics is the first step that began in this time.
         """
         with self._reading:
             return self._window(window_s, now_ns)
@@ -213,12 +213,15 @@ class Session:
         return self._report(totals, 0, rejected, (now_ns - since_ns) / 1e9)
 
     def _began_in(self, batch: Batch, since_ns: int) -> NDArray[np.bool_]:
-        """Return a mask of the records that began at `since_ns` or later, in steps that did not begin earlier."""
+        """Return a mask of the records that began at `since_ns` or later.
+
+        A record inside a step that began before `since_ns` is left out.
+        """
         kept: NDArray[np.bool_] = batch.start_ns >= since_ns
         step_of = self._table.column("step_of")[np.minimum(batch.node, len(self._table))]
         lane = batch.flags >> LANE_SHIFT
         earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns)
-        # Records of plain steps and of loose calls have no parts.
+        # Plain steps and loose calls have no records of parts.
         earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)
         for at in np.flatnonzero(earlier).tolist():
             kept &= (step_of != batch.node[at]) | (lane != lane[at]) | (batch.end_ns > batch.end_ns[at])
@@ -233,7 +236,7 @@ class Session:
         return {stats.category: stats for stats in category_stats(self._bricks())}
 
     def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
-        """Return the graph of all nodes that ran, with the nodes around them and their kernels."""
+        """Return the graph of all nodes that ran. The graph also has the nodes around them, and their kernels."""
         totals = self._totals()
         kept: set[int] = set()
         for node in totals.nodes:

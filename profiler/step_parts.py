@@ -28,7 +28,7 @@ class AlikeParts:
         self._known: dict[int, tuple[Scope, list[Scope]]] = {}
 
     def scopes_in(self, step: Scope, scopes: Scopes) -> list[Scope]:
-        """Return the scope of each part inside `step`. Defines scopes that do not exist yet."""
+        """Return the scope of each part inside `step`. If a scope does not exist yet, define it."""
         known = self._known.get(id(step))
         if known is not None and known[0] is step:
             return known[1]
@@ -46,7 +46,8 @@ def scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:
     return scope
 
 
-# For a step inside a call: the scope around the step, the position, and the lane of the position.
+# If a step runs inside a call, this has three entries: the scope around the step, the position, and the lane of the
+# position.
 Inside = tuple[Any, Any, int]
 
 

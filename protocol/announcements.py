@@ -41,7 +41,7 @@ from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllo
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
 MAX_ANNOUNCED = 10_000  # most announcements of each kind that a process may send
-MAX_COMPILATIONS = 64  # most compilations that are kept; a new one replaces the oldest
+MAX_COMPILATIONS = 64  # most messages about compilations that are kept; a new message replaces the oldest one
 MAX_ANNOUNCED_BYTES = 16 << 20  # limit for the encoded size of all announcements together
 # Limit for the announcements that a viewer or a recording keeps, added up over all sources. Each takes about 700
 # bytes of memory.
@@ -81,7 +81,7 @@ Key = tuple[type, Hashable]
 
 
 def key_of(message: CatalogMessage) -> Key:
-    """Return the key of `message`. A later message with the same key replaces it."""
+    """Return the key of `message`. If a later message has the same key, it replaces `message`."""
     match message:
         case Node():
             about: Hashable = message.id
@@ -117,7 +117,8 @@ def key_of(message: CatalogMessage) -> Key:
 def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> bool:
     """Return whether a check that passed in `before` fails in `message`.
 
-    Callers move such a check after all earlier failures, because an earlier failure may have caused it.
+    Callers move a check with a new failure after all earlier failures, because an earlier failure may have caused the
+    new one.
     """
     if not isinstance(message, CheckResult) or message.passed:
         return False
@@ -146,9 +147,10 @@ class Announcements(Generic[Kept]):
         return None if found is None else found[0]
 
     def keep(self, key: Key, kept: Kept, size_bytes: int, *, last: bool = False) -> bool:
-        """Keep `kept` under `key`. Returns whether there was room.
+        """Keep the value `kept` under `key`. Returns whether there was room.
 
-        `kept` replaces the key's old value. The key keeps its position, or moves to the end if `last` is true.
+        `kept` replaces the old value of the key. The key keeps its position. If `last` is true, the key moves to the
+        end.
         """
         before = self._kept.get(key)
         grown_bytes = size_bytes - (before[1] if before else 0)
@@ -184,5 +186,8 @@ class AnnouncedTotal:
             )
 
     def forget(self, source: str) -> None:
-        """Subtract the announcements of `source` from the total. Call it when its announcements are dropped."""
+        """Subtract the announcements of `source` from the total.
+
+        Call this method when the announcements are dropped.
+        """
         self._kept -= self._of_source.pop(source, 0)

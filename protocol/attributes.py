@@ -13,7 +13,7 @@ from typing import Any
 
 from cbtop.protocol.vocabulary import TransferDirection
 
-UNKNOWN_TYPE = "unknown type"  # number type of multiplied numbers (`Work.dtype`) if it cannot be known
+UNKNOWN_TYPE = "unknown type"  # `Work.dtype` if the type of the multiplied numbers cannot be known
 MAX_QUANTITY = 1e24  # limit for FLOP, bytes, budgets and rates; sums of larger numbers could overflow
 
 Grid = tuple[int, int, int]

@@ -38,10 +38,11 @@ MAX_ITEMS = 200_000  # limit for the items of any list, twice the size of a full
 # Limit for the items of all lists and maps of a frame together. A byte in a frame may become a much larger object.
 MAX_PARTS = 5_000_000
 I64_MIN = -(1 << 63)
-U64_MAX = (1 << 64) - 1  # the hashes of PTX are the only integers that need 64 bits without a sign
+U64_MAX = (1 << 64) - 1  # largest integer in a message; only hashes of PTX need 64 bits without a sign
 
-# Unicode's categories Cc, Cf, Cs, Zl and Zp, and everything else that no font draws: fillers, variation selectors,
-# tags, and code points reserved for more of them (Default_Ignorable_Code_Point in DerivedCoreProperties.txt).
+# Characters that move the cursor or that no font draws: Unicode's categories Cc, Cf, Cs, Zl and Zp, fillers,
+# variation selectors and tags. Also code points that Unicode reserves for further invisible characters
+# (Default_Ignorable_Code_Point in DerivedCoreProperties.txt).
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
@@ -65,8 +66,8 @@ def sanitise(text: str) -> str:
     if text.isascii() and text.isprintable() and text.strip(" ") == text:
         return text  # the usual case
     text = _UNSAFE.sub(lambda found: _numbered(found[0]), text)[:MAX_NAME_CHARS]
-    # Replaced characters may have made the text longer, so cut it to the limit. The last character may then be a
-    # space again.
+    # Replacing characters at the edges may make the text longer, so `_with_edges` cuts it to the limit. After the
+    # cut, the last character may be a space again. So call `_with_edges` twice.
     return _with_edges(_with_edges(text))
 
 
@@ -88,9 +89,10 @@ def encode(message: messages.Message) -> bytes:
 
 
 def encode_node(node: messages.Node) -> EncodedNode:
-    """Return the node and its encoding. Raises an error if the node cannot be encoded, or decoded again.
+    """Return the node and its encoding. Raises an error if the node cannot be encoded, or if its encoding cannot be
+    decoded.
 
-    If a field may have a type other than the declared one, the encoding is decoded as a test. Otherwise this test is
+    The encoding is decoded as a test if a field may have a type other than the declared one. Otherwise the test is
     skipped.
     """
     payload = encode(node)
@@ -274,9 +276,10 @@ def _check_for(annotation: Any) -> Check:
 
 
 def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
-    """Return a function that checks every field of a map and makes a `kind` from the map.
+    """Return a function that takes a map, checks every field, and returns an object of the class `kind`. The function
+    raises DecodeError.
 
-    `kind` is a message class, or a class that is stored in a file like a message. The function raises DecodeError.
+    `kind` is a message class, or a class whose objects are stored in a file in the same format.
     """
     hints = get_type_hints(kind, include_extras=True)
     groups = {name: _group_of(hint) for name, hint in hints.items()}
@@ -342,8 +345,8 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
     def fill(message: Any, packed: dict[str, object]) -> None:
         for name, get, default, group in rules:
             value = get(message)
-            # A value that equals the default of its field, but is a different object, is sent although it could be
-            # left out.
+            # A value may equal the default of its field without being the same object. Such a value is sent, although
+            # it could be left out.
             if value is default:
                 continue
             if group is not None:

@@ -1,15 +1,16 @@
 """The files that ended processes leave in a runtime directory: whether a process has ended, and which files are kept.
 
 Rules
-- A process runs while it holds the lock on its catalog. There may be no lock, because the system has none or the
-  process closed all its files. Then it runs while a process with the same pid and start time has the ring mapped.
-  Start times from a different time namespace are not compared. A closed ring belongs to no process, even if its
-  process still runs.
-- The age is the time since the newest record, or since a file was changed, if that is later. The times of the files
-  are not enough, because writing through a mapping does not update them on tmpfs. Times in the future are ignored.
-- The files of at most MAX_ENDED ended processes are kept. Together they take at most MAX_ENDED_BYTES and a quarter of
-  the file system. Beyond these limits, the oldest are deleted, but never the newest. A starting host does this
-  (`sweep`), and so does a daemon.
+- A process runs while it holds the lock on its catalog. If the system has no locks, or if the process closed all its
+  files, there is no lock. In this case, the process runs while a process with the same pid and start time has the
+  ring mapped. Start times from a different time namespace are not compared. A closed ring belongs to no process, even
+  if its process still runs.
+- The age of an ended process is the time since its newest record, or since the last change of its files, whichever is
+  later. The times of the files are not enough, because writing through a mapping does not update them on tmpfs. Times
+  in the future are ignored.
+- The files of at most MAX_ENDED ended processes are kept. Together these files take at most MAX_ENDED_BYTES, and at
+  most a quarter of the file system. Beyond these limits, the oldest files are deleted, but never the newest. A
+  starting host deletes them (`sweep`), and so does a daemon.
 - Only regular files of this user are removed, and only files with these names.
 """
 
@@ -42,7 +43,8 @@ SWEPT_NAMES = 1024  # number of file names that a starting host looks at
 # opens.
 SWEPT_AT_ONCE = 16
 SUFFIXES = (".ring", ".catalog", ".new")
-# Groups of the pattern: 1 is pid, process start and serial number; 2 is the suffix of the file name.
+# Group 1 of the pattern has the pid, the process start and the serial number. Group 2 has the suffix of the file
+# name.
 _FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")
 
 
@@ -53,7 +55,7 @@ class EndedProcess:
     ring_path: Path
     last_sign_s: float  # Unix time of the newest record or of the last change to a file, whichever is later
     size_bytes: int
-    has_ring: bool = True  # False if the process recorded nothing; its files are then removed in the next sweep
+    has_ring: bool = True  # False if the process recorded nothing; the next sweep then removes its files
 
     def remove(self) -> None:
         """Delete the files. Raises OSError."""
@@ -95,7 +97,7 @@ def runs(ring_path: Path) -> bool:
             # The process may run in a different pid namespace, and its pid cannot be found then. So test the lock.
             return is_locked(catalog)
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
-    except OSError as error:  # this process has no descriptor left for the files of the ring
+    except OSError as error:  # this process cannot open the files of the ring, because it has no descriptor left
         reraise_host_error(error)
         return True
 
@@ -135,10 +137,11 @@ def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[Ended
 
 
 def sweep(directory: Path) -> int:
-    """Remove files of ended processes that exceed the limits. Returns the number of these processes.
+    """Remove the files of ended processes that exceed the limits. Returns the number of ended processes whose files
+    were removed.
 
-    A host calls this at its start. While there are few files, it is fast, because it only lists names and reads
-    sizes. Raises OSError.
+    A host calls this function at its start. If there are few files, the call is fast, because it only lists names and
+    reads sizes. Raises OSError.
     """
     with os.scandir(directory) as entries:
         rings = [directory / name for name in rings_of(entry.name for entry in islice(entries, SWEPT_NAMES))]
@@ -166,7 +169,7 @@ def _size_bytes(ring_path: Path) -> int:
 
 
 def _is_young(ring_path: Path) -> bool:
-    """Whether the process has just created its first file, so its ring may not be finished yet."""
+    """Whether the process of this ring has just created its first file. Its ring may then not be finished yet."""
     before = (path for path in (ring_path.with_suffix(".catalog"), ring_path.with_suffix(".new")) if path.exists())
     return any(abs(clock.time() - os.lstat(path).st_mtime) < BEGINS_WITHIN_S for path in before)
 
@@ -176,7 +179,7 @@ def _is_closed(ring_path: Path) -> bool:
         reader = RingReader(ring_path)
     except RingError as error:
         reraise_host_error(error)
-        return False  # not known, because the file is not a ring of this version
+        return False  # unknown, because the file is not a ring of this version
     try:
         return reader.is_closed
     finally:

@@ -4,10 +4,10 @@ The allocator counts when the host allocates, not when kernels run. So the host 
 to a different module call, or to a different part of the step.
 
 Rules
-- The program may use `torch.cuda.max_memory_allocated` itself, so cbtop never resets a counter. - If torch's own peak
-  rises between two reads, this peak is the true peak of the place between the reads. Otherwise the larger of the two
-  reads is used, which is a lower bound. - If the counters cannot be read, the step is recorded without its memory,
-  and the error is reported as the reason.
+- The program may use `torch.cuda.max_memory_allocated` itself, so cbtop never resets a counter.
+- If torch's own peak rises between two reads, this peak is the true peak of the place between the reads. Otherwise
+  the larger of the two reads is used, which is a lower bound.
+- If the counters cannot be read, the step is recorded without its memory, and the error is reported as the reason.
 """
 
 from __future__ import annotations

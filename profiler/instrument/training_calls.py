@@ -8,11 +8,12 @@ the node before it. When a hook runs, the backward of the previous call has ende
 Rules
 - A node belongs to the innermost call that made it. Nodes outside of the model's calls belong to the loss.
 - If the inputs of a node are recomputed (non-reentrant checkpoints), the node's time before the recomputation belongs
-  to no brick, because the node only looks up its inputs then. - A node that adds a gradient to a weight runs right
-  after the node that computed the gradient. Both count for the same call.
-- If a module is called while the backward runs, the call is a recomputation (gradient checkpointing). - A backward
-  has one matrix product for each operand that needs a gradient. The FLOP of the backward are the FLOP of these
-  products.
+  to no brick, because the node only looks up its inputs then.
+- A node that adds a gradient to a weight runs right after the node that computed the gradient. Both count for the
+  same call.
+- If a module is called while the backward runs, the call is a recomputation (gradient checkpointing).
+- A backward has one matrix product for each operand that needs a gradient. The FLOP of the backward are the FLOP of
+  these products.
 - The hooks return None and are removed after the backward, so the gradients are bit for bit the same.
 """
 

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to a module, mode, image size) -> brick
-MAX_KEYS = 64  # most bricks of one module; for further image sizes of a convolution, the work is unknown
+# Most bricks of one module. If a convolution gets images of further sizes, the work of these calls is unknown.
+MAX_KEYS = 64
 
 
 def is_symbolic() -> bool:
@@ -61,10 +62,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 class CallWrapper:
-    """Takes the place of a module's call. Subclasses do more before and after the call.
+    """Takes the place of a module's call. Subclasses add work before and after the call.
 
-    `instead` is called in place of the module: the wrapper of another model, or the callable that `module.compile()`
-    has set. If `instead` is None, the module itself is called.
+    `instead` is called in place of the module. It is the wrapper of another model, or the callable that
+    `module.compile()` has set. If `instead` is None, the module itself is called.
     """
 
     __slots__ = ("__weakref__", "instead", "module")
@@ -123,9 +124,9 @@ class CallWrapper:
 
 
 def _chain(there: object) -> list[CallWrapper]:
-    """Return the wrappers of a module that follow `there`, beginning with `there`.
+    """Return `there` and all wrappers of the module that come after `there`.
 
-    Each model has one wrapper for the module, which calls the next.
+    Each model has one wrapper for the module. A wrapper calls the next wrapper.
     """
     found = []
     while isinstance(there, CallWrapper):
@@ -142,18 +143,20 @@ def follow_host(module: nn.Module) -> None:
 
 
 class TimedSteps(Protocol):
-    """The interface of the steps of one model, as the wrappers use it."""
+    """The interface of a model's steps that the wrappers use."""
 
     path: HotPath | Path
     model: str
 
 
 class BrickCall(CallWrapper):
-    """A wrapper that times each call of a module as one brick or layer. It counts the elements of the first tensor
-    argument.
+    """A wrapper that times each call of a module as one brick or layer.
 
-    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode, because the mode decides
-    the multiplied number type, which is a part of the brick's work. Without `key_in`, the brick is always the same.
+    The wrapper also counts the elements of the first tensor argument.
+
+    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode (autocast and adapters).
+    The mode decides which number type is multiplied, and this type is a part of the brick's work. Without `key_in`,
+    the brick is always the same.
 
     Only calls in steps of this wrapper's model are timed. If another model shares the module, that model's wrapper
     times the calls in its steps. Calls outside of steps (a layer by itself, the recomputation in a backward pass) are
@@ -262,7 +265,8 @@ class SizedCall(BrickCall):
     def follow(self, mode: Hashable) -> None:
         self._image_mode = mode  # this function is used at each call, when the size of the image is known
 
-    # This is the Python method even if the hot path is compiled, because C code does not look at sizes.
+    # Use the Python method even if the hot path is compiled, because the compiled method ignores the size of the
+    # image.
     __call__ = BrickCall.__call__
 
     def _key_of(self, args: Any, kwargs: Any) -> Hashable:
@@ -295,7 +299,8 @@ class NotedCall(CallWrapper):
             capture.failed(error)
         try:
             result = self.plain(*args, **kwargs)
-        # This may raise an exception: for example, checkpointing ends a recomputed forward pass early.
+        # The module may raise an exception. For example, checkpointing ends a recomputed forward pass early by an
+        # exception.
         except BaseException:
             self._end(span, 0)
             raise

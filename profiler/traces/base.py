@@ -11,18 +11,18 @@ from typing import TypeVar
 
 from cbtop.protocol.messages import TraceNumber
 
-HISTORY_FORWARDS = 32  # number of traced passes that are kept; a summary has figures of these passes
+HISTORY_FORWARDS = 32  # number of latest traced passes that are kept; a summary covers these passes
 MAX_ANOMALIES = 16  # most anomalies that are kept for each trace; these are the latest
-MAX_ROWS = 48  # most rows of a summary; for a model with more layers, the rows show evenly spread ones
+MAX_ROWS = 48  # most rows of a summary; if a model has more layers, the rows show some of them at even distances
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """The layers and heads to trace attention for. None means all.
+    """The layers and heads whose attention is traced. None means all layers or all heads.
 
-    Weights below `weight_threshold` are never among the top weights.
+    A weight below `weight_threshold` is never among the top weights.
     """
 
     top_k: int = 10

@@ -91,8 +91,10 @@ def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
-    """Yield the numbers of the first tracked token: the layers after which it was always the most likely, and one row
-    per layer over all passes.
+    """Yield the numbers of the first tracked token.
+
+    The first numbers tell after which layers the token was always the most likely. Then follows one row per layer,
+    over all passes.
     """
     winners = [trace.tokens[0] for trace in passes if trace.tokens]
     decided = [winner.decisive_layer for winner in winners]

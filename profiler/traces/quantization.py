@@ -26,14 +26,14 @@ WARNING_COSINE = 0.99
 
 
 class ErrorSource(Enum):
-    """What is compared with the exact product of stored weights and float activations."""
+    """The output that is compared with the exact product of stored weights and float activations."""
 
-    KERNEL = "kernel as it ran"  # measured on the output of the kernel itself, as the model used it
+    KERNEL = "kernel as it ran"  # the output of the kernel itself, as the model used it
     ACTIVATIONS = (
         # Measured on the exact product with activations in Q8_0, which the model itself does not use.
         "if activations were Q8_0"
     )
-    # For this source, both products are exact: one has the float weights, the other the quantised weights.
+    # Two exact products are compared: one uses the float weights, the other uses the quantised weights.
     WEIGHTS = "weights"
 
 
@@ -82,8 +82,9 @@ def quantization_error(
     expected: NDArray[Any],
     actual: NDArray[Any],
 ) -> QuantizationErrorTrace:
-    """Compare the output `actual` of a brick with the exact one, `expected`. Both have the same shape and at least
-    one element.
+    """Compare the output `actual` of a brick with the exact output `expected`.
+
+    Both arrays have the same shape and at least one element.
     """
     wanted, found = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
     # If a value is infinite, its error is undefined: the cosine becomes NaN, and the verdict critical.
