@@ -53,7 +53,10 @@ def _lent(directory: str) -> Any:
 
 
 def load_msgpack() -> Any:
-    """Return this environment's msgpack, or that of `cbtop run`. Raises ImportError if neither exists."""
+    """Return the msgpack of this environment, or else the msgpack of `cbtop run`.
+
+    Raises ImportError if neither exists.
+    """
     try:
         import msgpack
     except ModuleNotFoundError as error:

@@ -12,7 +12,7 @@ import os
 
 from cbtop.protocol.signals import reraise_host_error
 
-TYPE_CHECKING = False  # `typing` is not imported, because that would be slow, see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # `typing` loads slowly, so it is not imported; see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 

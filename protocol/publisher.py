@@ -36,9 +36,9 @@ TOPICS = re.compile(
     rb"%b|%b|%b[0-9a-f]{16}|(?:%b|%b)[0-9a-f]{16}/\d{1,18}|%b[0-9a-f]{16}/(?:\d{1,20}:){2}\d{1,20}"
     % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX, ENDED_PREFIX)
 )
-# Most bytes of a message from a viewer; the largest are handshakes, because a topic has at most 85 bytes.
+# Most bytes of a message from a viewer. Handshakes are the largest messages. A topic has at most 85 bytes.
 MAX_MESSAGE_BYTES = 512
-MAX_HEARD = 1000  # most subscriptions that are processed at a time, so that many of them cannot delay the daemon
+MAX_HEARD = 1000  # most subscriptions that are processed at a time, so that a large number does not delay the daemon
 # Most viewers that are let in at a time; each of them may send many messages before it is disconnected.
 MAX_LET_IN = 8
 SOON_MS = 10
@@ -126,18 +126,21 @@ class Publisher:
 
     @property
     def refused(self) -> int:
-        """Number of handshakes that failed at a socket with keys."""
+        """Number of failed handshakes. They are counted only at a socket that requires keys."""
         return self._authenticator.refused
 
     def hear(self, timeout_ms: int) -> None:
-        """Process new connections, questions and disconnections. Waits at most `timeout_ms` for the first of them."""
+        """Process new connections, questions and disconnections.
+
+        If there are none yet, waits for the first one, at most `timeout_ms`.
+        """
         if self._peers.is_waiting:
             timeout_ms = min(timeout_ms, SOON_MS)
         if not self._poller.poll(timeout_ms):
             return
         has_heard_all = self._hear_words()
         self._watch()
-        # Let viewers in last, because their messages must follow what was sent before.
+        # Let viewers in last. They must receive only messages that are sent after this point.
         for _ in range(MAX_LET_IN if has_heard_all else 0):
             if self._authenticator.questions.poll(0):
                 self._watch()  # process the monitor's event for the connection of this viewer
@@ -175,7 +178,10 @@ class Publisher:
         return self._peers.follow((RECORDS,))
 
     def questions(self, kind: bytes) -> list[bytes]:
-        """Return the topics of the waiting questions of one kind, for `answer`. The kind is a prefix of topics."""
+        """Return the topics of the waiting questions of one kind. `answer` takes these topics.
+
+        `kind` is the prefix of the topics.
+        """
         return self._peers.questions(kind)
 
     def answer(self, topics: Iterable[bytes], messages: Iterable[WireMessage]) -> None:

@@ -102,11 +102,11 @@ SLOTS = 61
 
 NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
-NEVER_WRITTEN = 0  # the tag of a slot that was never written
+NEVER_WRITTEN = 0  # the tag of a slot that no writer has written yet
 HELD = -1  # the node of a thread's slot while its step has no name yet
 NO_NODE = 0  # a record with this node is rejected: the host passed wrong arguments, or the node table was full
 FLAG_FAILED = 1 << 24  # the brick of this record ended in an exception
-FLAG_CANCELLED = 1 << 25  # the record is a step that does not count, or belongs to such a step
+FLAG_CANCELLED = 1 << 25  # the record is a cancelled step, or belongs to one; a cancelled step does not count
 # The record's number of elements is unknown, because the host gave a value that is not a count.
 FLAG_UNCOUNTED = 1 << 26
 # The record is not a call. It has the FLOP (as start), bytes (as end) and elements of a call of its node. For a step,
@@ -127,16 +127,16 @@ SEQUENCE_MASK = (1 << 31) - 1
 MAX_WRITERS_INSIDE = 64
 
 HEADER = struct.Struct("<8sqqqqqqq16s")
-# The tag is packed in two halves, the number last, so that no record needs a shift. "n" packs the same eight bytes as
-# "q", but faster: a record takes 62 ns instead of 81. "N" is unsigned, so that a negative number of elements is
-# refused like any other value that is not a count.
+# The tag is packed as two halves, with the number last. So no record needs a shift. "n" packs the same eight bytes as
+# "q", but faster: a record takes 62 ns instead of 81. "N" is unsigned, so a negative number of elements is refused,
+# like other values that are not a count.
 RECORD = struct.Struct("@nnNII")
 # struct stores each word at once with "@", but byte by byte with "<q"
 _DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")
 _TAG_AT = _DATA.size
-# `reserve` returns this offset for the first record of each lap. Packing a record at this offset fails, and the code
-# that handles the error does the work that is due once per lap. So the other records need no test for a new lap. This
-# saves 10 ns of the 370 ns of a start/stop pair.
+# `reserve` returns this offset for the first record of each lap. Packing a record at this offset fails. The code that
+# handles the error does the work that is needed once per lap. So all other records are written without a test for a
+# new lap. This saves 10 ns of the 370 ns of a start/stop pair.
 LAP_DUE = HEADER_BYTES + MAX_RING_BYTES
 
 Record = Callable[[int, int, int, int], None]
@@ -176,10 +176,11 @@ pack_record = RECORD.pack_into if STORES_IN_ORDER else pack_in_order
 class RingWriter:
     """Writes records into a new ring file at `path` (mode 0600). Raises RingError if the file cannot be created.
 
-    `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call performs its
-    three steps itself. `next(reserve)` returns the record's offset in `memory` and the number for the tag.
-    `pack_record` writes the record there. If that raises, as at the first record of each lap, `refused` writes the
-    record. `first` is the number of the first record, for tests of what happens when numbers in tags wrap.
+    `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call does the work
+    of `record` in three steps. `next(reserve)` returns the record's offset in `memory` and the number for the tag.
+    `pack_record` writes the record at this offset. If `pack_record` raises, as at the first record of each lap,
+    `refused` writes the record. `first` is the number of the first record. Tests set it, to see what happens when the
+    numbers in tags wrap.
     """
 
     record: Record
@@ -337,8 +338,8 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 def _fault_in(memory: mmap.mmap) -> None:
     """Map every page for writing. This takes 7 ms for 8 MiB on ext4 and 2 ms on a tmpfs.
 
-    Without this, every step that reaches a new page of the ring waits for the kernel, until the ring was full once.
-    In a decode of 3 ms, this took 0.9 % of the time.
+    Otherwise, a step would wait for the kernel whenever it reached a page of the ring for the first time. In a decode
+    of 3 ms, this took 0.9 % of the time.
     """
     if sys.platform == "linux":
         # Linux before 5.14 does not have this call. There, each page is mapped when it is first written.

@@ -1,7 +1,7 @@
-"""The directory that processes, daemons and viewers of one user use to find each other.
+"""The directory in which processes, daemons and viewers of one user find each other.
 
-`cbtop run` uses this module before its command begins, so every import delays the command. So this module, and those
-that it imports, import little. typing alone takes as long to load as Python takes to start.
+`cbtop run` uses this module before its command begins, so every import delays the command. So this module and its
+imports load few other modules. `typing` alone takes as long to load as Python takes to start.
 """
 
 from __future__ import annotations

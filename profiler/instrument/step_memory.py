@@ -130,7 +130,7 @@ class RecordedMemory:
 
     def __init__(self) -> None:
         self._steps: deque[tuple[dict[TrainingPart, Peak], Keys]] = deque(maxlen=MAX_TIMED_STEPS)
-        # (number of a step, number of retries from the start of the process to this step).
+        # (number of a step, number of retries of the allocator up to this step)
         self._counts: deque[tuple[int, int]] = deque(maxlen=MAX_TIMED_STEPS)
         self._torch_peak_bytes = self._limit_bytes = 0
         self._trouble = ""

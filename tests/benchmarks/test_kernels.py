@@ -22,7 +22,8 @@ def test_every_bound_in_a_contract_is_measured_beside_its_roof() -> None:
         (1.0, "AMD EPYC", "AVX2", False),
         (1.29, "AMD EPYC", "AVX2", False),
         (1.31, "AMD EPYC", "AVX2", True),
-        (1.31, "AMD EPYC", "AVX-512 VNNI", False),  # The contract of this kernel has no usual value for this machine.
+        # The kernel's contract has no usual value for this kind of machine.
+        (1.31, "AMD EPYC", "AVX-512 VNNI", False),
         (1.31, "Intel(R) Xeon(R) Processor", "AVX2", False),
     ],
 )

@@ -40,7 +40,7 @@ class Watched:
         self.clock = Clock()
         self.profiler: BrickProfiler = profiler_in(directory, self.clock)
         self.store = Store(window_s)
-        # time in s of the hello message of the daemon; None: the present time of the viewer
+        # time of the daemon's hello message in s; None: the viewer's present time
         self.began_s: float | None = None
         self._directory = directory
         self._source: Source | None = None
@@ -309,7 +309,7 @@ TABLE.grow(10)
 
 
 def growth(count: int) -> Growth:
-    """Return what the statistics of ten nodes grew by: `count` calls of each node."""
+    """Return the growth of the statistics of ten nodes: each node has `count` more calls."""
     node, many = np.arange(10), np.full(10, count)
     return Growth.made(node, np.array([many] * len(SUMS)), node * BUCKETS, many, {})
 

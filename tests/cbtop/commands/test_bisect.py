@@ -230,7 +230,7 @@ def test_a_bad_commit_that_is_as_fast_as_good_leaves_nothing_to_find(
     assert re.match(r"nothing to find: BAD compared with GOOD: all \d hold\n", capfd.readouterr().out)
 
 
-# A program with a real clock. The Attention brick of layer 2 takes 1.5 times as long.
+# A program with a real clock. Its Attention brick takes 1.5 times as long in layer 2 as in other layers.
 SPINS = """\
 import time
 from cbtop import BrickProfiler

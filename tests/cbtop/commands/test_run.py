@@ -169,7 +169,7 @@ def test_marks_of_runs_that_were_killed_go_with_the_next_one(runtime: Path) -> N
     assert len(list(runtime.glob("run-*"))) == 1
     (runtime / "run-notes").touch()
     assert run("sh", "-c", 'test -e "${CBTOP_RUN_ID#*:}"').returncode == 0
-    # one file of the last run, and run-notes, which cbtop did not create and must not delete
+    # the two files are a file of the last run, and run-notes; cbtop did not create run-notes and must not delete it
     assert len(list(runtime.glob("run-*"))) == 2
 
 

@@ -130,7 +130,7 @@ def test_runs_that_scatter_more_than_their_blocks_show_do_so_for_all_places() ->
     (one,) = learned_calls([moved])
     assert one.scatter == pytest.approx(3**-0.5)
     (alike,) = learned_calls([[Figure(0.3, 0.02, 60)] * 3])
-    # The variation between blocks is larger than that between runs, so it is used.
+    # The variation between blocks is larger than the variation between runs. So the variation between blocks is used.
     assert alike.scatter == pytest.approx(0.02)
 
 

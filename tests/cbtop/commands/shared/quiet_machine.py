@@ -38,7 +38,7 @@ class QuietMachine:
     def environment(self, more: str = "") -> dict[str, str]:
         """Return the environment of a process on this machine.
 
-        `more` has further lines of Python that run at its start.
+        `more` has additional lines of Python that run when the process starts.
         """
         (self._folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(stat=str(self.stat), more=more))
         path = os.pathsep.join(filter(None, [str(self._folder), os.environ.get("PYTHONPATH")]))
