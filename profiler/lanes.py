@@ -37,7 +37,7 @@ class Lanes:
 
     @property
     def holders(self) -> list[LaneHolder | None]:
-        """The last step of each lane that was taken, or None if that step was garbage-collected."""
+        """For each lane that was taken: the last step in the lane, or None if this step was garbage-collected."""
         return [holder() for holder in self._holders.values() if holder is not None]
 
     def take(self, step: LaneHolder) -> int:

@@ -100,7 +100,7 @@ class Path(Protocol):
     def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
         """Record a call in `scope` between two marks.
 
-        If the step that runs at `position` has no name yet, the call is stored until it has.
+        If the step that runs at `position` has no name yet, the call is stored until the step has a name.
         """
 
     def emit_step(
@@ -137,7 +137,7 @@ def emit_at_once(
 ) -> None:
     """Record a call in `scope` with times of the host.
 
-    If the step that runs at `position` has no name yet, the call is stored until it has.
+    If the step that runs at `position` has no name yet, the call is stored until the step has a name.
     """
     if scope.node >= 0 or position is None:
         callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)

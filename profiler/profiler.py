@@ -340,8 +340,8 @@ class BrickProfiler:
         return Adopted(self._path, self._scopes, self._give_up, place)
 
     def add_tokens(self, tokens: int) -> None:
-        """Add `tokens` to the number of tokens of the caller's step, for example if they are known only after the
-        pass.
+        """Add `tokens` to the number of tokens of the caller's step, for example if the tokens are known only after
+        the pass.
 
         Raises RuntimeError outside a step.
         """

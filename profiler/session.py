@@ -206,7 +206,8 @@ class Session:
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
             kept, amounts = self._began_in(batch, since_ns), batch.are(FLAG_AMOUNTS)
-            # If the amounts of work of a call are recorded, this record directly follows the record of the call.
+            # If the amounts of work of a call are recorded, the record of these amounts directly follows the record
+            # of the call.
             recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)

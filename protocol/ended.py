@@ -87,7 +87,7 @@ def ring_of(key: str) -> str:
 
 
 def runs(ring_path: Path) -> bool:
-    """Whether the process of this ring still writes it, or is about to create it. True if that is not known."""
+    """Whether the process of this ring still writes the ring, or is about to create it. True if unknown."""
     pid, start, _serial = (int(part) for part in ring_path.stem.split("-"))
     catalog = ring_path.with_suffix(".catalog")
     try:

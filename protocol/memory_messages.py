@@ -12,7 +12,7 @@ from cbtop.protocol.training_messages import MAX_STEP_PARTS, MAX_TIMED_STEPS
 class PartMemory:
     """The peak memory of one part of a training step, as torch's allocator counts it on one GPU.
 
-    `allocated_bytes` is in tensors. `reserved_bytes` is what the allocator holds for them.
+    `allocated_bytes` is in tensors. `reserved_bytes` is the memory that the allocator holds for tensors.
     """
 
     name: str

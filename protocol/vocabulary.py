@@ -169,7 +169,7 @@ STEP_BRICKS = ("DataWait", "BackwardEnd", "GradientSync", "ClipGradients", "Opti
 
 
 def is_training(phase: str) -> bool:
-    """Whether steps of this name, warm-up steps among them, are training steps."""
+    """Whether steps with this name are training steps. Warm-up steps of training count, too."""
     return phase == TRAIN or phase.startswith(TRAIN + " ")
 
 

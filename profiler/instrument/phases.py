@@ -80,7 +80,7 @@ def describe(
     `takes_ids` is True if integers without a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
-    if new is None:  # the arguments are in a batch, which is passed as one argument
+    if new is None:  # one argument is a batch (a dictionary) that contains the arguments
         batches = [batch for batch in map(_batch, (*args, *kwargs.values())) if batch is not None]
         args, kwargs = (), batches[0] if batches else {}
         new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
@@ -163,8 +163,8 @@ def _is_tensor(value: Any) -> TypeGuard[Tensor]:
 def _new_tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None, takes_ids: bool
 ) -> tuple[Tensor | None, int, int, int]:
-    """Return the tensor that probably has the new tokens, the number of sequences, their length, and the number of
-    tokens.
+    """Return four values: the tensor that probably has the new tokens, the number of sequences, the length of a
+    sequence, and the number of tokens.
     """
     for name in (*TOKENS, *PICTURES):
         if name in kwargs and issubclass(type(kwargs[name]), Tensor):
@@ -322,9 +322,9 @@ def _is_fresh(cache: Any, layers: list[Any]) -> bool:
 
 
 def _truth(value: object) -> bool:
-    """Return whether `value` is True, or contains True if it is a list or dictionary.
+    """Return whether `value` is True, or is a list or dictionary that contains True.
 
-    If a cache layer has several states, it has a list of flags: whether each state was used.
+    A cache layer with several states has a list of flags. Each flag tells whether a state was used.
     """
     if isinstance(value, (list, tuple)):
         return any(map(_truth, value))

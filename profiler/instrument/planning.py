@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LISTS = ("ModuleList", "Sequential")
-# Files of torch with classes whose `forward` only calls children, or is not defined.
+# Files of torch. A class in these files has no `forward` of its own, or its `forward` only calls children.
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module", "torch._dynamo", "torch.nn.parallel")
 OWN_LABEL = "outside its children"
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
@@ -56,7 +56,7 @@ LEAST_BLOCK_WEIGHTS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The facts that decide the work of a brick, together with its module and the mode (see `work_of`)."""
+    """These facts, the module and the mode decide the work of a brick (see `work_of`)."""
 
     brick: BrickId | str
     top_k: int | None = None
@@ -84,7 +84,7 @@ class Section:
     each time. `visited` are the ids of the modules that were planned in this section.
     """
 
-    # tells which section of the plan this is: path, key, classes around it, and the settings that decide its bricks
+    # identifies the section: its path, its key, the classes around it, and the settings that decide its bricks
     place: Hashable
     state: list[object] | None = None
     visited: set[int] = field(default_factory=set)
@@ -252,7 +252,7 @@ def _is_stack(module: nn.Module) -> bool:
 
 
 def _may_be_layer(module: nn.Module) -> bool:
-    """Whether `module` has children, or has its own parameters and a class that is not one of torch's."""
+    """Whether `module` has children. Also true if it has parameters of its own, and its class is not from torch."""
     if children_of(module):
         return True
     return bool(own_parameters(module)) and not home_of_class(type(module)).startswith("torch.")
@@ -273,7 +273,10 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def _vocabulary(root: nn.Module) -> int:
-    """Return the number of rows of the model's largest embedding, or 0. This is the size of its vocabulary."""
+    """Return the number of rows of the model's largest embedding, or 0.
+
+    This is the size of the model's vocabulary.
+    """
     rows = attributes_of(holders_of(root, "num_embeddings"), "num_embeddings")
     return max((size for size in rows if isinstance(size, int)), default=0)
 
@@ -348,7 +351,8 @@ class _Planner:
         in_layer: bool,
     ) -> None:
         """Plan `child` of `module`. `path` and `classes` belong to `child`."""
-        if id(child) in self._seen:  # if several layers share a module, the first of them has planned it
+        # If several layers share a module, the module is planned with the first of these layers.
+        if id(child) in self._seen:
             self._shares_modules |= id(child) not in self.section.visited
             return
         self._seen.add(id(child))
@@ -391,7 +395,10 @@ class _Planner:
         return kind
 
     def own_of(self, module: nn.Module) -> OwnOperations | None:
-        """Return the brick for the own operations of a layer, or of the model. Returns None for a container."""
+        """Return the brick for the operations that a layer, or the model, runs itself.
+
+        Returns None for a container.
+        """
         if not _runs_operations(module):
             return None
         name = own_kind(type(module).__name__).name

@@ -34,7 +34,7 @@ from cbtop.protocol.signals import reraise_host_error
 if TYPE_CHECKING:
     from torch import nn
 
-_INT8 = "dot_int8"  # advice that is announced if a model has weights of torch's eager quantisation
+_INT8 = "dot_int8"  # the compute roof for models with weights of torch's eager quantisation
 
 
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:

@@ -52,7 +52,7 @@ class Engine:
     bricks: Callable[[Any], tuple[bool, str]]
     # a function that describes a run with the given arguments; it returns None if the run is not a step
     describe: Callable[..., Call | None]
-    # Returns whether the engine chooses tokens after a run, as a part of the same step.
+    # A function that returns whether the engine chooses tokens after a run, as a part of the same step.
     samples_later: Callable[[Any], bool]
     # A function that describes a run without requests. It returns None unless the captured graph of the run contains
     # a whole call of the model.
@@ -70,8 +70,8 @@ _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKe
 
 _UNKNOWN: Any = object()  # marks a runner that `_attachments` does not contain
 _functions = TimedFunctions()
-# C functions that begin and end plain steps, if the hot path is compiled. If Python must do it, `_begin_run` returns
-# None, and `_end_run` returns False.
+# C functions that begin and end plain steps, if the hot path is compiled. If Python must begin or end the step,
+# `_begin_run` returns None, and `_end_run` returns False.
 _begin_run: Callable[[ModelSteps, Call, int], OpenStep | None] | None = None
 _end_run: Callable[[OpenStep, int], bool] | None = None
 if chosen() is not HotPath:
@@ -145,10 +145,10 @@ def runs(original: Function, engine: Engine) -> Function:
 
 
 def loads(original: Function, engine: Engine) -> Function:
-    """Wrap a function that loads the model. The model is then attached at the runner's first run.
+    """Wrap a function that loads the model. The model is attached at the runner's first run.
 
-    It is not attached at its own first call, because that may be a part of a warm-up. If the engine compiles the
-    model, it is attached at once, because only compilation tells the origins of kernels.
+    The model's own first call would be too early, because it may be a part of a warm-up. If the engine compiles the
+    model, the model is attached at once, because only compilation tells the origins of kernels.
     """
 
     @functools.wraps(original)
@@ -314,8 +314,9 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
 
 
 def _name_opaque_methods(attachment: Attachment, engine: Engine) -> None:
-    """Note the calls of the engine's `opaque_methods` while graphs are captured. They belong to the brick and layer
-    of their module.
+    """Note the calls of the engine's `opaque_methods` while graphs are captured.
+
+    These calls belong to the brick and layer of their module.
     """
     root = attachment.root()
     if root is None:

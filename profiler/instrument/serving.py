@@ -34,8 +34,8 @@ from cbtop.protocol.training_messages import PartTime
 from cbtop.protocol.vocabulary import EnginePart
 
 TELL_NS = 1_000_000_000  # interval between two announcements of times and load
-MAX_TOLD = 64  # running requests that are announced at a time
-MAX_OPEN = 65_536  # requests that are followed at a time; further ones are not
+MAX_TOLD = 64  # most running requests in one announcement
+MAX_OPEN = 65_536  # most requests that are followed at a time; further requests are ignored
 # The positions of the parts in EnginePart. A dict with its members as keys would take ten times as long.
 WAITING, SCHEDULER, MODEL, OUTPUTS, DETOKENISE, HOST = range(len(EnginePart))
 # Returns (number of running requests, number of waiting requests, percent of the cache in use).

@@ -13,7 +13,7 @@ from cbtop.profiler.instrument.capturing import OTHER, CapturedCall, Keys, Last,
 
 
 class StampedInterval:
-    """A layer or brick between two stamps. `keys` are its keys, from the step inwards."""
+    """A layer or brick between two stamps. `keys` are the keys that lead from the step down to it."""
 
     __slots__ = ("begin", "elements", "end", "keys")
 

@@ -54,7 +54,7 @@ def _free_here() -> int:  # pragma: no cover - gpu
     return max(0, min(int(free_bytes), allowed_bytes))
 
 
-# Functions that tests without a device replace.
+# A test without a device replaces these functions.
 counters_here: Callable[[], MemoryCounters] = _counters_here
 free_here: Callable[[], int] = _free_here
 

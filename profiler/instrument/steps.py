@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ModelSteps(TimedModel):
-    """The steps of one model. Begins steps, and ends steps that fail."""
+    """Begins the steps of one model, and ends steps that fail."""
 
     __slots__ = ("_keys", "_shared_with")
 

@@ -174,7 +174,7 @@ class Swaps:
             stop_awaiting(DYNAMO)
 
     def swap_in(self, model: ref[Any], times: HotPath | Path | Timing | Capture) -> None:
-        """Start timing the calls of `model`, so replace the functions too."""
+        """Start timing the calls of `model`. Also replace the functions of the host."""
         with self.lock:
             swapped_in[model] = times
             if self._watched is not None and self._compiles not in self._watched:

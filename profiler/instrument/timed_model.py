@@ -112,8 +112,8 @@ class TimedModel(ABC):
         # The calls that name the kernels of captured graphs. If modules are not timed (see `Plan.is_timed`), `calls`
         # is empty, but `named` is not.
         self.named: Sequence[BrickCall] = ()
-        self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
-        self.own: OwnOperations | None = None  # the model's operations outside of its children
+        self.guard: Guard | None = None  # searches recorded steps for values that are not finite
+        self.own: OwnOperations | None = None  # operations that the model runs outside of its children's calls
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
         self._first_forwards = 0  # number of calls so far that may be forward passes of the first training step
         self.in_python = False  # whether Python handles the model's calls even if the hot path is compiled

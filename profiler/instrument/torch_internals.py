@@ -84,7 +84,10 @@ def compiled_versions(code: CodeType) -> list[Any]:
 
 
 def is_compile_used() -> bool:
-    """Return whether this process has called `torch.compile`. Also True if this version of torch does not tell."""
+    """Return whether this process has called `torch.compile`.
+
+    Also True if this version of torch does not tell whether it was called.
+    """
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is None:
         return False

@@ -58,7 +58,7 @@ BRICKS = {
         (TrainingPart.ZERO_GRAD, "ZeroGrad"),
     )
 }
-MOST_RANGES = 8_000  # most ranges of time in a step that are kept for its record
+MOST_RANGES = 8_000  # most ranges of time that are kept for the record of a step
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements of the parts of a model's steps
 EARLY = 4, 16  # after 4 steps and after 16 steps, the parts of steps are announced at once
 NEVER_NS = 1 << 62

@@ -135,7 +135,7 @@ class StepCalls(Capture):
         self._runs: list[tuple[int, int]] = []
         self._products: dict[int, Products] = {}  # call -> the matrix products in its backward pass
         self._backwards = 0  # number of running backward passes, which may be nested
-        self.own_ns = 0  # time in ns that cbtop took in this step, without the guard
+        self.own_ns = 0  # time in ns of cbtop's own work in this step, except for the time of the guard
         self.guard_ns = 0  # time in ns that the guard took in forward passes of this step
         self.has_failed = False
         self.is_full = False  # True if calls are missing here, because there were more than MAX_CALLS
@@ -299,7 +299,7 @@ class StepCalls(Capture):
         return () if owner < 0 else layers_of(places[owner])
 
     def _places(self) -> list[Keys]:
-        """Return the keys that lead to each call, from below the step."""
+        """Return for each call the keys that lead from the step down to the call."""
         places: list[Keys] = []
         for key, around in zip(self._keys, self._around, strict=True):
             outer = () if around == OUTSIDE else places[around]

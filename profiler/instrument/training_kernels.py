@@ -105,7 +105,7 @@ class StepKernels(StepCalls):
         # Place of a call -> the part of the step that the call belongs to.
         self.part_of: dict[Keys, TrainingPart] = {}
         self.elements: Counter[Keys] = Counter()  # place of a call -> elements of all calls in this place
-        self._called: list[Keys] = []  # for each call: its keys from below the step
+        self._called: list[Keys] = []  # for each call: the keys that lead from the step down to the call
         self._where: list[Keys] = []  # for each call: the place that its kernels are assigned to
         self._in_backward = LOSS  # the call that the running nodes of the backward belong to
         self._of_owner: dict[int, Keys] = {}  # the place of the backward of each call

@@ -253,7 +253,7 @@ class BrickCall(CallWrapper):
 
 
 class SizedCall(BrickCall):
-    """A wrapper that times each call of a convolution with work that depends on the size of the image."""
+    """A wrapper that times each call of a convolution. The work of a convolution depends on the size of the image."""
 
     __slots__ = ("_axes", "_image_mode")
 
@@ -318,8 +318,8 @@ class NotedCall(CallWrapper):
 def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception | None = None) -> Any:
     """Return the number of elements of the first tensor among the arguments, or 0 without a tensor.
 
-    Returns the exception if they cannot be read. `failed` is the exception of an earlier attempt in C, if there was
-    one.
+    If the elements cannot be read, returns the exception. `failed` is the exception of an earlier attempt in C, if
+    there was one.
     """
     try:
         if failed is not None:

@@ -36,8 +36,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Return a list that gets an entry for each forward pass: (bytes of a number in the KV cache, number of tokens).
-    """
+    """Return a list that gets (bytes of a number in the KV cache, number of tokens) for each forward pass."""
     found: list[tuple[int, int]] = []
     forward = Decoder._forward
 

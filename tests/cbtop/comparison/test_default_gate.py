@@ -41,7 +41,7 @@ def test_where_a_threshold_stands_is_said_with_what_became_of_it() -> None:
 
 
 def outcomes_of(base: Run, now: Run) -> dict[str, Judged]:
-    """Return the results of the default gate by rule. If a rule has several, the first one is returned."""
+    """Return the results of the default gate by rule. If a rule has several results, the first one is returned."""
     found: dict[str, Judged] = {}
     for one in default_gate(diff(base, now)):
         found.setdefault(one.rule, one)

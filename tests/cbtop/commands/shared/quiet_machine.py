@@ -1,4 +1,4 @@
-"""A machine whose load is set by the test. The processes of cbtop read it from a file instead of /proc/stat."""
+"""A machine whose load is set by the test. cbtop's processes read the load from a file instead of /proc/stat."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def test_no_wrong_commit_is_named_on_a_noisy_machine(
 ) -> None:
     """The times of the runs vary by 0.5 %.
 
-    The machine also slows down: each run takes `longer_each` times as long as the last.
+    The machine also slows down: each run takes `longer_each` times as long as the run before.
     """
     repository, commits = line
     noisy, seeds, found = Noise(run=0.005), count(10_000), []
