@@ -204,7 +204,10 @@ class HostPath:
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Record calls that were timed elsewhere. Must be fast, because one step may have hundreds of such calls."""
+        """Record calls that were timed elsewhere.
+
+        This must be fast, because one step may have hundreds of calls that were timed elsewhere.
+        """
         scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
             tags = [scope.node | flags for scope in scopes]
@@ -218,7 +221,8 @@ class HostPath:
 
 
 def host_path(callbacks: Callbacks, clock_ns: Any) -> HostPath:
-    """Return a path that times bricks on `clock_ns`. It uses the compiled hot path if that was built, else the one in
-    Python.
+    """Return a path that times bricks on `clock_ns`.
+
+    The path uses the compiled hot path if it was built, and otherwise the hot path in Python.
     """
     return HostPath(chosen()(callbacks, clock_ns), callbacks)

@@ -121,9 +121,9 @@ class Adopted:
 
         The end of the step calls this method too, in the step's own thread.
         """
-        # Two threads may undo the adoption. If one is doing it, the other waits until that is done. In a child that
-        # was forked in between, the lock is never released. The child gives up, because its thread has not adopted
-        # the place.
+        # Two threads may undo the adoption at the same time. The second thread waits until the first one is done. If
+        # the process was forked in between, the lock is never released in the child. The child gives up, because its
+        # thread has not adopted the place.
         if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
         try:

@@ -1,5 +1,7 @@
-"""Keeps the positions of a process. A position says which brick, layer and step is running now. Each thread, asyncio
-or trio task and greenlet has its own.
+"""Keeps the positions of a process.
+
+A position says which brick, layer and step is running now. Each thread, asyncio or trio task and greenlet has a
+position of its own.
 
 Tasks that take turns in one thread cannot share a position, because one task would appear inside calls of another. If
 a step starts a task or greenlet, the new task begins outside of that step, because the step may end first.

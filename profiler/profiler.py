@@ -189,7 +189,7 @@ class BrickProfiler:
         """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
-    # Each step reads both properties below. attrgetter runs no Python code, so it is fast.
+    # Each step reads both properties below. attrgetter is fast, because it runs no Python code.
     enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
     recording = property(
         attrgetter("_path.recording"),
@@ -367,8 +367,8 @@ class BrickProfiler:
     def record_elapsed(self, brick: Brick, duration_ns: int, elements: int = 1) -> None:
         """Record a brick that ends now and took `duration_ns`.
 
-        Two bricks recorded one after the other overlap, because both end at the time of the call. For a brick that
-        ended earlier, use `record_deferred` with its start and its end.
+        If two bricks are recorded one after the other, their times overlap, because a brick ends at the time of its
+        call. For a brick that ended earlier, use `record_deferred` with its start and its end.
         """
         self.graph.record_elapsed(checked(brick), duration_ns, elements)
 

@@ -52,8 +52,8 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 # Number of readings of the clock; this is enough to find the smallest difference between two of them.
 CLOCK_READINGS = 256
 FREE_UPDATE_BYTES = 1 << 20
-UPDATE_PAUSE_NS = 100_000_000  # the time in seconds between two reads of the catalog by the daemon
-# The pause grows with this number of bytes, so that at most a kilobyte a second is written.
+UPDATE_PAUSE_NS = 100_000_000  # time in ns between two reads of the catalog by the daemon
+# For each byte that was written, the pause grows by this time. So at most a kilobyte per second is written.
 UPDATE_NS_PER_BYTE = 1_000_000
 PAUSE_DOUBLES_BYTES = 2 << 20
 NOT_ASKED = (0,)
@@ -276,7 +276,10 @@ class RingRecorder:
         return list(self._nodes)
 
     def read(self) -> Batch | None:
-        """Return the records since the last read, as the daemon would read them, or None before the first record."""
+        """Return the records since the last read, in the form in which the daemon reads them.
+
+        Returns None before the first record.
+        """
         try:
             if self._reader is None and self.path is not None:
                 self._reader = RingReader(self.path)
@@ -424,7 +427,8 @@ class RingRecorder:
                 try:
                     self._open_files()
                 except Exception as error:  # noqa: BLE001 - no public method raises into the host
-                    reraise_host_error(error)  # a signal handler has raised this, and the next call tries again
+                    # A signal handler of the host has raised this exception, and the next call tries again.
+                    reraise_host_error(error)
                     self._failures.count += 1
                     why = str(error) or type(error).__name__
                     _log.warning("cbtop records nothing in process %d: %s", os.getpid(), why)
@@ -505,8 +509,8 @@ def _say_goodbye_from_multiprocessing() -> None:
 def _new_catalog(directory: Path) -> CatalogWriter:
     """Make a catalog with a free name: pid, start time and a number.
 
-    A process in a different pid namespace may have the same pid and start time. This process keeps both when it calls
-    exec. Raises RingError if the catalog cannot be made.
+    A process in a different pid namespace may have the same pid and start time. If this process calls exec, it also
+    keeps its pid and start time. Raises RingError if the catalog cannot be made.
     """
     process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
     while True:

@@ -56,7 +56,7 @@ class Scopes:
                 return outer.children[key]
             running = _running(outer, key)
             if len(running) >= (MAX_RECURSION if self._loses_stops else MAX_LOST):
-                # The host has not stopped its bricks, because exceptions have skipped the calls of `stop_brick`.
+                # Exceptions have skipped the host's calls of `stop_brick`, so bricks of the host were not stopped.
                 # Return the outermost scope with this key, so that the depth stays bounded.
                 self._loses_stops = True
                 outer.children[key] = running[-1]

@@ -58,7 +58,7 @@ class Report:
     tokens: int
     wall_ns: int  # sum of the wall times of all steps in ns; 0 without steps
     recorded_ns: int  # sum of the wall times of the recorded steps in ns
-    union_ns: int  # time in ns when at least one step ran
+    union_ns: int  # time in ns in which at least one step ran
     # Time in ns from the first step's start to the last step's end. If the report covers a window of time, this is
     # the length of the window.
     elapsed_ns: int
@@ -66,8 +66,8 @@ class Report:
     rejected: int
     uncounted_steps: int = 0  # number of steps with an unknown number of tokens; if there are any, no rate is known
     books: tuple[tuple[str, TimeBreakdown], ...] = ()  # (phase, time breakdown) of each phase with ended steps
-    outside: Beside | None = None  # time of work outside of all steps; None without such work
-    sample_every: int = 1  # one step in this number is recorded
+    outside: Beside | None = None  # time of work outside of all steps; None if there was no such work
+    sample_every: int = 1  # one in this number of steps is recorded
     # Length in seconds of the window of time; None if the report covers everything since the beginning or since
     # `reset`.
     window_s: float | None = None

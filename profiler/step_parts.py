@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 class AlikeParts:
-    """The layers and bricks (parts) that many steps have in common. The keys of a part lead from the step down to the
-    part.
+    """Parts (layers and bricks) that are the same in many steps.
+
+    The keys of a part lead from the step down to the part.
 
     The scopes of the parts are looked up once for each name of a step.
     """

@@ -86,8 +86,8 @@ class Steps:
         self.show = show  # a function that opens the ring, so that viewers see this process before its first record
         self.forks = 0  # number of forks between the first process and this one
         self.is_on = True  # whether the profiler is recording now
-        self.governor: Any = None  # if this is set, it is called for each step; see instrument/governor.py
-        self.warm_ups: Any = None  # if this is set, it names the first steps of each kind; see instrument/warm_up.py
+        self.governor: Any = None  # if not None, it is called at each step; see instrument/governor.py
+        self.warm_ups: Any = None  # if not None, it names the first steps of each kind; see instrument/warm_up.py
         self._others: WeakSet[Steps] = WeakSet()  # copies of this object for other paths; the method `on` makes them
         self.lanes = Lanes()
         self.take_lane = self.lanes.take  # not a wrapper, because a wrapper would cost time at every recorded step
@@ -147,7 +147,7 @@ class Steps:
         self.lose(lost)
 
     def lose(self, count: int) -> None:
-        """Count `count` lost steps. Each leaves one record without a node."""
+        """Count `count` lost steps. Each lost step leaves one record without a node."""
         try:
             for _ in range(count):
                 self.path.emit(self._root, None, HostTime(0), HostTime(0), 0, 0)
@@ -340,7 +340,7 @@ class ActiveStep:
     def record_known_parts(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
-        """Add parts like `told`, but faster if many steps have the same parts. Columns have one entry per part."""
+        """Record parts like `told`, but faster if many steps have the same parts. A column has one entry per part."""
         ended = self._ended
         if not isinstance(ended, Ended):  # the step may have no name yet
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
@@ -495,7 +495,7 @@ class ActiveStep:
                 except Exception as trouble:  # noqa: BLE001 - an error of cbtop or a clock must not reach the host
                     self._steps.give_up(trouble)
 
-    _begun_ns: int  # this is set if there is a governor
+    _begun_ns: int  # only set if there is a governor
     outer: Any  # the step that contains this one, or None
     _is_outermost: bool  # True if the step is not inside any other step of this process
     _is_plain: bool  # True if the bricks of the step are not recorded (a plain step)

@@ -128,8 +128,8 @@ def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> boo
 class Announcements(Generic[Kept]):
     """Keeps one value for the newest message of each key, in the order in which the keys arrived.
 
-    The value is the encoded message in the profiled process, and the message itself in the daemon. The same bounds
-    apply to both.
+    In the profiled process, the value is the encoded message. In the daemon, the value is the message itself. Both
+    have the same bounds.
     """
 
     def __init__(self) -> None:

@@ -126,7 +126,7 @@ class FunctionAttributes:
     line: int | None = None
 
 
-# The attributes of nodes that have no work, no kernel or no source location.
+# The attributes of a node without work, without a kernel, or without a source location.
 UNKNOWN_WORK = Work()
 NO_KERNEL = KernelAttributes()
 NO_FUNCTION = FunctionAttributes()

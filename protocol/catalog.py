@@ -216,7 +216,7 @@ class CatalogReader:
         self.is_behind = False
         try:
             if self._file.status_now().st_size == self._offset:
-                return []  # Most reads find nothing new, so return early then.
+                return []  # Return early, because most reads find nothing new.
             data = self._file.read_at(self._offset, _MAX_READ_BYTES)
         except OSError as error:
             raise DecodeError(f"catalog {self.path}: {error.strerror}") from error

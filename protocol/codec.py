@@ -307,7 +307,7 @@ def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
 def _group_of(annotation: Any) -> type | None:
     """Return the class of a group of attributes, or None for an ordinary field.
 
-    The attributes of a group are keys of the message's map, like ordinary fields.
+    The attributes of a group are keys in the message's map, like ordinary fields.
     """
     kinds = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
@@ -358,7 +358,9 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
 
 
 def _sure_for(kind: type) -> Callable[[Any], bool]:
-    """Return a function that says whether every field of a node and its groups has exactly its declared type.
+    """Return a function that says whether every field of a node has exactly its declared type.
+
+    The function also looks at the fields of the node's groups.
 
     The encoding of such a node can always be decoded. Strings are sanitised, integers with too many bits cannot be
     encoded, and a node rejects numbers that are not finite.

@@ -58,7 +58,7 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True)
 class MachineCrossovers:
-    """The crossovers of one machine, measured by one version with `threads` threads.
+    """The crossovers of one machine, measured by one version of cbtop.
 
     `threads` is the number of threads that the process may use.
     """

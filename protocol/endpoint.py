@@ -39,7 +39,7 @@ def check_descriptors() -> None:
 
 
 def default_endpoint() -> str:
-    """Return the address of this user's daemon: an ipc socket in the runtime directory."""
+    """Return the address of this user's daemon. It is an ipc socket in the runtime directory."""
     return f"ipc://{runtime_dir() / 'daemon.sock'}"
 
 

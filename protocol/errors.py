@@ -10,7 +10,7 @@ class DecodeError(ProtocolError):
 
 
 class VersionError(DecodeError):
-    """The other side uses a different major version. The text names both versions."""
+    """The other side uses a different major version. The text of the error names both versions."""
 
 
 class LimitError(DecodeError):

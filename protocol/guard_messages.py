@@ -1,4 +1,4 @@
-"""The messages about the guard, which looks for values that are not finite in the outputs of bricks."""
+"""The messages about the guard. The guard looks for outputs of bricks with values that are not finite."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ class HostTimes:
     """The time that the host spent in each brick, in the latest `steps` steps with timed calls. The message
     replaces the previous one.
 
-    For a brick on a GPU, this is the time that the host needs to launch its kernels. The times of the kernels are
-    sent separately.
+    For a brick on a GPU, this is the time that the host needs to launch the brick's kernels. The times of the kernels
+    are sent separately.
     """
 
     steps: int

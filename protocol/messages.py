@@ -1,6 +1,7 @@
 """The message classes. Messages are frozen data, and the name of a message's class is its kind on the wire.
 
-To add a message, write its class here and add the class to the union below. mypy names the other places.
+To add a message, write its class here and add the class to the union below. mypy then names all other code that must
+change.
 """
 
 from __future__ import annotations
@@ -372,8 +373,8 @@ class DaemonHello:
 class SourceCatalog:
     """Catalog messages of a source.
 
-    If `complete`, these are all messages of the source, and replace those that the viewer has. Otherwise they are the
-    messages since the last SourceCatalog.
+    If `complete`, these are all messages of the source, and they replace the messages that the viewer has. Otherwise,
+    these are the messages since the last SourceCatalog.
     """
 
     source: str

@@ -37,7 +37,7 @@ class OpenFile:
     def read_no_further(self) -> None:
         """Turn off read-ahead. Raises OSError, for example for a pipe.
 
-        In the unwritten part of a sparse file, read-ahead allocates memory, which cost 0.4 ms per record.
+        In the unwritten part of a sparse file, read-ahead allocates memory. This cost 0.4 ms per record.
         """
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 

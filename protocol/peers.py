@@ -87,7 +87,7 @@ class Peers:
         self._peers.pop(descriptor, None)
 
     def said(self, descriptor: int, word: bytes) -> None:
-        """Process a message of a connection, which begins or ends the subscription to a topic."""
+        """Process a message of a connection. The message begins or ends the subscription to a topic."""
         peer = self._peers.get(descriptor)
         if peer is None:
             return

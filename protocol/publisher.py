@@ -50,7 +50,7 @@ RECEIVE_HIGH_WATER_MARK = 16
 RECEIVE_BUFFER_BYTES = 4096
 HANDSHAKE_MS = 10_000
 HEARTBEAT_MS = 5_000
-# A viewer that answers no heartbeat or accepts no byte for this long is disconnected; it may connect again.
+# A viewer is disconnected if it answers no heartbeat, or accepts no byte, for this long. It may connect again.
 SILENT_MS = 30_000
 MONITORED = (
     zmq.EVENT_ACCEPTED
@@ -244,7 +244,7 @@ def _tracked(data: bytes) -> zmq.Frame:
 def _sender(said: zmq.Frame) -> int:
     """Return the descriptor of the connection that sent a message, or -1 if the connection has ended.
 
-    libzmq itself sends messages that end the subscriptions of an ended connection.
+    If a connection has ended, libzmq itself sends messages that end its subscriptions.
     """
     try:
         return int(said.get(zmq.SRCFD))

@@ -57,7 +57,7 @@ DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # messages per frame
 MAX_KIND = 255  # the highest number of a kind of frame, in any version of the format
 # Number of keyframes in the index: two months with one every five seconds. To show a later moment, read on from the
-# last of these.
+# last keyframe in the index.
 MAX_KEYFRAMES = 1 << 20
 MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999, in ns since 1970
 # O_NONBLOCK: if the path is a pipe, do not wait for its reader.
@@ -371,7 +371,7 @@ class RecordingReader:
         return f"{major}.{minor}", RecordingOrigin(name, monotonic_ns, realtime_ns)
 
     def _footer(self) -> int | None:
-        """Return the offset of the index, which is in the footer. Returns None if the recording was not closed."""
+        """Return the offset of the index. The footer contains it. Returns None if the recording was not closed."""
         at = self._size - _FOOTER.size
         if at < HEADER.size:
             return None

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import MAX_QUANTITY
 from cbtop.protocol.training_messages import MAX_STEP_PARTS, PartTime
 
-MAX_SERVED = 256  # limit for the kept requests; a new one replaces the oldest
-MAX_LOADS = 256  # limit for the kept loads; a new one replaces the oldest
+MAX_SERVED = 256  # most requests that are kept; a new request replaces the oldest one
+MAX_LOADS = 256  # most loads that are kept; a new load replaces the oldest one
 MAX_ITERATIONS = 256  # iterations of an EngineTimes
 MAX_LATENCIES = 4096  # most latencies of each kind in an EngineTimes
 FIRST_TOKEN = "first token"  # time from the arrival of a request to its first token

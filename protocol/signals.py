@@ -30,7 +30,7 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
     while trace is not None:
         frame = trace.tb_frame
         given = _locals_of(frame)
-        # A handler defined with *args has its two arguments in one tuple.
+        # If a handler is defined with *args, both of its arguments are in one tuple.
         given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]
         if frame.f_back is not None and any(value is frame.f_back for value in given):
             return True

@@ -89,9 +89,9 @@ class TrainingTimes:
 class GradientNorm:
     """The L2 norm of the gradients that an optimizer used, over all of its parameters.
 
-    `norm` belongs to `step`. The first step of the optimizer is step 1. Steps that a gradient scaler skipped count.
-    `p50` and `highest` are of the latest `measured` norms. A message replaces the previous one of the same phase and
-    model.
+    `norm` belongs to `step`. The first step of the optimizer is step 1. Steps that a gradient scaler skipped also
+    count. `p50` and `highest` are the median and the maximum of the latest `measured` norms. A message replaces the
+    previous one of the same phase and model.
     """
 
     phase: str

@@ -18,7 +18,7 @@ class BrickCategory(IntEnum):
     ATTENTION = 1
     FFN = 2
     OTHER = 3
-    COMMUNICATION = 4  # communication between processes; most of this time is spent waiting for the slowest one
+    COMMUNICATION = 4  # communication between processes; most of this time is spent waiting for the slowest process
 
     @property
     def display_name(self) -> str:

@@ -19,16 +19,17 @@ from torch import Tensor, int32, int64
 from cbtop.profiler.instrument.module_tree import can_be_asked, dictionary_of, has_method
 
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
-# Phase of `generate` without a cache, so that each token computes the whole sequence again.
+# Phase of `generate` without a cache. Each new token then computes the whole sequence again.
 NO_CACHE = "decode, no cache"
 ENCODE = "encode"  # phase of an encoder: it has no cache, and its attention is bidirectional
 # Phase of a call that is not known to be a prefill, a decode or an encode.
 FORWARD = "forward"
 
-# Names of arguments for token ids or their embeddings. The decoder's are first, because a step counts the decoder's
-# tokens.
+# Names of arguments for token ids or their embeddings. The decoder's arguments come first, because a step counts the
+# decoder's tokens.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
-PICTURES = ("input_features", "pixel_values")  # names of arguments with pictures, which have no axis of tokens
+# Names of arguments that contain pictures; pictures have no axis of tokens.
+PICTURES = ("input_features", "pixel_values")
 CACHES = ("past_key_values", "cache_params", "state")
 # Names of arguments for the positions of new tokens.
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")
@@ -104,7 +105,7 @@ def describe(
         starts = _starts(stand[0], sequences, length) if stand else set()
         cached = min(starts) if len(starts) == 1 else None
         if new is not None and new.dim() == 1 and len(starts) > 1:
-            sequences = 0  # the sequences are packed in one row, and it is unknown where each ends
+            sequences = 0  # the sequences are packed in one row, and the end of each sequence is unknown
         # If there are several new tokens and their positions are only on a device, the call counts as a prefill.
         is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
         is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts
@@ -133,7 +134,7 @@ def describe_captured(
 ) -> Call:
     """Describe a replay of a captured call with these arguments. It is a decode if each sequence has one new token.
 
-    The length of the cache is not read, because that could launch work, which would be captured.
+    The length of the cache is not read. Reading it could launch work, and this work would be captured.
     """
     _, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     is_given = any([kwargs.get(name) is not None for name in CACHES])
@@ -279,8 +280,9 @@ def _on_the_host(found: Any) -> int | None:
 def _starts(given: Any, sequences: int, length: int) -> set[int]:
     """Return the positions of the sequences' first new tokens, or an empty set if unknown.
 
-    `given` is one number, one number per sequence, or the positions of all new tokens. In the last case, all
-    positions are returned unless they are consecutive, because each may be the first of a sequence.
+    `given` is one number, one number per sequence, or the positions of all new tokens. If positions of all new tokens
+    are consecutive, they belong to one sequence. If not, all positions are returned, because each may be the first of
+    a sequence.
     """
     if type(given) is Tensor:
         if not given.is_cpu or given.is_floating_point():

@@ -61,7 +61,7 @@ class Product:
     brick: BrickId | str
     top_k: int | None = None
     may_be_first: bool = False  # whether the brick is a matrix product before the first layer
-    axes: int = 0  # number of axes of the image if the work depends on the image's size, else 0
+    axes: int = 0  # number of axes of the image if the work depends on the image's size; otherwise 0
 
 
 class TimedModule(NamedTuple):
@@ -80,8 +80,8 @@ class TimedModule(NamedTuple):
 class Section:
     """A part of a plan that is replaced as a whole: one layer, or everything outside of layers.
 
-    `state` is the state of the layer when it was planned (see `state_of`). If it is None, the layer must be planned
-    each time. `visited` are the ids of the modules that were planned in this section.
+    `state` is the state of the layer when it was planned (see `state_of`). If `state` is None, the layer must be
+    planned each time. `visited` are the ids of the modules that were planned in this section.
     """
 
     # identifies the section: its path, its key, the classes around it, and the settings that decide its bricks
@@ -187,9 +187,9 @@ def plan_of(
 
 
 def state_of(root: nn.Module) -> list[object]:
-    """Return the state that a plan of `root` depends on.
+    """Return the facts that a plan of `root` depends on (its state).
 
-    The list has the ids of all modules, then the dtype, device and shape of each module's first weight.
+    The list has the ids of all modules, and the dtype, device and shape of the first weight of each module.
     """
     modules = modules_of(root)
     return [*map(id, modules), *_weights_in(modules)]
@@ -328,7 +328,8 @@ class _Planner:
         # Path of a list of experts -> the brick of the whole list.
         self._experts: dict[str, BrickDefinition] = {}
         self._layer = ("", "")  # the path of the current layer, and the path of its stack
-        # Layers of a stack are similar. So corresponding modules of two layers share their kinds and definitions.
+        # Layers of a stack are similar. So two corresponding modules of different layers share a kind and a
+        # definition.
         self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
         self._builds = Builds(stacks)

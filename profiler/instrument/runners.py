@@ -192,7 +192,10 @@ def runs_without_requests(original: Function, engine: Engine) -> Function:
 
 
 def compiles_pieces(original: Function) -> Function:
-    """Wrap a method that compiles one piece of the model. Its first argument is a graph module of `torch.fx`."""
+    """Wrap a method that compiles one piece of the model.
+
+    The first argument of the method is a graph module of `torch.fx`.
+    """
     pieces = Pieces()
 
     @functools.wraps(original)
@@ -203,7 +206,7 @@ def compiles_pieces(original: Function) -> Function:
 
 
 def samples(original: Function) -> Function:
-    """Wrap a function that chooses tokens, so that its calls are timed as the brick Sampling of the open step."""
+    """Wrap a function that chooses tokens. Its calls are timed as the brick Sampling of the open step."""
     return timed(
         original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
     )

@@ -155,7 +155,10 @@ class ServingLog:
                 self._requests[name].preemptions += 1
 
     def outputs(self, outputs: Iterable[tuple[str, int, object]]) -> None:
-        """End an iteration. `outputs` are (request, number of new tokens, why it has ended or None)."""
+        """End an iteration.
+
+        Each of `outputs` is (request, number of new tokens, reason why the request has ended, or None).
+        """
         now_ns = self._now_ns()
         requests, between = self._requests, self._between_ns
         for name, tokens, reason in outputs:

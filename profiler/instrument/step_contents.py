@@ -82,9 +82,9 @@ class StepContents:
         self._allocations: dict[Kind, list[int]] = {}
 
     def begin(self, name: str, *, is_recorded: bool) -> CountedStep | None:
-        """Begin to count in the step called `name`, which begins now in this thread.
+        """Begin to count in the step called `name`.
 
-        Returns None if nothing is counted in it.
+        The step begins now in this thread. Returns None if nothing is counted in the step.
         """
         if not name.endswith(WARM_UP):
             return None

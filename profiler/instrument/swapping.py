@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 DYNAMO = "torch._dynamo"
-# Model with calls that are timed now -> the object that times them.
+# model whose calls are timed now -> the object that times these calls
 swapped_in: dict[ref[Any], HotPath | Path | Timing | Capture] = {}
 Function = Callable[..., Any]
 

@@ -103,7 +103,7 @@ class TimedModel(ABC):
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
         self.contents = StepContents(self)
-        # if this is not None, it records the kernels of some steps, by CUPTI
+        # if this is not None, it records the kernels of some steps through CUPTI
         self.kernel_steps: KernelSteps | None = None
         # Time when `kernel_steps` will record the next step, in ns of the host's clock. 0 means never. C code reads
         # this.
@@ -151,9 +151,9 @@ class TimedModel(ABC):
         """Stop showing this model after `error` in cbtop's code."""
 
     def follow(self, recorded: object | None) -> None:
-        """Put the wrappers that time calls in place for the step `recorded`.
+        """For the step `recorded`, put the wrappers that time calls in place.
 
-        If `recorded` is None, remove them unless a recorded step is running.
+        If `recorded` is None, remove the wrappers, unless a recorded step is still running.
         """
         if recorded is None and self.calls_are_in is False:
             return
@@ -211,7 +211,7 @@ class TimedModel(ABC):
     def look_through(self, modules: int) -> None:
         """Set how often the model is checked for changes.
 
-        With more `modules`, it is checked in fewer steps, so that the mean time per step is the same.
+        If the model has more `modules`, fewer steps check it. So the mean time of checks per step stays the same.
         """
         # C code expects a multiple of LOOK_EVERY.
         self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))
@@ -244,7 +244,8 @@ class TimedModel(ABC):
         root = self.root()
         if root is None:
             return None
-        inside = submodules(root).get("_orig_mod")  # the wrapper of torch.compile has no mode of its own
+        # The wrapper of torch.compile has no training mode; use the mode of the model inside it.
+        inside = submodules(root).get("_orig_mod")
         mode: bool | None = dictionary_of(root if inside is None else inside).get("training")
         return mode
 

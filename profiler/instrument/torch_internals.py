@@ -34,7 +34,7 @@ without_torch_function = DisableTorchFunction
 has_torch_function = _has_torch_function_unary
 #: A context in which no `__torch_dispatch__` mode sees operations: `with without_dispatch():`.
 without_dispatch = _DisableTorchDispatch
-#: Returns the transform of functorch that is running in this thread, such as `vmap`, or None.
+#: Returns the transform of functorch (such as `vmap`) that is running in this thread, or None.
 _transform: Callable[[], object] = peek_interpreter_stack
 #: Returns whether `torch.jit.trace` is running.
 is_tracing = _is_tracing
@@ -74,7 +74,7 @@ def modes_of_host() -> int:
 
 
 def is_transforming() -> bool:
-    """Return whether a transform of functorch runs in this thread, such as `vmap` or `grad`."""
+    """Return whether a transform of functorch (such as `vmap` or `grad`) runs in this thread."""
     return _transform() is not None
 
 
@@ -99,7 +99,10 @@ def is_compile_used() -> bool:
 
 
 def has_made_optimizer() -> bool:
-    """Return whether the process has made an optimizer. When one is made, torch wraps `step` of its class."""
+    """Return whether the process has made an optimizer.
+
+    When a process makes an optimizer, torch wraps `step` of the optimizer's class.
+    """
     kinds: list[type] = [optim.Optimizer]
     for kind in kinds:
         kinds += type.__subclasses__(kind)

@@ -274,7 +274,7 @@ class EndedStep(NamedTuple):
 
 
 class TrainingSteps:
-    """The training steps of one model. Decides which of them are recorded, and records them."""
+    """The training steps of one model. Decides which steps are recorded, and records these steps."""
 
     steady = 1.0  # once FLOOR steps are recorded, recording uses this fraction of the overhead that is allowed
 
@@ -298,7 +298,7 @@ class TrainingSteps:
         self._told_ns: dict[str, int] = {}
         self._next_ns = 0  # the expected begin of the next step in ns, if no gap follows the last step
         self._untold = 0  # number of steps since the last announcement
-        self._no_memory: set[str] = set()  # phases for which it was announced that their memory is not known
+        self._no_memory: set[str] = set()  # phases with an announcement that the memory of their steps is unknown
         self.mode: bool | None = None  # the model's training mode when an optimizer last changed it; None if unknown
 
     def forward(self, model: TimedModel, call: Call) -> Forward | None:
@@ -371,9 +371,9 @@ class TrainingSteps:
             model.path.publish(position, there, now_ns, call.tokens, call.sequences or None)
 
     def ended(self, here: ThreadTraining, phase: str, now_ns: int) -> None:
-        """Count the training step of the thread `here`, which ends now.
+        """Count the training step that ends now in the thread `here`.
 
-        Records the step if it was chosen for that.
+        Also record the step, if it was chosen for recording.
         """
         model = self._steps()
         begun_ns, parts, ranges = here.clock.finish(now_ns)
@@ -551,11 +551,11 @@ def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[Br
 
 
 def is_in_training(model: TimedModel) -> bool:
-    """Return whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
+    """Return whether a call of `model` now belongs to a training step. Otherwise the call is a step of inference.
 
-    A call belongs to a training step in two cases. In the first, a part of such a step is running. In the second,
-    gradients are enabled, and a training step has begun or the model is in the mode (training or evaluation) in which
-    an optimizer last changed it.
+    A call belongs to a training step in two cases. In the first case, a part of a training step is running. In the
+    second, gradients are enabled, and one of two conditions holds: a training step has begun, or the model is in the
+    mode (training or evaluation) in which an optimizer last changed the model.
     """
     if not model.profiler.enabled:
         return False

@@ -113,7 +113,10 @@ def _size_of(node: Any) -> int:
 
 
 class StepCalls(Capture):
-    """The calls of modules in one training step, in the order of their begins. A call is identified by its index."""
+    """The calls of modules in one training step, in the order in which they begin.
+
+    The index of a call identifies it.
+    """
 
     def __init__(self, labelled: Callable[[Any], Any]) -> None:
         super().__init__(lambda: None)
@@ -260,8 +263,9 @@ class StepCalls(Capture):
         self._runs.append((clock.perf_counter_ns(), _AFTER))
 
     def backward_scale(self, owner: int) -> float:
-        """Return the FLOP of the backward pass of the call `owner`, divided by the FLOP of its forward pass. Returns
-        0 if this is unknown.
+        """Return the FLOP of the backward pass of the call `owner`, divided by the FLOP of its forward pass.
+
+        Returns 0 if the result is unknown.
         """
         products = self._products.get(owner)
         if products is None:
@@ -281,8 +285,8 @@ class StepCalls(Capture):
             begin_ns = self._begins_ns[number]
             end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
-                # If a layer checkpoints its own parts, the layer itself is not called again. So use the layer that
-                # the backward pass is in. Communication is not assigned to a layer here.
+                # If a layer checkpoints its own parts, the backward pass does not call the layer again. So use the
+                # layer whose backward pass is running. Communication gets no layer here.
                 if not layers_of(keys) and not _is_communication(self._keys[number]):
                     keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
                 keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
@@ -463,7 +467,7 @@ def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
     their own, and bricks a name of their own. The backward passes of bricks follow each other, so they are not
     nested. Recomputed calls are inside the backward pass of their layer.
     """
-    # Layers with equal keys may have different own operations.
+    # Equal layer keys may have different own operations, so pass these operations, too.
     return _renamed(keys, suffix, scale, tuple([key.own for key in keys if isinstance(key, OwningKey)]))
 
 

@@ -82,8 +82,9 @@ if TYPE_CHECKING:
     from cbtop.profiler.profiler import BrickProfiler
 
 _LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
-_UNDATED: Hashable = "step"  # this is used in place of the step's key until the name of the step is known
-# Number of steps that are not measured after a recorded one, because the host is not ahead of the device yet.
+_UNDATED: Hashable = "step"  # this stands for the step's key until the name of the step is known
+# Number of steps that are not measured after a recorded step. In these steps, the host is not ahead of the device
+# yet.
 UNSETTLED = 2
 # Parts of a step in which the program launches no kernels of the model.
 WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER
@@ -199,9 +200,9 @@ class StepKernels(StepCalls):
 
 
 class IdleTimes:
-    """Measures how long the device is idle while the host is in one of the parts WAITS.
+    """Measures how long the device is idle while the host waits.
 
-    Uses two events for each such wait.
+    A wait is one of the parts WAITS. Two events are recorded for each wait.
     """
 
     def __init__(self) -> None:

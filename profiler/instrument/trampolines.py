@@ -58,7 +58,8 @@ def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
 def _code(own: CodeType, called: str, before: str = "") -> CodeType:
     parameters, arguments = _signature(own)
     cells = "".join(f"    {name} = None\n" for name in own.co_freevars)
-    # This expression names the free variables, so that the code has them, but does not read them.
+    # This expression contains the names of the free variables, so that the code has these variables. It does not read
+    # them.
     uses = f"        if 0: ({', '.join(own.co_freevars)},)\n" if own.co_freevars else ""
     call = _free_name(own)
     body = f"{uses}{before}        {call} = {called}; return {call}({arguments})\n"

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.instrument.phases import Call
 
-# The Python modules of vLLM's runners, each with the names of the methods that prepare inputs and choose tokens.
-# Runners for other devices are derived from the first one.
+# The Python modules that contain vLLM's runners. The value has the names of two methods of the runner: one prepares
+# inputs, the other chooses tokens. Runners for other devices are derived from the first runner.
 RUNNERS = {
     "vllm.v1.worker.gpu_model_runner": ("_prepare_inputs", "_sample"),
     "vllm.v1.worker.gpu.model_runner": ("prepare_inputs", "sample"),

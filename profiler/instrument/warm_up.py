@@ -34,8 +34,8 @@ class WarmUps:
         """Return the name of a step that begins now: `phase`, with a suffix during the warm-up."""
         kind = (phase, model)
         if self._took_ns.get(kind) and any([other == model for _, other in self.settled]):
-            # A different kind of this model's steps has ended its warm-up, and this is not the first step of this
-            # kind.
+            # A different kind of this model's steps has ended its warm-up. At least one step of this kind has run
+            # before.
             self._settle(kind)
         if kind in self.settled or len(self.settled) + len(self._took_ns) > MAX_KINDS:
             return phase

@@ -202,8 +202,9 @@ def _packed_weights(module: nn.Module) -> _Packed | None:
 
 
 def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
-    """Return the work of a product with packed weights. Scales are left out, because they are at most 8 bytes per
-    row.
+    """Return the work of a product with packed weights.
+
+    The bytes of scales are left out, because a row has at most 8 bytes of scales.
     """
     return Work(
         flops_per_element=2 * rows,
@@ -231,8 +232,9 @@ def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int,
 
 
 def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
-    """Return the number type that grouped experts multiply. It is unknown under autocast, because their kernels may
-    ignore it.
+    """Return the number type that grouped experts multiply.
+
+    The type is unknown under autocast, because the kernels of grouped experts may ignore autocast.
     """
     weights = first_tensor(experts)
     return UNKNOWN_TYPE if weights is None or mode.autocast is not None else type_name(weights.dtype, mode)
@@ -266,7 +268,10 @@ def adapted_in(root: nn.Module) -> nn.Module | None:
 
 
 def device_of(*modules: nn.Module) -> str:
-    """Return the kind of device (`cpu`, `cuda`) of the first of `modules` that has weights, or else `cpu`."""
+    """Return the kind of device (`cpu`, `cuda`) of the first of `modules` that has weights.
+
+    Returns `cpu` if none has weights.
+    """
     for module in modules:
         tensor = first_tensor(module)
         if tensor is not None:

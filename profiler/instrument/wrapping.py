@@ -185,8 +185,8 @@ class BrickCall(CallWrapper):
         self._key = key
         self._key_in = key_in
         self._mode = mode
-        # (mode, size) -> key of the brick. None while there is only one key. C code may borrow references to these
-        # keys, because `key_in` keeps all keys alive that it has returned.
+        # (mode, size) -> key of the brick. None if there is only one key. C code may borrow references to these keys,
+        # because `key_in` keeps all keys that it has returned alive.
         self._keys: dict[Hashable, Hashable] | None = None
         self.asks: Callable[[], None] | None = None
         self.may_be_first = False  # whether this module may be the first matrix product in a step

@@ -1,5 +1,6 @@
-"""Trace MLT-01: for each layer, its input, its contributions and its output, and whether their values explode or
-vanish.
+"""Trace MLT-01.
+
+For each layer, it shows the input, the contributions and the output, and whether values explode or vanish.
 """
 
 from __future__ import annotations

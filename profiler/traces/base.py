@@ -78,7 +78,10 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def spread(items: Sequence[Item], most: int = MAX_ROWS) -> list[Item]:
-    """Return at most `most` of `items`: the first, the last, and evenly spread ones between them."""
+    """Return at most `most` of `items`.
+
+    Returns the first item, the last item, and evenly spread items between these two.
+    """
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

@@ -42,8 +42,9 @@ class TokenLogitEvolution:
 
 @dataclass(frozen=True, slots=True)
 class LogitEvolutionTrace:
-    """The ranks of the tracked tokens in one pass. Unless the config names tokens, the first one is the most likely
-    token.
+    """The ranks of the tracked tokens in one pass.
+
+    Unless the config names tokens, the first tracked token is the most likely one.
     """
 
     position: int

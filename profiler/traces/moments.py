@@ -42,7 +42,7 @@ class TensorStats:
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """The mean of the values after scaling, and the sum of their squared distances from the mean."""
+    """The mean of the scaled values, and the sum of the squared distances of the values from this mean."""
 
     count: int
     mean: float

@@ -30,7 +30,7 @@ class ErrorSource(Enum):
 
     KERNEL = "kernel as it ran"  # the output of the kernel itself, as the model used it
     ACTIVATIONS = (
-        # Measured on the exact product with activations in Q8_0, which the model itself does not use.
+        # the exact product with activations in Q8_0; the model itself does not use Q8_0 activations
         "if activations were Q8_0"
     )
     # Two exact products are compared: one uses the float weights, the other uses the quantised weights.
@@ -38,8 +38,10 @@ class ErrorSource(Enum):
 
 
 class QuantizationVerdict(Enum):
-    """The verdict on an output, from its cosine with the exact one: ok above 0.995, a warning from 0.99 on, critical
-    below that.
+    """The verdict on an output.
+
+    It depends on the cosine between the output and the exact output: ok above 0.995, a warning from 0.99 on, critical
+    below 0.99.
     """
 
     OK = "ok"
@@ -49,7 +51,7 @@ class QuantizationVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationErrorTrace:
-    """The error of one output of a brick. `snr_db` is None if no value differs from the exact one."""
+    """The error of one output of a brick. `snr_db` is None if every value is exact."""
 
     brick: str
     layer: int | None  # number of the layer; None for a brick outside of the layers
@@ -67,7 +69,7 @@ class QuantizationErrorTrace:
 
 
 def verdict_of(cosine: float) -> QuantizationVerdict:
-    """Return the verdict on the cosine between an output and the exact one. NaN is critical."""
+    """Return the verdict on the cosine between an output and the exact output. A cosine of NaN is critical."""
     if cosine > OK_COSINE:
         return QuantizationVerdict.OK
     return QuantizationVerdict.WARNING if cosine >= WARNING_COSINE else QuantizationVerdict.CRITICAL

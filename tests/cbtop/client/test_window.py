@@ -185,7 +185,7 @@ def test_calls_count_when_they_end_and_exclusive_time_when_its_step_ends(runtime
     for second in range(20):
         with watched.profiler.step("decode", 1):
             with watched.profiler.brick("head", 1):
-                watched.clock.sleep_us(1000 - second)  # each call takes less time than the one before
+                watched.clock.sleep_us(1000 - second)  # each call takes less time than the call before
             watched.look(second)
     (row,) = watched.recent().bricks
     assert row.total_inclusive_us == sum(1000 - second for second in range(10, 20))

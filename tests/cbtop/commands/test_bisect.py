@@ -183,7 +183,7 @@ def test_a_bisection_that_was_interrupted_goes_on_and_leaves_no_worktree(
             assert list(temporary.iterdir()) == []
             if number == signal.SIGINT:
                 assert json.loads(out)["end"] == "interrupted"
-        # The next bisection removes the worktrees of a killed one.
+        # The next bisection removes the worktrees that a killed bisection has left.
         with started() as process:
             wait_for_rounds(process, repository, 3)
             process.kill()

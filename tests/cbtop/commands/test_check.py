@@ -126,7 +126,7 @@ def test_every_format_has_the_guilty_brick_and_layer_and_its_reader_takes_it(
     wanted = ("no brick slower", "no longer step", "no fewer tokens/s")
     assert rules == [f"decode: {what} beyond noise" for what in wanted]
     places = {result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for result in results}
-    # If there are several baselines, the results point to the file of the first one.
+    # If there are several baselines, the results point to the file of the first baseline.
     assert places == {Path(str(runs["base"])).as_uri()}
     *errors, last = said["github"].splitlines()
     assert len(errors) == 3

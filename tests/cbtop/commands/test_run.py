@@ -58,7 +58,8 @@ def test_the_command_is_this_process_and_finds_its_signals_as_they_were() -> Non
     with subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout
         assert process.stdout.read() == f"[True, False, False]\n{process.pid}\n".encode()
-    # `yes` must end with SIGPIPE when its reader ends. Python ignores SIGPIPE, and its children would inherit that.
+    # `yes` must end with SIGPIPE when its reader ends. Python ignores SIGPIPE, and its children would inherit this
+    # setting.
     with subprocess.Popen([*RUN, "--", "yes"], stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()

@@ -139,9 +139,9 @@ def recorded(
 
 
 class _Plan:
-    """What happens in every step of a simulated run: its phase, its tokens, and its calls with their durations.
+    """The random content of a simulated run.
 
-    All of it is drawn in advance.
+    For each step, it has the phase, the tokens, and the calls with their durations. Everything is drawn in advance.
     """
 
     def __init__(self, program: Program, seed: int, noise: Noise, planted: Planted) -> None:

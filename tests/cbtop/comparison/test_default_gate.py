@@ -326,7 +326,7 @@ def test_what_the_clock_cannot_tell_holds_nowhere() -> None:
 def test_fewer_tokens_a_second_are_said_where_the_typical_step_takes_as_long() -> None:
     """40 % of the calls of one brick take five times as long.
 
-    So the mean step takes 5 % longer, but the brick's typical call does not change.
+    So the mean step takes 5 % longer, but the typical call of this brick takes as long as before.
     """
     quiet = replace(STEADY, memory=0)
     (judged,) = [
@@ -561,7 +561,10 @@ def test_a_slower_brick_shows_no_figure_that_became_smaller() -> None:
 
 
 def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> None:
-    """Two new runs fail for different reasons. Both are slower than the baseline, so this is not a pass either."""
+    """Two new runs fail for different reasons.
+
+    Both runs are slower than the baseline, so the result is not a pass either.
+    """
     first = [Judged("no brick slower", "decode: A", Outcome.BROKEN, "1.2×", brick="A")]
     for second in (replace(first[0], about="decode: B", brick="B"), replace(first[0], rule="no longer step")):
         found = confirmed(first, [second])

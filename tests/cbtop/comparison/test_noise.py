@@ -84,7 +84,8 @@ def test_an_interval_is_students_shared_out_among_what_is_compared() -> None:
     one = Figure(100.0, 1.0, 10)
     for compared, quantile in ((1, 2.878), (10, 3.922)):
         assert change(one, one, compared).half == pytest.approx(quantile * 2**0.5, rel=1e-3)
-    # Only one of the two runs has noise, so there are 4 degrees of freedom. Student's t is then 4.604 at 99 %.
+    # Only one of the two runs has noise, so there are 4 degrees of freedom. For 4 degrees of freedom, Student's t is
+    # 4.604 at 99 %.
     assert change(Figure(100.0, 0.0, 5), Figure(100.0, 1.0, 5), 1).half == pytest.approx(4.604, rel=1e-3)
 
 

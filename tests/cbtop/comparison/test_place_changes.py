@@ -1,6 +1,6 @@
-"""Tests of how a change of a brick is judged: by the time of a call.
+"""Tests of how a change of a brick is judged.
 
-If the number of its calls changes, its total time is judged.
+The time of a call decides. If the number of calls changes, the total time decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tests of quantiles from histograms of blocks of steps: they equal those of the calls, and have right errors."""
+"""Tests of quantiles that are computed from histograms of blocks of steps.
+
+They equal the quantiles of the calls, and their errors are right.
+"""
 
 from __future__ import annotations
 
