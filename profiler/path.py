@@ -38,7 +38,7 @@ class Path(Protocol):
     """The interface of HostPath and DevicePath."""
 
     implementation: str
-    give_up: Callable[[Exception], None]  # a function that is called if timing on this path has failed
+    give_up: Callable[[Exception], None]  # a function that is called if this path fails to time something
 
     @property
     def is_over(self) -> bool:
@@ -122,7 +122,7 @@ class Path(Protocol):
 
 
 def amount_of(value: object) -> int:
-    """Return `value` if it can be recorded as an amount of work, else UNKNOWN_AMOUNT."""
+    """Return `value` if it can be recorded as an amount of work. Otherwise return UNKNOWN_AMOUNT."""
     return value if isinstance(value, int) and 0 <= value <= MOST else UNKNOWN_AMOUNT
 
 

@@ -89,7 +89,7 @@ class Adopted:
         position, step = path.position, place.step
         is_there = position.step is step and position.scope is place.scope
         is_nowhere = step is None and place.scope.parent is None
-        # A step that has no position has ended, so its place cannot be adopted.
+        # If a step has no position, the step has ended, so its place cannot be adopted.
         if is_there or is_nowhere or (step is not None and step.position is None):
             return
         self._before = position.scope, position.lane, position.held, position.step, position.recording

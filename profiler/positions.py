@@ -28,7 +28,7 @@ def running_unit() -> object | None:
     modules = sys.modules
     asyncio = modules.get("asyncio")
     if asyncio is not None:
-        # While asyncio is being imported, it does not have this function yet.
+        # While asyncio is being imported, the module does not have this function yet.
         loop = getattr(asyncio, "_get_running_loop", _no_unit)()
         task: object | None = asyncio.current_task(loop) if loop is not None else None
         if task is not None:
@@ -73,7 +73,7 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
         if len(modules) != modules_seen:
             modules_seen = len(modules)
             has_others = "greenlet" in modules or "trio" in modules
-            # While asyncio is being imported, it does not have this function yet.
+            # While asyncio is being imported, the module does not have this function yet.
             running_loop = getattr(modules.get("asyncio"), "_get_running_loop", _no_unit)
         if has_others or running_loop() is not None:
             unit = running_unit()

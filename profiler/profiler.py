@@ -93,7 +93,7 @@ def _unless_it_fails(
 
 
 class _Listener(NamedTuple):
-    """The functions of a profiler that its recorder calls when a ring opens, and before the ring closes."""
+    """The functions of a profiler that its recorder calls: when a ring opens, and before a ring closes."""
 
     implementation: str
     sample_every: int
@@ -320,8 +320,8 @@ class BrickProfiler:
         """Time one forward pass: `with profiler.step("decode", tokens=1):`. Tokens are counted only here.
 
         Values that are known only inside the block may be set there: `with profiler.step() as step:` … `step.name =
-        "decode"`. If a process runs several models, `model` distinguishes their steps. With `sample_every=k`, each
-        thread records the bricks of one step in k, counted for each name. All other steps are timed as a whole.
+        "decode"`. If a process runs several models, `model` distinguishes their steps. With `sample_every=k`, for
+        each name, each thread records the bricks of one step in k. All other steps are timed as a whole.
         """
         return ActiveStep(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
@@ -333,7 +333,7 @@ class BrickProfiler:
         """Assign the work of this thread or task to the step and layer of `place`: `with profiler.adopt(place):`.
 
         The times of this work are added up under a node of their own, outside the step's wall time. A place ends with
-        its step. Work that continues after that is outside of steps.
+        its step. Work that continues after the end of the step is outside of steps.
         """
         if not isinstance(place, GraphPlace):
             raise UsageError(f"a {type(place).__name__} is no place; profiler.place() gives one")
@@ -467,7 +467,7 @@ class BrickProfiler:
         return self.stats.report(window_s)
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
-        """Return the statistics of one brick over all layers, or None if it did not run."""
+        """Return the statistics of one brick over all layers, or None if the brick did not run."""
         return self.stats.stats_for(brick)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
@@ -509,7 +509,7 @@ class BrickProfiler:
         return self._is_sampled(key)
 
     def _is_sampled(self, key: object) -> bool:
-        """Return whether to record the next step `key` of this thread. Selects the first step, then every k-th."""
+        """Return whether to record the next step of this thread with this `key`: the first, and then every k-th."""
         if self.sample_every <= 1 or not self._enabled:
             return True
         try:
@@ -567,7 +567,7 @@ class BrickProfiler:
             self._set_recording()
             raise
         if isinstance(error, RecursionError):
-            self._set_recording()  # the host's stack has no room for this call, so only this brick is lost
+            self._set_recording()  # the host's stack has no room for our code, so only this brick is lost
             return
         if self._ended_why:
             return

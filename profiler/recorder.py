@@ -49,7 +49,7 @@ from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
-# Number of readings of the clock; this is enough to find the smallest difference between two of them.
+# Number of times that the clock is read. This is enough to find the smallest difference between two readings.
 CLOCK_READINGS = 256
 FREE_UPDATE_BYTES = 1 << 20
 UPDATE_PAUSE_NS = 100_000_000  # time in ns between two reads of the catalog by the daemon
@@ -363,7 +363,7 @@ class RingRecorder:
             self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
-        """Write each node that is not in the catalog yet, including nodes left by an interrupted call."""
+        """Write each node that is not in the catalog yet. This includes nodes that an interrupted call has left."""
         # This call comes from a signal handler that has interrupted an earlier call of this method. The earlier call
         # writes the new nodes when it continues.
         if self._is_writing_nodes:

@@ -513,7 +513,7 @@ class HistoryPiece:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A message that the daemon sends every second, so that a viewer notices if the daemon is silent.
+    """A message that the daemon sends every second. If no message comes, a viewer notices that the daemon is silent.
 
     Every record that ended before `monotonic_ns` has been read.
     """

@@ -1,4 +1,4 @@
-"""A file that is open for reading and is closed when the last reference to it is gone."""
+"""A file that is open for reading. It is closed when the last reference to this object is gone."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class _Peer:
     is_stranger: bool
     topics: set[bytes] = field(default_factory=set)
     words: int = 0  # number of messages received in this second
-    # The newest question of each kind that this connection has asked.
+    # kind of question -> the newest question of this kind that this connection has asked
     asked: dict[bytes, bytes] = field(default_factory=dict)
     # Tracks the newest answer to this connection until libzmq has sent the answer.
     answer: zmq.MessageTracker | None = None
@@ -72,7 +72,7 @@ class Peers:
         """Add a new connection."""
         try:
             peer = _look_at(descriptor)
-        except OSError:  # this connection has ended already, so its socket has no address any longer
+        except OSError:  # this connection has ended already, so its socket no longer has an address
             return
         self._peers[descriptor] = peer
         alike = [number for number, other in self._peers.items() if other.is_stranger == peer.is_stranger]

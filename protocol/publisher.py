@@ -39,7 +39,7 @@ TOPICS = re.compile(
 # Most bytes of a message from a viewer. Handshakes are the largest messages. A topic has at most 85 bytes.
 MAX_MESSAGE_BYTES = 512
 MAX_HEARD = 1000  # most subscriptions that are processed at a time, so that a large number does not delay the daemon
-# Most viewers that are let in at a time; each of them may send many messages before it is disconnected.
+# Most viewers that are let in at a time. A viewer may send many messages before it is disconnected.
 MAX_LET_IN = 8
 SOON_MS = 10
 # Messages that may wait for a viewer. These are three seconds of live data at ten updates per second.
@@ -75,7 +75,7 @@ class Publisher:
         check_descriptors()
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
-        # pyzmq needs a thread of its own for tracked frames, and this thread opens files. Start it now, while
+        # pyzmq starts a thread for tracked frames, and this thread opens files. Start the thread now, while
         # descriptors are left.
         _tracked(b"")
 

@@ -49,10 +49,10 @@ SUFFIX = ".cbtop"
 # Largest payload, both deflated and inflated. A keyframe with every possible source is smaller.
 MAX_PAYLOAD_BYTES = 256 << 20
 # A frame that inflates to more than MAX_INFLATION times its size is refused. Frames of real messages inflate to 4 to
-# 12 times their size, and zeros to a thousand times.
+# 12 times their size. A frame of zeros inflates to a thousand times its size.
 MAX_INFLATION = 100
 FREE_BYTES = 1 << 20  # a frame may inflate to this size in any case, however small it is
-PIECE_BYTES = 16 << 10  # number of deflated bytes that are inflated at a time; they become at most 16 MiB
+PIECE_BYTES = 16 << 10  # number of deflated bytes that are inflated at a time; the result has at most 16 MiB
 DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # messages per frame
 MAX_KIND = 255  # the highest number of a kind of frame, in any version of the format

@@ -87,7 +87,7 @@ HEADER_BYTES = 4096
 RECORD_BYTES = 32
 DEFAULT_RING_BYTES = 8 << 20
 MAX_RING_BYTES = 1 << 30
-# The number of this madvise(2) call in Linux's asm-generic/mman-common.h; Python has no name for it.
+# The number of a madvise(2) call, from Linux's asm-generic/mman-common.h. Python has no name for this number.
 MADV_POPULATE_WRITE = 23
 LEFT_OUT_WORD = 10
 CLOSED_WORD = 11
@@ -112,7 +112,7 @@ FLAG_UNCOUNTED = 1 << 26
 # The record is not a call. It has the FLOP (as start), bytes (as end) and elements of a call of its node. For a step,
 # it contains the number of sequences, and the number of positions that each sequence had in the cache before.
 FLAG_AMOUNTS = 1 << 27
-# The record is a call that does not count, because it was stopped twice, out of order or late.
+# The record is a call that does not count, because its brick was stopped twice, out of order or late.
 FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS
 UNKNOWN_AMOUNT = -1  # unknown FLOP or bytes in a FLAG_AMOUNTS record
 LANE_SHIFT = 28  # The lane number in a record tells apart steps that run at the same time.
@@ -143,7 +143,7 @@ Record = Callable[[int, int, int, int], None]
 
 
 def fence() -> None:
-    """Make other processors see all memory accesses before this call ahead of all accesses after it.
+    """A fence: other processors see all memory accesses before this call earlier than all accesses after this call.
 
     `release` completes all earlier accesses, and the second `acquire` holds back all later ones. An `acquire`
     followed by a `release` would not be enough, because accesses from both sides could move in between. No other
@@ -232,9 +232,9 @@ class RingWriter:
         # This word of the ring has a command's request, see `asked`.
         self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]
         self._laps = itertools.count(first + -first % capacity, capacity)
-        # `next(reserve)` is one call into C, so no other thread can run meanwhile. The call creates only iterators of
-        # ranges: creating other iterators may start garbage collection, which can run any code. The record numbers
-        # wrap at the same value as in the tags.
+        # `next(reserve)` is one call into C, so no other thread can run meanwhile. The call creates no iterators
+        # except iterators of ranges. Creating other iterators may start garbage collection, and garbage collection
+        # can run any code. The record numbers wrap at the same value as in the tags.
         offsets, numbers = range(FIRST_RECORD, total, RECORD_BYTES), range(SEQUENCE_MASK + 1)
         lap_offsets = cycle((range(LAP_DUE, LAP_DUE + 1), offsets[1:]))
         self.reserve = zip(
@@ -245,9 +245,10 @@ class RingWriter:
         self.record = _record_function(self)
 
     def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> bool:
-        """Write a record that `pack_record` refused. Returns whether its elements were a count.
+        """Write a record that `pack_record` refused.
 
-        If this is the first record of a lap, moves the cursor. Elements that are not a count are marked as unknown.
+        Returns whether the record's elements were a count. For the first record of a lap, moves the cursor. Elements
+        that are not a count are marked as unknown.
         """
         if at == LAP_DUE:
             self._words[CURSOR_WORD] = next(self._laps)
@@ -342,6 +343,6 @@ def _fault_in(memory: mmap.mmap) -> None:
     of 3 ms, this took 0.9 % of the time.
     """
     if sys.platform == "linux":
-        # Linux before 5.14 does not have this call. There, each page is mapped when it is first written.
+        # Linux before 5.14 does not have this call. There, a page is mapped when it is first written.
         with suppressed(OSError):
             memory.madvise(MADV_POPULATE_WRITE)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 # A cursor above this value is invalid: it would need more than a record per nanosecond for a century.
 MAX_RECORDS = 1 << 62
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
-# If a slot stays incomplete for this long, the thread that wrote it was killed. The record counts as lost.
+# If a slot stays incomplete for this long, the thread that began to write it was killed. Its record counts as lost.
 ABANDONED_AFTER_S = 2.0
 # Number of slots beyond the cursor that a reader searches first. If all of these slots contain records, the reader
 # searches LOOK_FURTHER times as many slots. Most searches find nothing, and a daemon searches each ring four times
@@ -72,7 +72,10 @@ _WORD = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The records of one read, in columns (i64, one entry per record), and the number of records lost before them."""
+    """The records of one read, and the number of records that were lost before them.
+
+    Records are stored in columns (i64, one entry per record).
+    """
 
     node: NDArray[np.int64]
     flags: NDArray[np.int64]
@@ -121,7 +124,7 @@ class InFlight:
 class RingReader:
     """Reads the ring at `path`, starting at its oldest record. Each read continues where the last one ended.
 
-    Raises RingError if the file is not a ring of this version, or if its header and size do not agree.
+    Raises RingError if the file is not a ring of this version, or if the file's header does not fit its size.
     """
 
     def __init__(self, path: Path, clock_s: Callable[[], float] = clock.monotonic) -> None:

@@ -48,7 +48,10 @@ _ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
 
 @dataclass(frozen=True, slots=True)
 class DeviceRoofs:
-    """The roofs of one device. A field is empty if the device does not have it or its value is not known."""
+    """The roofs (peak rates) of one device.
+
+    A field is empty if its value is not known, or if the device has no such value.
+    """
 
     device: str
     ceilings: tuple[Ceiling, ...]
@@ -57,7 +60,7 @@ class DeviceRoofs:
     multiprocessors: int | None = None
     driver: str = ""
     power_limit_w: int | None = None
-    # The size of the model's weights in bytes, if the roofs were measured for one model; else None.
+    # The size of the model's weights in bytes if the roofs were measured for one model; otherwise None.
     weights_bytes: int | None = None
 
     @property
@@ -145,9 +148,9 @@ def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
 
 
 def roofs_over_torch(ceilings: Iterable[Ceiling], compute: Mapping[str, str] = TORCH_COMPUTE) -> list[Ceiling]:
-    """Return the roofs that apply to a torch model, with the number types that they multiply.
+    """Return the roofs that apply to a torch model, with the number type that each roof multiplies.
 
-    `compute` maps names of compute roofs to types.
+    `compute` is a dict from names of compute roofs to number types.
     """
     return [
         replace(one, dtype=compute.get(one.name, ""))

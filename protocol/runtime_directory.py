@@ -54,7 +54,7 @@ def _private(path: str) -> str:
 
 
 def is_copied_on_write(path: str) -> bool:
-    """Whether the directory's file system copies on write, so that no ring can be created there.
+    """Whether the directory's file system copies on write. No ring can be created in such a directory.
 
     See `cbtop.protocol.ring`. Raises EndpointError.
     """

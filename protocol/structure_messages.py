@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 MAX_COUNT = 1 << 53  # Largest value of any count. Numbers up to this limit are exact in JSON.
 MAX_OPERATIONS = 5_000  # most different operations of a phase; the same operation in two nodes counts twice
-MAX_BREAKS = 100  # most reasons for graph breaks that are sent; the same reason in two nodes counts twice
+MAX_BREAKS = 100  # most reasons for graph breaks that are sent; if a reason occurs in two nodes, it counts twice
 MAX_CONDITIONS = 64
 
 

@@ -166,7 +166,8 @@ class Subscriber:
             elif self._link is _Link.UP:
                 self._link = _Link.BROKEN
             elif self._link is _Link.BROKEN and event == zmq.EVENT_CONNECT_RETRIED:
-                self._link = _Link.DOWN  # libzmq reconnects by itself; its next event shows whether that succeeded
+                # the socket reconnects by itself, and its next event shows whether reconnecting succeeded
+                self._link = _Link.DOWN
             else:
                 self._note_failure(is_allowed)
                 self._hang_up()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import MAX_QUANTITY
 
 MAX_TIMED_STEPS = 64  # most training steps that a TrainingTimes covers
-# Most parts of a training step, and most kinds of its communication; this version knows eleven parts.
+# Most parts that a message may contain, and most kinds of communication. This version knows eleven parts.
 MAX_STEP_PARTS = 32
 
 

@@ -157,7 +157,7 @@ class EnginePart(StrEnum):
     OUTPUTS = "request updates"  # the scheduler applies the chosen tokens to its requests
     # Tokens are turned into texts and results; a part only if this happens in the engine's process.
     DETOKENISE = "detokenise"
-    HOST = "between steps"  # there are requests, and the engine does something else
+    HOST = "between steps"  # there are requests, but the engine runs none of the other parts
 
 
 TRAIN = "train"  # phase of a training step; if a process has several optimizers, ` Adam 2` or similar follows
@@ -183,7 +183,7 @@ class NodeKind(IntEnum):
     TRANSFER = 4
     FUNCTION = 5
     ASYNC_TASK = 6
-    ADOPTED = 7  # work that other threads or tasks did for this node; it is not part of the node's own time
+    ADOPTED = 7  # work that other threads or tasks did for this node; its time is not part of the node's own time
 
 
 class TransferDirection(StrEnum):

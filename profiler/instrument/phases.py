@@ -21,7 +21,7 @@ from cbtop.profiler.instrument.module_tree import can_be_asked, dictionary_of, h
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
 # Phase of `generate` without a cache. Each new token then computes the whole sequence again.
 NO_CACHE = "decode, no cache"
-ENCODE = "encode"  # phase of an encoder: it has no cache, and its attention is bidirectional
+ENCODE = "encode"  # phase of an encoder: an encoder has no cache, and its attention is bidirectional
 # Phase of a call that is not known to be a prefill, a decode or an encode.
 FORWARD = "forward"
 
@@ -36,7 +36,7 @@ POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_leng
 PACKED = "cu_seq_lens_q"  # name of the argument that gives the ends of the sequences in a packed row
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
-_LENGTH = "get_seq_length"  # name of a cache's method that returns its length
+_LENGTH = "get_seq_length"  # name of the method that returns a cache's length
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
@@ -106,7 +106,8 @@ def describe(
         cached = min(starts) if len(starts) == 1 else None
         if new is not None and new.dim() == 1 and len(starts) > 1:
             sequences = 0  # the sequences are packed in one row, and the end of each sequence is unknown
-        # If there are several new tokens and their positions are only on a device, the call counts as a prefill.
+        # If there are several new tokens, and their positions are stored only on a device, the call counts as a
+        # prefill.
         is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
         is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts
     if is_prompt:

@@ -90,7 +90,7 @@ class Section:
     visited: set[int] = field(default_factory=set)
     parts: list[TimedModule] = field(default_factory=list)
     others: list[nn.Module] = field(default_factory=list)
-    # If True, the same section of the previous plan is used, and `parts` and `others` are empty.
+    # True if the section is the same as in the previous plan; `parts` and `others` are then empty
     is_unchanged: bool = False
 
 
@@ -120,7 +120,7 @@ class Plan:
 
     stacks: dict[str, int] = field(default_factory=dict)  # number of layers by name of the stack ("" if only one)
     own: OwnOperations | None = None  # operations that the model, and modules around layers, run themselves
-    # Modules that contain a stack; a call of such a module begins a step.
+    # Modules that contain a stack. A call of one of these modules begins a step.
     trunk: list[nn.Module] = field(default_factory=list)
     parts: list[TimedModule] = field(default_factory=list)  # the modules that are timed: layers and bricks
     # Modules that are not timed. Their first calls are not reported either.
@@ -287,7 +287,7 @@ def _is_large(block: nn.Module) -> bool:
 
 
 class _Found(NamedTuple):
-    """A module that will become a brick when `finish` defines it."""
+    """A module that becomes a brick (timed part) when `finish` defines the brick."""
 
     path: str
     module: nn.Module
@@ -577,7 +577,7 @@ def _runs_operations(module: nn.Module) -> bool:
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
     """Return the shape, dtype and device of each parameter of `module`, if the module's work depends on nothing else.
 
-    Returns None for other modules.
+    Otherwise, returns None.
     """
     if submodules(module) or own_buffers(module) or not own_parameters(module) or is_convolution(module):
         return None  # the work of a convolution depends on its settings, too

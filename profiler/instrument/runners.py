@@ -50,7 +50,7 @@ class Engine:
     model_of: Callable[[Any], nn.Module]
     # A function that returns two values: whether runs call modules, and a line to log ("" for no line).
     bricks: Callable[[Any], tuple[bool, str]]
-    # a function that describes a run with the given arguments; it returns None if the run is not a step
+    # a function that describes a run from the arguments of the run; it returns None if the run is not a step
     describe: Callable[..., Call | None]
     # A function that returns whether the engine chooses tokens after a run, as a part of the same step.
     samples_later: Callable[[Any], bool]
@@ -213,7 +213,10 @@ def samples(original: Function) -> Function:
 
 
 def prepares_inputs(original: Function) -> Function:
-    """Wrap a function that prepares the inputs of a run, and time it as the brick PrepareInputs of the open step."""
+    """Wrap a function that prepares the inputs of a run.
+
+    Its calls are timed as the brick PrepareInputs of the open step.
+    """
     return timed(
         original, PREPARE_INPUTS.name, brick_of=lambda args, kwargs: (PREPARE_INPUTS, unit().open[-1].call.tokens)
     )

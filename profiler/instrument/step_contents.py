@@ -169,7 +169,7 @@ CountedStep = CountedAllocations | CountedOperations
 
 
 class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares no type for this class
-    """A mode of torch that counts the operations of a thread, and runs them unchanged."""
+    """A mode of torch that counts the operations of a thread. The operations run unchanged."""
 
     # Without this attribute, torch raises an error if the host calls a higher-order operator.
     supports_higher_order_operators = True
@@ -185,7 +185,10 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let Dynamo compile as usual. Otherwise it would never compile code that is first called in this mode."""
+        """Let Dynamo compile as usual.
+
+        Otherwise, Dynamo would never compile code that is first called in this mode.
+        """
         return True
 
     def ran(self, operation: Any, result: Any) -> None:

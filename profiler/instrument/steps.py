@@ -42,7 +42,7 @@ class ModelSteps(TimedModel):
         give_up: Callable[[Exception], None],
     ) -> None:
         super().__init__(profiler, model, changed, give_up)
-        self._shared_with: dict[ref[ModelSteps], object] = {}  # models that share a module with this one
+        self._shared_with: dict[ref[ModelSteps], object] = {}  # other models that share a module with this model
 
     def after_fork(self) -> None:
         """In a forked child, make a new lock, and keep only the steps of the thread that has forked."""
@@ -87,7 +87,7 @@ class ModelSteps(TimedModel):
             self.failed(error)
 
     def begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
-        """Begin a step that `call` describes, and return it. The call began at `called_ns`.
+        """Begin and return the step that `call` describes. `called_ns` is the time when the call began.
 
         Returns None inside a step of this model, or after an error of cbtop.
         """

@@ -46,7 +46,7 @@ def held(owner: Any, name: str) -> Any:
 
 
 class SwapTarget(Protocol):
-    """A function of the host that can be replaced, so that its calls are timed."""
+    """A function of the host that can be replaced by a function that times its calls."""
 
     is_seen_by_dynamo: bool  # whether Dynamo, torch's compiler, would notice the replacement
 
@@ -61,8 +61,9 @@ class SwapTarget(Protocol):
 
 
 class TimedFunction:
-    """A plain Python function. While it is timed, its calls run `wrapper(copy)` instead. `copy` is a copy of the
-    function.
+    """A plain Python function.
+
+    While the function is timed, a call of it runs `wrapper(copy)` instead. `copy` is a copy of the function.
 
     With `traceable`, Dynamo can compile the function while it is timed.
     """
@@ -90,8 +91,9 @@ class TimedFunction:
 
 
 class TimedEntry:
-    """A function that is stored in a closure cell or a class. While it is timed, `wrapper(function)` is stored there
-    instead.
+    """A function that is stored in a closure cell or a class.
+
+    While the function is timed, the cell or class contains `wrapper(function)` instead.
     """
 
     is_seen_by_dynamo = True
@@ -147,7 +149,7 @@ class Swaps:
         # Whether all functions are replaced now; None if some may be replaced and others not.
         self._are_in: bool | None = False
         self._stay_out = False
-        self._watched: Any = None  # the list of callbacks that Dynamo calls when it begins to compile
+        self._watched: Any = None  # list of the callbacks that Dynamo calls before it compiles
 
     def add(self, function: SwapTarget) -> None:
         """Add a function, and start timing it if calls of a model are being timed."""

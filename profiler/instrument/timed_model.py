@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 # The model is checked for changes in one of this many recorded steps. A check takes as long as timing all modules.
 LOOK_EVERY = 8
 MOST_FIRST_FORWARDS = 64  # if a first training step has more forward passes, the further ones are not recognised
-MODULES_PER_STEP = 200  # number of modules that a recorded step checks, on average; this takes 0.3 ms
+MODULES_PER_STEP = 200  # average number of modules that a recorded step checks; checking this many takes 0.3 ms
 
 
 class TimedModel(ABC):
-    """The modules of one model whose calls are timed in its steps, and the object that times them."""
+    """The modules of one model that are timed in the model's steps, and the object that times them."""
 
     __slots__ = (
         "__weakref__",
@@ -99,7 +99,7 @@ class TimedModel(ABC):
         self.profiler = profiler
         self.time_on(Timing(profiler.parts.paths.host))
         self.model = model
-        self.changed = changed  # a function that plans the model again if it has changed
+        self.changed = changed  # a function that plans the model again if the model has changed
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
         self.contents = StepContents(self)
@@ -117,7 +117,7 @@ class TimedModel(ABC):
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
         self._first_forwards = 0  # number of calls so far that may be forward passes of the first training step
         self.in_python = False  # whether Python handles the model's calls even if the hot path is compiled
-        # True if each call of the model's runner is a step; False if each call of the model is one.
+        # True if each call of the model's runner is a step; False if each call of the model itself is a step
         self.is_of_runner = False
         self.on_device: dict[Hashable, Hashable] = {}  # brick that the host times -> the same brick on the device
         # A function that is called with a description of how the device's times are measured.
@@ -184,7 +184,7 @@ class TimedModel(ABC):
     def ask(self) -> None:
         """Update the bricks for this step if autocast or the adapters have changed.
 
-        Called once per step, not for each brick, because it takes 0.2 us, or 0.35 us under autocast.
+        This is called once per step and not for each brick, because the call takes 0.2 us (0.35 us under autocast).
         """
         try:
             device, autocast, adapters = self._device, None, None
@@ -250,10 +250,11 @@ class TimedModel(ABC):
         return mode
 
     def look_for_gradients(self) -> None:
-        """Check the first weight that requires a gradient. If it is being trained, announce that the process trains.
+        """Check the first weight that requires a gradient.
 
-        In training, the weight has a gradient, or torch has counted that an optimizer changed it in place. The
-        gradient alone does not suffice, because most programs clear gradients before the next step.
+        If this weight is being trained, announce that the process trains. A weight in training has a gradient, or
+        torch has counted that an optimizer changed the weight in place. Looking only at the gradient does not
+        suffice, because most programs clear gradients before the next step.
         """
         root = self.root()
         if root is None:
@@ -261,7 +262,7 @@ class TimedModel(ABC):
         with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             weight = first_trained(root)
             if weight is None or not weight.is_leaf:
-                return  # this tensor was computed, so it has no gradient; reading it would make torch warn
+                return  # this tensor was computed, so it has no gradient; reading its gradient would make torch warn
             before, self.weight_version = self.weight_version, version_of(weight)
             if weight.grad is not None or before not in (None, self.weight_version):
                 self.trains = True

@@ -79,7 +79,7 @@ def is_transforming() -> bool:
 
 
 def compiled_versions(code: CodeType) -> list[Any]:
-    """Return Dynamo's cache entries for `code`, one for each compiled version."""
+    """Return the entries for `code` in Dynamo's cache. There is one entry for each compiled version."""
     return list(_C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
@@ -115,7 +115,7 @@ def has_made_optimizer() -> bool:
 
 
 def is_in_bad_fork() -> bool:
-    """Whether this process cannot use CUDA, because it was forked from a process that uses CUDA."""
+    """Whether this process cannot use CUDA. It cannot if it was forked from a process that uses CUDA."""
     return bool(cuda._is_in_bad_fork())
 
 

@@ -180,7 +180,7 @@ class ThreadTraining:
         """Forget the step, and begin a new one without data."""
         self.steps: TimedModel | None = None  # the model that was called first in this step
         self.tokens = self.sequences = 0
-        self.own_ns = 0  # time in ns that cbtop took to begin the forward passes of this step
+        self.own_ns = 0  # time in ns of cbtop's own work to begin the forward passes of this step
         # The object that records the calls of this step; None if the step is not recorded.
         self.calls: StepCalls | None = None
         self.noting: Noting | None = None
@@ -190,7 +190,7 @@ class ThreadTraining:
         self.phase_after_backward = ""
 
     def give_up(self) -> None:
-        """Drop the step: it does not count, and its times are lost."""
+        """Drop the step: the step does not count, and its times are lost."""
         self.record_no_more()
         self.forget()
         self.clock.restart(None)
@@ -313,8 +313,8 @@ class TrainingSteps:
         here.forwards += 1
         if here.forwards > (MOST_FORWARDS if here.clock.has_backward else MOST_WITHOUT_BACKWARD):
             here.give_up()
-            # The steps of this model end in another thread, or in a way that cbtop does not see. So show its forward
-            # passes as steps of inference.
+            # The steps of this model end in another thread, or in a way that cbtop does not see. So show the model's
+            # forward passes as steps of inference.
             model.training, model.in_python = False, model.guard is not None
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
@@ -406,7 +406,7 @@ class TrainingSteps:
         """
 
     def _record(self, model: TimedModel, name: str, step: EndedStep, calls: StepCalls | None) -> None:
-        """Record an ended step under `name`, with its `calls` if there are any.
+        """Record an ended step under `name`, together with its `calls` if some were recorded.
 
         Announce the parts of the latest steps.
         """
@@ -500,7 +500,7 @@ class TrainingSteps:
         return 0
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
-        """Measure what it cost to record the step that ended at `now_ns`."""
+        """Measure the cost of recording the step that ended at `now_ns`."""
         cost = noting_cost()
         paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns + calls.guard_ns
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))

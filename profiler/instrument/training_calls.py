@@ -45,7 +45,7 @@ Part = tuple[Keys, int, int, int]
 Handle = Any  # the handle of a hook, with a method `remove`
 
 MAX_NODES = 100_000  # if autograd's graph is larger than this, the backward pass is not split into bricks
-#: Returns the number that the next node of this thread will get. None if this torch has no such function.
+#: Returns the number that the next node of this thread will get. It is None if torch has no function for this.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 _ACCUMULATES = 1 << 63  # a node with this number or a higher one adds a gradient to a weight
 # These values take the place of a call's number. OUTSIDE means no call. LOSS means nodes that no call of the model
@@ -124,13 +124,13 @@ class StepCalls(Capture):
         self._keys: list[Hashable] = []  # the brick or layer of each call; None: a call of the model itself
         # For a call of a model itself: the operations that the model runs outside of its modules.
         self._owns: list[OwnOperations | None] = []
-        self._around: list[int] = []  # for each call, the call around it
+        self._around: list[int] = []  # for each call: the innermost call that contains it
         self._begins_ns: list[int] = []
         self._ends_ns: list[int] = []
         self._elements: list[int] = []
         self._repeats: list[bool] = []  # call -> whether it ran during a backward pass
         self._running: list[int] = []
-        # The number that autograd's next node would get, at each begin and end of a call.
+        # the number that autograd's next node would get; one entry for each begin and end of a call
         self._numbers: list[int] = []
         self._innermost: list[int] = []  # the innermost running call, after each begin and end of a call
         # Each entry is a time in ns, and the call whose nodes a backward pass began to run then (or OUTSIDE, LOSS,
@@ -248,11 +248,12 @@ class StepCalls(Capture):
             if owner != before:
                 handles.append(node.register_prehook(functools.partial(self._reached, owner)))
             before = owner
-        if nodes:  # the time after the last node, such as a wait for gradients, is not the time of that node
+        # This time comes after the last node, such as a wait for gradients; it is not the time of that node.
+        if nodes:
             handles.append(nodes[-1][1].register_hook(self._done))
 
     def _owner(self, number: int) -> int:
-        """Return the innermost call that has made the node of autograd with this `number`."""
+        """Return the innermost call that has made the node of autograd with the number `number`."""
         at = bisect_right(self._numbers, number) - 1
         return self._innermost[at] if at >= 0 else OUTSIDE
 
@@ -294,7 +295,7 @@ class StepCalls(Capture):
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
         found += _model_parts(self._owns, self._around, self._begins_ns, self._ends_ns)
         found += self._backward_parts(places)
-        # Sort parts by their ends, so that a part comes before the parts that contain it.
+        # Sort parts by their ends. So a part comes before the parts that contain it.
         return sorted(found, key=lambda part: (part[2], -part[1]))
 
     def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:

@@ -88,7 +88,7 @@ _UNDATED: Hashable = "step"  # this stands for the step's key until the name of 
 UNSETTLED = 2
 # Parts of a step in which the program launches no kernels of the model.
 WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER
-# After FLOOR measured steps, only one step in this number is measured, because an event costs the host 3 us.
+# Once FLOOR steps are measured, only one in this number of steps is measured, because an event costs the host 3 us.
 MEASURED_EVERY = 4
 MOST_RUNNING = 64  # most steps that may be unfinished on the device
 MOST_STAYS = 16  # maximum number of measured waits (parts in WAITS) in one step
@@ -207,7 +207,7 @@ class IdleTimes:
 
     def __init__(self) -> None:
         self._steps = self._known = 0
-        # The events at the begin and the end of each wait; they are used again for later steps.
+        # The events at the begin and the end of each wait. The same events are used again for later steps.
         self._events: list[tuple[Any, Any]] = []
         self._parts: list[TrainingPart] = []  # the part of each wait in the measured step
         self._is_inside = self._is_measured = self._is_complete = False
@@ -326,7 +326,7 @@ class GpuTrainingSteps(TrainingSteps):
         self._memories: dict[str, RecordedMemory] = {}  # by phase
         self._idle = IdleTimes()
         self._events = StepEvents()
-        self._told = 0  # number of steps that were recorded by their kernels
+        self._told = 0  # number of steps whose kernels were recorded
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
         return here.calls
@@ -515,7 +515,7 @@ def _close_at_exit(recording: KernelRecording) -> None:
 
 
 def _close(pid: int) -> None:
-    """Close a recording that is still open, if this is the process that opened it."""
+    """Close a recording that is still open. Do nothing in a process that has not opened the recording."""
     recording = _open[0]() if os.getpid() == pid else None
     if recording is not None and recording.window.is_on:
         recording.end_step()

@@ -29,8 +29,9 @@ def note_call(module: nn.Module) -> None:
 
 
 def note_once(module: nn.Module) -> None:
-    """Remember that `module` was called once. It has no list of layers, so it is shown only from its second call
-    on.
+    """Remember that `module` was called once.
+
+    The module has no list of layers, so it is shown only from its second call on.
     """
     if len(_once) < MAX_KINDS:
         _once.add(type(module).__name__)

@@ -96,7 +96,7 @@ def _model_of(runner: Any) -> nn.Module:
 
 def _bricks(runner: Any) -> tuple[bool, str]:
     config = runner.vllm_config.compilation_config
-    # cudagraph_mode is one number, or a pair of numbers for decode steps and for other steps
+    # cudagraph_mode is one number, or two numbers: the first for decode steps, the second for other steps
     graphs = config.cudagraph_mode.value
     # before vLLM 0.11, the setting `mode` was called `level`
     if int(config.mode if hasattr(config, "mode") else config.level):

@@ -126,7 +126,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if packed is not None:
         return _work_of_packed(packed, columns, rows)
     if any([first_tensor(child) is not None for _, child in children_of(module)]):
-        return UNKNOWN_WORK  # the layer computes its weights when it is called, or multiplies by several matrices
+        return UNKNOWN_WORK  # this layer computes its weights during a call, or multiplies by several matrices
     if all([one is None for one in (*own_parameters(module).values(), *own_buffers(module).values())]):
         return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # the layer does not store its weights itself
     weight = own_parameters(module).get("weight", attribute_of(module, "weight"))
@@ -215,7 +215,7 @@ def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
 
 
 def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int, str]:
-    """Return the bytes of one activation (0 if unknown), and the number type that the product multiplies."""
+    """Return the bytes of one activation (0 if unknown). Also return the number type that the product multiplies."""
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in held if tensor is not None]
     if not tensors:

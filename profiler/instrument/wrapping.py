@@ -83,7 +83,7 @@ class CallWrapper:
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the module as torch would without cbtop."""
-        instead = self.instead  # read this only once, because another thread may change it
+        instead = self.instead  # read this attribute only once, because another thread may change it
         if instead is not None:
             return instead(*args, **kwargs)
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # alive while it is called
@@ -111,7 +111,7 @@ class CallWrapper:
         if there is self:
             put(module, self.instead if isinstance(self.instead, CallWrapper) else None)
             return
-        for other in _chain(there):  # several models share this module, and each has a wrapper for it
+        for other in _chain(there):  # several models share this module, and each model has a wrapper for it
             if other.instead is self:
                 other.instead = self.instead
 
@@ -178,8 +178,8 @@ class BrickCall(CallWrapper):
     def __init__(
         self, module: nn.Module, key: Hashable, steps: TimedSteps, key_in: KeyIn | None = None, mode: Hashable = None
     ) -> None:
-        # Does the same as CallWrapper.__init__, but without calling it, because attaching makes thousands of
-        # wrappers.
+        # Does the same as CallWrapper.__init__, but does not call it. Attaching makes thousands of wrappers, so a
+        # call would cost time.
         self.module = weakref.ref(module)
         self.instead = of_host(module)
         self._key = key
@@ -263,7 +263,8 @@ class SizedCall(BrickCall):
         self._image_mode: Hashable = None
 
     def follow(self, mode: Hashable) -> None:
-        self._image_mode = mode  # this function is used at each call, when the size of the image is known
+        # _key_of uses this mode at each call, because only then the size of the image is known.
+        self._image_mode = mode
 
     # Use the Python method even if the hot path is compiled, because the compiled method ignores the size of the
     # image.

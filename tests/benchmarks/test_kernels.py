@@ -33,7 +33,7 @@ def test_a_kernel_that_takes_longer_than_its_contract_allows_is_named(
     monkeypatch.setattr(kernels, "cpu_name", lambda: processor)
     monkeypatch.setattr(kernels, "TIER", tier)
     bound = contract("linear").performance
-    # CPU time in ns: first of the kernel, then of a plain read of the same memory.
+    # two CPU times in ns: first the time of the kernel, then the time of a plain read of the same memory
     taken_ns = cycle([slower / bound.fraction, 1.0])
 
     def timed(call: Callable[[], object]) -> float:

@@ -163,7 +163,7 @@ def test_who_comes_later_sees_the_same_seconds(runtime: Path) -> None:
         for store in (run.store, late):
             apply(store, said)
     rows = source_view(late.sources[run.source.key]).bricks
-    # The viewer that connected late knows only a part of its first second, so this second is not compared.
+    # This viewer connected late. It knows only a part of its first second, so this second is not compared.
     seen = next(row.trend_us for row in rows if row.name == "Down")[1:]
     assert len(seen) > 5
     assert run.rows()["Down"].trend_us[-len(seen) :] == seen

@@ -446,7 +446,7 @@ def test_runs_moved_alike_by_a_machine_give_a_scatter_relative_to_others() -> No
 def test_a_clock_that_drifts_while_caches_grow_is_no_cache() -> None:
     """The clock slows down, so every brick takes 1 % longer in each block of steps.
 
-    One brick takes another 1 % longer. Only this part comes from its growing cache.
+    One brick takes another 1 % longer. Only this additional part comes from the brick's growing cache.
     """
     along = np.arange(40.0)
     pace = 1 + along / 100
@@ -520,7 +520,7 @@ def test_a_figure_per_call_has_the_error_of_its_calls() -> None:
 
 
 def test_a_time_far_from_before_has_an_interval_as_wide_as_itself_scatters() -> None:
-    """The measured time is five times as long as before, but the true ratio may be 3 or 8."""
+    """The measured time is five times as long as before. The true ratio may be anything between 3 and 8."""
     before, now = Figure(100.0, 10.0, 60), Figure(500.0, 90.0, 60)
     found = change(before, now, 100)
     assert found.is_beyond_noise

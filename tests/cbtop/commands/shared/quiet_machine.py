@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Python imports this file when it starts. It makes the measurements short and independent of the load. Idle processes
-# would wait for other tests.
+# Python imports this file when it starts. The file makes the measurements short and independent of the load. It also
+# removes idle priority, because idle processes would wait for other tests.
 SITECUSTOMIZE = """
 import os
 from cbtop.commands.shared import machine_load, short_measurement, short_roofs

@@ -49,7 +49,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets an entry each time that the code asks for a GPU. The fake GPU has enough memory."""
+    """Return a list that gets an entry whenever the code asks for a GPU. The fake GPU has enough memory."""
     found: list[str] = []
 
     def gpu() -> Any:
