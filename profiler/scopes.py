@@ -71,7 +71,7 @@ class Scopes:
             scope = type(outer)(key, node, outer, _work_of(key))
             if node == NO_NODE:
                 self.dropped += 1
-                return scope  # do not store this scope, because there may be any number of scopes without a node
+                return scope  # do not store this scope, because a host may use any number of scopes that have no node
             outer.children[key] = scope
             return scope
 
@@ -129,7 +129,7 @@ class NamedScopes:
         self._places = {id(unnamed): self.named}
 
     def of(self, scope: Any) -> Scope:
-        """Return the scope inside the named step that replaces `scope`, which is inside the unnamed step."""
+        """Return the scope inside the named step that replaces `scope`. `scope` is inside the unnamed step."""
         found = self._places.get(id(scope))
         if found is None:
             outer, key = self.of(scope.parent), self._label(scope)
@@ -146,7 +146,7 @@ def _work_of(key: object) -> object:
 
 
 def _running(outer: Scope, key: object) -> list[Scope]:
-    """Return the scopes with this `key` among `outer` and the scopes around it, innermost first."""
+    """Return the scopes with this `key`, innermost first. Looks at `outer` and at the scopes around `outer`."""
     running = []
     scope: Scope | None = outer
     while scope is not None and scope.parent is not None:

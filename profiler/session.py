@@ -25,12 +25,13 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT
 from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Kinds of nodes that may have no time of their own. They are in the graph if the node that contains them ran.
+# Kinds of nodes that may have no time of their own. A node of these kinds is in the graph if the node that contains
+# it ran.
 UNTIMED = (NodeKind.KERNEL, NodeKind.TRANSFER)
 
 
 class Readable(Protocol):
-    """The interface of a recorder with records that can be read back in the same process."""
+    """The interface of a recorder whose records can be read back in the same process."""
 
     def nodes(self) -> list[Node]:
         """Return every announced node, in order."""
@@ -47,8 +48,8 @@ class Report:
     """The statistics of everything recorded, or of the last `window_s` seconds.
 
     Numbers of steps, tokens and times of whole steps cover all steps. Bricks, categories and books cover only
-    recorded steps, not plain steps. `overwritten` is the number of records that were lost before they were read.
-    `rejected` is the number of records with impossible values or without a node.
+    recorded steps, not plain steps. `overwritten` is the number of records that were overwritten before they were
+    read. `rejected` is the number of records with impossible values or without a node.
     """
 
     bricks: tuple[BrickStats, ...]
@@ -165,8 +166,9 @@ def _added_up(beside: Beside) -> str:
 
 
 class Session:
-    """Reads the records of `recorder` back, and adds them up. Its methods must be called often enough that the ring
-    does not overwrite unread records.
+    """Reads the records of `recorder` back, and adds them up.
+
+    Call the methods of this object often enough that the ring does not overwrite unread records.
     """
 
     def __init__(self, recorder: Readable, sample_every: int = 1) -> None:

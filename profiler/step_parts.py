@@ -1,5 +1,6 @@
-"""Keeps a step that has ended until the device's times of its parts (layers and bricks) arrive, and finds the scopes
-of the parts.
+"""Keeps a step that has ended until the device has reported the times of the step's parts (layers and bricks).
+
+Also finds the scopes of the parts.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ Inside = tuple[Any, Any, int]
 
 
 class Ended:
-    """What is known about a step that has ended and waits for its parts (layers and bricks)."""
+    """The known data of a step that has ended and waits for its parts (layers and bricks)."""
 
     __slots__ = ("end", "flags", "inside", "outside", "scope", "start")
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.places import Adopted
 
-NO_NAME = "step"  # the name of a step that was never given one
+NO_NAME = "step"  # the name of a step that never got a name
 # Flags of a cancelled plain step. Its record has the shared lane, because it cancels no other record in that lane.
 CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE
 StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # (STEP, name) or (STEP, name, model)
@@ -100,7 +100,7 @@ class Steps:
             _log.warning(line, *arguments)
 
     def on(self, path: Path) -> Steps:
-        """Return a copy of this object that times steps on `path`. The copy shares the lanes."""
+        """Return a copy of this object that times steps on `path`. The copy shares the lanes with this object."""
         steps = copy.copy(self)
         steps.path, steps.give_up = path, path.give_up
         self._others.add(steps)
@@ -126,7 +126,7 @@ class Steps:
         """Record a step that was timed elsewhere on the host's clock, with its `parts`.
 
         If `parts` is None, the step is recorded as plain. `lost` is the number of steps that were lost since the last
-        recorded one.
+        recorded step.
         """
         step = ActiveStep(self, name, tokens, model)
         try:
@@ -251,7 +251,7 @@ class ActiveStep:
         self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
         self.own_ns = 0  # time of cbtop's work to start the step, and of calls in the step that are not the model's
-        self.returned_ns: int | None = None  # the time when the call that ends the step returned, if it is known
+        self.returned_ns: int | None = None  # the time when the call that ends the step returned; None if unknown
         self.tokens = tokens
         self.sequences: int | None = None
         self.cached: int | None = None
@@ -301,7 +301,7 @@ class ActiveStep:
             self._steps.give_up(error)
 
     def cancel(self) -> None:
-        """Exclude this step, its tokens and its time from all counts. The calls of its bricks still count."""
+        """Exclude this step, its tokens and its time from all counts. The calls of the step's bricks still count."""
         self._cancelled = True
 
     def take_lane(self) -> int:
@@ -418,7 +418,7 @@ class ActiveStep:
                 self.own_ns = clock.perf_counter_ns() - self._begun_ns
             start = self._start = path.start_mark()
             now_ns = start if isinstance(start, int) else path.now_ns()
-            self._outer_held = position.held  # no line after this one can fail
+            self._outer_held = position.held  # no line below can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
             # Make all three assignments in one statement. A signal handler may run steps between two statements, and
@@ -496,7 +496,7 @@ class ActiveStep:
                     self._steps.give_up(trouble)
 
     _begun_ns: int  # only set if there is a governor
-    outer: Any  # the step that contains this one, or None
+    outer: Any  # the innermost step around this step, or None
     _is_outermost: bool  # True if the step is not inside any other step of this process
     _is_plain: bool  # True if the bricks of the step are not recorded (a plain step)
     forks: int  # number of forks when the step began; a child has a higher number
@@ -566,7 +566,10 @@ class ActiveStep:
             path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def leave_to_parent(self) -> None:
-        """In a forked child, do not record this step or the work adopted for it. Both belong to the parent."""
+        """In a forked child, do not record this step, or the work adopted for this step.
+
+        Both belong to the parent.
+        """
         _let_go(self.adopted)
         self._scope = self.lane = self._ended = None
 

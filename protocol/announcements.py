@@ -1,5 +1,6 @@
-"""The announcements of a profiled process: the messages that it sends about itself. A new announcement replaces an
-earlier one with the same key.
+"""The announcements of a profiled process: messages about the process itself.
+
+If two announcements have the same key, the new one replaces the earlier one.
 
 The number and the size of announcements are bounded.
 """

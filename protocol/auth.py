@@ -2,7 +2,7 @@
 
 CURVE proves that a viewer owns the key that it presents, but accepts every key. To restrict keys, libzmq sends a
 request over ZAP (ZeroMQ RFC 27) to an inproc address of the context, and the authenticator answers the request. Only
-the socket's monitor reports a failed handshake, and it does not say whose handshake failed.
+the socket's monitor reports a failed handshake, but the monitor does not say which viewer's handshake failed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ZapAuthenticator:
     """Lets a viewer into the daemon's socket if its key is on the allow-list. Without `keys`, lets in every viewer.
 
     The authenticator is needed even without keys, because it makes libzmq refuse peers with a ZMTP version before 3.
-    Messages from such peers do not identify their sender.
+    Messages from these old peers do not identify their sender.
 
     pyzmq's own Authenticator is not enough, because it does not read its list again for each viewer. It also does not
     remember the keys that it has let in, so it cannot tell whether a viewer's key was revoked.

@@ -53,7 +53,7 @@ class CatalogWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.locked = False
-        self.size_bytes = 0  # bytes of all messages that were accepted, whether they are in the file yet or not
+        self.size_bytes = 0  # bytes of all accepted messages, including the messages that are not in the file yet
         self.trouble: OSError | None = None  # why the last write failed; None after a success
         self._waiting = bytearray()  # accepted frames that are not written yet
         self._written_bytes = 0

@@ -104,7 +104,7 @@ def encode_node(node: messages.Node) -> EncodedNode:
 def decode(frame: bytes | memoryview) -> messages.Message | None:
     """Return the message in `frame`, or None if its kind is unknown to this minor version of the protocol.
 
-    Raises DecodeError for anything else that is not a message.
+    Raises DecodeError if `frame` is not a valid message.
     """
     if len(frame) > MAX_FRAME_BYTES:
         raise DecodeError(f"a frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES} are taken")
@@ -314,8 +314,8 @@ def _group_of(annotation: Any) -> type | None:
 
 
 def _group_reader(group: type) -> tuple[frozenset[str], frozenset[str], Callable[[dict[str, Any]], Any]]:
-    """Return the field names of a group, the required ones among them, and a function that makes the group from a
-    map.
+    """Return three values: the field names of a group, its required field names, and a function that makes the group
+    from a map.
     """
     members = dataclasses.fields(group)
     needed = frozenset(member.name for member in members if member.default is dataclasses.MISSING)
@@ -335,7 +335,9 @@ def plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
 
 
 def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
-    """Return a function that puts the fields of a message and of its groups into a map."""
+    """Return a function that takes a message and a map, and puts the fields of the message and of its groups into the
+    map.
+    """
     hints = get_type_hints(kind)
     members = dataclasses.fields(kind)
     getters = [operator.attrgetter(field.name) for field in members]

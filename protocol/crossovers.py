@@ -24,7 +24,7 @@ from cbtop.version import __version__
 SCHEMA = "cbtop.crossovers/1"
 MAX_MACHINES = 32  # most machines in the file of crossovers; if there are more, the oldest measurements are dropped
 MAX_CROSSOVERS = 8  # per machine
-MAX_VALUE = NEVER = 1 << 40  # a crossover of this size means "never", because no call has this much work
+MAX_VALUE = NEVER = 1 << 40  # a crossover of this size is never reached, because no call has this much work
 MAX_US = 1e9
 
 
@@ -108,7 +108,9 @@ def known_crossovers() -> tuple[MachineCrossovers, ...]:
 
 
 def keep_crossovers(measured: MachineCrossovers) -> None:
-    """Store the crossovers of this machine in place of its older ones. The crossovers of other machines stay.
+    """Store the crossovers of this machine.
+
+    They replace the older crossovers of this machine. The crossovers of other machines stay.
 
     Raises RoofsError.
     """

@@ -37,7 +37,7 @@ LARGEST_SHARE = 4  # the files take at most 1 / LARGEST_SHARE of the file system
 # If a limit is exceeded, more files are deleted than needed, until 1 / SPARE of the limit is free. So not every start
 # has to delete files.
 SPARE = 4
-BEGINS_WITHIN_S = 600.0  # a process that has no ring after this time will not create one
+BEGINS_WITHIN_S = 600.0  # a process that has no ring after this time in seconds will not create a ring
 SWEPT_NAMES = 1024  # number of file names that a starting host looks at
 # A sweep removes the files of at most this many processes. A host sweeps once for every SWEPT_AT_ONCE rings that it
 # opens.
@@ -92,7 +92,9 @@ def runs(ring_path: Path) -> bool:
     catalog = ring_path.with_suffix(".catalog")
     try:
         if not ring_path.exists() and _is_young(ring_path):
-            return True  # A new process may be about to lock its catalog. Testing the lock now could make that fail.
+            # A new process may be about to lock its catalog. Testing the lock now could make the process fail to
+            # lock.
+            return True
         if not is_running(pid, start):
             # The process may run in a different pid namespace, and its pid cannot be found then. So test the lock.
             return is_locked(catalog)
@@ -114,7 +116,7 @@ def left_by(ring_path: Path) -> EndedProcess | None:
             return None
         size_bytes += 512 * status.st_blocks
         signs_s.append(status.st_mtime)
-    # A file that is not a ring has no records. Its age then comes from the times of the files.
+    # A file that is not a ring has no records, so the times of the files give the age.
     with suppressed(RingError):
         signs_s.append(_newest_record_s(ring_path, now_s))
     last_sign_s = max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0)
@@ -187,7 +189,7 @@ def _is_closed(ring_path: Path) -> bool:
 
 
 def _newest_record_s(ring_path: Path, now_s: float) -> float:
-    """Return the Unix time at which the ring's newest record ended, or 0 if it has none.
+    """Return the Unix time when the ring's newest record ended, or 0 if the ring has no records.
 
     Raises RingError if the file is not a ring.
     """
@@ -196,7 +198,8 @@ def _newest_record_s(ring_path: Path, now_s: float) -> float:
         end_ns = reader.newest_end_ns()
         if end_ns is None:
             return 0.0
-        # The ring was written since this machine booted. So use the monotonic clock, which cannot be set.
+        # The ring was written after this machine booted. So use the monotonic clock, because this clock cannot be
+        # set.
         if reader.boot_id == boot_id():
             return now_s - (clock.perf_counter_ns() - end_ns) / 1e9
         return (reader.realtime_ns + end_ns - reader.monotonic_ns) / 1e9

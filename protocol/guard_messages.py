@@ -45,7 +45,7 @@ class GuardFault:
 class GuardedSteps:
     """The number of checked steps of a model, and the first fault. A message replaces the previous one.
 
-    `steps` is the number of all steps of the model, checked or not, or 0 if it is not known.
+    `steps` is the number of all steps of the model, checked or not, or 0 if unknown.
     """
 
     model: str

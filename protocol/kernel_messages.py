@@ -70,7 +70,9 @@ class KernelBurst:
 
 @dataclass(frozen=True, slots=True)
 class BrickHostTime:
-    """The median time, in ns, that the host spent in a call of the brick `node`, without the bricks inside it.
+    """The median time in ns that the host spent in a call of the brick `node`. The time of bricks inside this brick
+    is left out.
+
     `calls` is the number of calls.
     """
 

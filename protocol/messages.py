@@ -30,8 +30,8 @@ from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientMessage, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
-# If other processes use more than this percentage of the processors, they disturb a measurement. An idle machine uses
-# less.
+# If other processes use more than this percentage of the processors, they disturb a measurement. An idle machine is
+# below this percentage.
 BUSY_PERCENT = 5
 UNSURE_PERCENT = 10  # If the rounds of a measured roof differ by more than this percentage, the roof is unsure.
 
@@ -57,7 +57,7 @@ class HostHello:
     start. `pid` is the pid in the process's own pid namespace, and `pid_namespace` is the inode of that namespace
     (None: not known). The process records one step in `sample_every`. If `locked`, the process holds a lock
     (flock(2)) on its catalog until it ends. `clock_resolution_ns` is the smallest difference between two readings of
-    its clock (None: not known). `job` is equal in all ranks of a job. It is only compared, never shown.
+    its clock (None: not known). `job` is equal in all ranks of a job. The value is only compared, never shown.
     """
 
     protocol_major: int
@@ -264,7 +264,7 @@ class Activity:
     """
 
     name: str
-    done: float | None = None  # the share of the work that is done, 0 to 1, or None if it is not known
+    done: float | None = None  # the share of the work that is done, 0 to 1; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +356,7 @@ Part = (
 class DaemonHello:
     """The first message that a viewer receives.
 
-    It is the same in all versions of the protocol, while all other messages may change.
+    This message is the same in all versions of the protocol. All other messages may change.
     """
 
     protocol_major: int
@@ -415,7 +415,7 @@ class SourceState:
 
     `produced == received + overwritten + rejected`. `produced` records have been read. `received` of them are in the
     statistics. `overwritten` were replaced in the ring before they could be read, `before_attach` of them before the
-    daemon first read the ring. `rejected` had a node that is not in the catalog, or times that run backwards.
+    daemon first read the ring. `rejected` records had a node that is not in the catalog, or times that run backwards.
     `unread` more records are written but not read yet. `left_out` announcements are missing, because they exceeded
     the limits of the catalog or the daemon. `quiet` is None if the process makes progress or has ended.
     """

@@ -1,6 +1,6 @@
 """What all traces have in common: their configuration, and the named numbers of a summary."""
 
-# Do not import NumPy here, because code that only chooses traces should not load it.
+# Do not import NumPy here. Code that only chooses traces should not load it.
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 from cbtop.protocol.messages import TraceNumber
 
 HISTORY_FORWARDS = 32  # number of latest traced passes that are kept; a summary covers these passes
-MAX_ANOMALIES = 16  # most anomalies that are kept for each trace; these are the latest
+MAX_ANOMALIES = 16  # most anomalies that are kept for each trace; the latest anomalies are kept
 MAX_ROWS = 48  # most rows of a summary; if a model has more layers, the rows show some of them at even distances
 
 Item = TypeVar("Item")
@@ -33,7 +33,10 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class TracerConfig:
-    """The traces that are on. Without `tracked_tokens`, the logit trace follows each pass's most likely tokens."""
+    """The traces that are on.
+
+    If `tracked_tokens` is not given, the logit trace follows the most likely tokens of each pass.
+    """
 
     trace_activations: bool = False
     trace_attention: bool = False

@@ -1,6 +1,7 @@
 """Trace MLT-03: how the ranks of likely tokens rise from layer to layer, according to the logit lens."""
 
-# The logit lens (nostalgebraist 2020) treats every layer's output like the last one: final norm, then output matrix.
+# The logit lens (nostalgebraist 2020) treats the output of each layer as if the layer were the last one. It applies
+# the final norm, then the output matrix.
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ class TokenLogitEvolution:
 
     @property
     def decisive_layer(self) -> int | None:
-        """The first layer after which the token always has rank 1, or None if it does not have rank 1 at the end."""
+        """The first layer after which the token always has rank 1.
+
+        None if the token does not have rank 1 at the end.
+        """
         decisive = None
         for layer in reversed(range(len(self.per_layer_rank))):
             if self.per_layer_rank[layer] != RANK_FIRST:

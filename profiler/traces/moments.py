@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Number of values in a chunk; as float64 they take 128 KiB, which fits into a second-level cache.
+# Number of values in a chunk. As float64, a chunk takes 128 KiB, which fits into a second-level cache.
 CHUNK_ELEMENTS = 1 << 14
 
 

@@ -1,7 +1,7 @@
 """Trace MLT-04: the error of a brick's output because of quantisation, compared with exact arithmetic."""
 
 # The available data decides what can be measured. A quantised model file contains no float weights, so the error of
-# quantising them is unknown. Each trace names its `source`.
+# quantising them is unknown. The field `source` of a trace names the compared outputs.
 
 from __future__ import annotations
 
