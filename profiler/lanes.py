@@ -26,7 +26,7 @@ class Lanes:
     __slots__ = ("_holders", "_taking")
 
     def __init__(self) -> None:
-        # The last step that took each lane. The shared lane is not here, because several steps may hold it.
+        # lane -> the last step that took it. The shared lane is not here, because several steps may hold it.
         self._holders: dict[int, ref[LaneHolder] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
 
@@ -37,11 +37,11 @@ class Lanes:
 
     @property
     def holders(self) -> list[LaneHolder | None]:
-        """The last step of each lane that was taken, or None if that step was garbage-collected."""
+        """For each lane that was taken: the last step in the lane, or None if this step was garbage-collected."""
         return [holder() for holder in self._holders.values() if holder is not None]
 
     def take(self, step: LaneHolder) -> int:
-        """Reserve a lane for `step` and return it. Returns the shared lane if the other lanes are taken."""
+        """Reserve a lane for `step` and return it. If all other lanes are taken, returns the shared lane."""
         with self._taking:
             for lane, holder in self._holders.items():
                 held_by = None if holder is None else holder()

@@ -1,4 +1,4 @@
-"""Makes the nodes that can be announced from a key of the hot path."""
+"""Makes graph nodes from the keys that the hot path uses. The nodes can be announced to the daemon."""
 
 from __future__ import annotations
 
@@ -99,6 +99,6 @@ def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category
 def _only(kind: type[Attributes], holder: Attributes) -> Attributes:
     """Return an object of the class `kind`, with the attributes that `kind` declares, copied from `holder`.
 
-    Attributes of subclasses are dropped, so that nodes with equal work compare equal.
+    Attributes that only a subclass declares are dropped. So nodes with equal work compare equal.
     """
     return kind(**carried(kind, holder))

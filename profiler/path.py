@@ -30,7 +30,7 @@ class TimedBlock(Protocol):
     ) -> None: ...
 
 
-# Calls that were timed elsewhere, as four columns: scopes, starts in ns, ends in ns, elements.
+# Calls that were timed elsewhere. There are four columns: scopes, starts in ns, ends in ns, elements.
 Told = tuple[Sequence[Scope], Sequence[int], Sequence[int], Sequence[int]]
 
 
@@ -38,7 +38,7 @@ class Path(Protocol):
     """The interface of HostPath and DevicePath."""
 
     implementation: str
-    give_up: Callable[[Exception], None]  # a function that is called if timing on this path has failed
+    give_up: Callable[[Exception], None]  # a function that is called if this path fails to time something
 
     @property
     def is_over(self) -> bool:
@@ -46,8 +46,9 @@ class Path(Protocol):
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The ended steps that wait for their times. None if this path knows the times of a step as soon as it
-        ends.
+        """The steps that have ended, and whose times are not known yet.
+
+        None if this path knows the times of a step as soon as the step ends.
         """
 
     @property
@@ -77,10 +78,11 @@ class Path(Protocol):
         """Move `position` to `scope`, which began at `start_ns`."""
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Write into the ring that `position` has been in `scope` since `start_ns`, and the size of its step, so that
-        viewers see it.
+        """Write two facts into the ring, so that viewers see them: `position` has been in `scope` since `start_ns`,
+        and the size of the step at `position`.
 
-        The size is `tokens`, or `sequences` if `tokens` is not a number above 0. The position does not move.
+        The size is `tokens`. If `tokens` is not a number above 0, the size is `sequences`. The position does not
+        move.
         """
 
     def after_fork(self) -> None:
@@ -98,7 +100,7 @@ class Path(Protocol):
     def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
         """Record a call in `scope` between two marks.
 
-        If the step that runs at `position` has no name yet, the call is stored until it has.
+        If the step that runs at `position` has no name yet, the call is stored until the step has a name.
         """
 
     def emit_step(
@@ -120,7 +122,7 @@ class Path(Protocol):
 
 
 def amount_of(value: object) -> int:
-    """Return `value` if it can be recorded as an amount of work, else UNKNOWN_AMOUNT."""
+    """Return `value` if it can be recorded as an amount of work. Otherwise return UNKNOWN_AMOUNT."""
     return value if isinstance(value, int) and 0 <= value <= MOST else UNKNOWN_AMOUNT
 
 
@@ -135,7 +137,7 @@ def emit_at_once(
 ) -> None:
     """Record a call in `scope` with times of the host.
 
-    If the step that runs at `position` has no name yet, the call is stored until it has.
+    If the step that runs at `position` has no name yet, the call is stored until the step has a name.
     """
     if scope.node >= 0 or position is None:
         callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)
@@ -148,7 +150,7 @@ def emit_at_once(
 
 
 class HostPath:
-    """Times bricks on the host's clock. The methods that run at every brick are those of the hot path."""
+    """Times bricks on the host's clock. The hot path provides the methods that run at every brick."""
 
     is_over = False
     held_steps = None
@@ -169,8 +171,8 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # Every step reads both properties below. attrgetter runs no Python code, which the model would have evicted from
-    # the processor's caches.
+    # Every step reads both properties below. attrgetter reads them without running Python code. While the model ran,
+    # such code would have been evicted from the processor's caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
@@ -202,7 +204,10 @@ class HostPath:
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Record calls that were timed elsewhere. Must be fast, because one step may have hundreds of such calls."""
+        """Record calls that were timed elsewhere.
+
+        This must be fast, because one step may have hundreds of calls that were timed elsewhere.
+        """
         scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
             tags = [scope.node | flags for scope in scopes]
@@ -216,7 +221,8 @@ class HostPath:
 
 
 def host_path(callbacks: Callbacks, clock_ns: Any) -> HostPath:
-    """Return a path that times bricks on `clock_ns`. It uses the compiled hot path if that was built, else the one in
-    Python.
+    """Return a path that times bricks on `clock_ns`.
+
+    The path uses the compiled hot path if it was built, and otherwise the hot path in Python.
     """
     return HostPath(chosen()(callbacks, clock_ns), callbacks)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Paths:
-    """Makes and ends the paths of a profiler. A path times calls on one clock. `own` is the path that times its
-    bricks: `device` if there is one, else `host`.
+    """Makes and ends the paths of a profiler.
 
-    Each function in `settlers` records the work that a device has already reported. If its argument is True, it first
-    waits for the device.
+    A path times calls on one clock. `own` is the path that times the profiler's bricks: `device` if there is a device
+    path, otherwise `host`. Each function in `settlers` records the work that a device has already reported. If the
+    argument of the function is True, the function first waits for the device.
     """
 
     def __init__(
@@ -85,8 +85,9 @@ class Paths:
             self.settlers.remove(path.kept.settle)
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record what the devices have reported. If `may_wait`, first wait for everything that they have not
-        reported.
+        """Record what the devices have reported.
+
+        If `may_wait`, first wait until the devices have reported everything.
         """
         for settle in list(self.settlers):
             settle(may_wait)

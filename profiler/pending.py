@@ -25,7 +25,7 @@ class Pending:
     """Keeps timings until the device has reached their marks on `clock`, and then passes them to `record`.
 
     `defer(timing)` keeps a timing in `timings` until `finalize`. If a mark has no time, its timing is recorded
-    without a node, so it counts as lost. If the clock fails, all waiting timings count as lost.
+    without a node, so the timing counts as lost. If the clock fails, all waiting timings count as lost.
     """
 
     defer: Callable[[Timing], None]
@@ -34,7 +34,7 @@ class Pending:
         self._clock = clock
         self._record = record
         self.timings: deque[Timing] = deque()
-        # This is the method of the list itself, because a wrapper would cost time at every brick.
+        # This is the list's own method, because a wrapper would cost time at every brick.
         self.defer = self.timings.append
         self.after_fork()
 
@@ -57,7 +57,7 @@ class Pending:
     def finalize(self) -> None:
         """Wait for the device once and record all waiting timings, each with its own start and end.
 
-        If the clock raises an exception, count the waiting timings as lost and raise its exception.
+        If the clock raises an exception, count the waiting timings as lost, and raise the exception again.
         """
         # Only the thread that holds the lock removes timings. So the first `waiting` timings are those that
         # `synchronize` has waited for, unless `discard` has removed some of them.

@@ -1,5 +1,6 @@
-"""Assigns work in a different thread or task to the step and layer that asked for it. That is called adoption, and
-the step and layer are a place.
+"""Assigns work in a different thread or task to the step and layer that asked for the work.
+
+The assignment is called adoption. The step and layer together are called a place.
 
 Rules
 - A place ends with its step. Work that continues after the step belongs to no step.
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from cbtop.profiler.scopes import Scopes
 
 ADOPTED = (NodeKind.ADOPTED, "adopted")
-# Longest wait for another thread that is undoing an adoption, in seconds; undoing takes microseconds.
+# Another thread may be undoing an adoption. This is the longest wait for that thread, in seconds. Undoing takes
+# microseconds.
 UNDONE_WITHIN_S = 0.1
 
 
@@ -63,8 +65,9 @@ class Adopted:
         self._give_up = give_up
         self._place = place
         self._lock = threading.RLock()
-        self._position: Position | None = None  # the thread or task that has adopted the place; set only while it has
-        self._scope: Any = None  # None if the adopted work is not recorded
+        # Position of the thread or task that has adopted the place. None before and after the adoption.
+        self._position: Position | None = None
+        self._scope: Any = None  # scope of the adopted work; None if the work is not recorded
 
     def __enter__(self) -> Adopted:
         try:
@@ -86,7 +89,7 @@ class Adopted:
         position, step = path.position, place.step
         is_there = position.step is step and position.scope is place.scope
         is_nowhere = step is None and place.scope.parent is None
-        # A step that has no position has ended, so its place cannot be adopted.
+        # If a step has no position, the step has ended, so its place cannot be adopted.
         if is_there or is_nowhere or (step is not None and step.position is None):
             return
         self._before = position.scope, position.lane, position.held, position.step, position.recording
@@ -98,7 +101,7 @@ class Adopted:
             self._start = path.start_mark()
             self._scope = scope
             path.enter(position, scope, path.now_ns())
-        self._position = position  # set this last, because from now on the end of the step may undo the adoption
+        self._position = position  # Set `_position` last. From now on, the end of the step may undo the adoption.
         if step is not None:
             step.adopted[self] = None
             if step.position is None:  # the step has ended while this thread adopted it
@@ -118,9 +121,9 @@ class Adopted:
 
         The end of the step calls this method too, in the step's own thread.
         """
-        # Two threads may undo the adoption. If one is doing it, the other waits until that is done. In a child that
-        # was forked in between, the lock is never released. The child gives up, because its thread has not adopted
-        # the place.
+        # Two threads may undo the adoption at the same time. The second thread waits until the first one is done. If
+        # the process was forked in between, the lock is never released in the child. The child gives up, because its
+        # thread has not adopted the place.
         if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
         try:

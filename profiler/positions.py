@@ -1,5 +1,7 @@
-"""Keeps the positions of a process. A position says which brick, layer and step is running now. Each thread, asyncio
-or trio task and greenlet has its own.
+"""Keeps the positions of a process.
+
+A position says which brick, layer and step is running now. Each thread, asyncio or trio task and greenlet has a
+position of its own.
 
 Tasks that take turns in one thread cannot share a position, because one task would appear inside calls of another. If
 a step starts a task or greenlet, the new task begins outside of that step, because the step may end first.
@@ -19,14 +21,14 @@ Position = TypeVar("Position")
 
 
 def running_unit() -> object | None:
-    """Return the running asyncio task, trio task or greenlet. Returns None if the thread runs no such unit.
+    """Return the running asyncio task, trio task or greenlet. Return None if the thread runs none of them.
 
-    If a greenlet runs inside a task, as in SQLAlchemy, the task is returned, because it waits for the greenlet.
+    If a greenlet runs inside a task, as in SQLAlchemy, return the task, because the task waits for the greenlet.
     """
     modules = sys.modules
     asyncio = modules.get("asyncio")
     if asyncio is not None:
-        # While asyncio is being imported, it does not have this function yet.
+        # While asyncio is being imported, the module does not have this function yet.
         loop = getattr(asyncio, "_get_running_loop", _no_unit)()
         task: object | None = asyncio.current_task(loop) if loop is not None else None
         if task is not None:
@@ -55,8 +57,8 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
     A position lives as long as its thread, task or greenlet.
     """
     of_thread = thread_local()
-    # This dictionary is no WeakKeyDictionary, because that runs Python code when a task is deleted. An exception that
-    # a signal handler of the host raises in such code is lost.
+    # Do not use a WeakKeyDictionary here. It runs Python code when a task is deleted. If a signal handler of the host
+    # raises an exception in this code, the exception is lost.
     of_unit: dict[ref[object], Position] = {}
     modules = sys.modules
     # Python's hot path calls this function at every brick. So look for tasks and greenlets only if there can be any:
@@ -71,7 +73,7 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
         if len(modules) != modules_seen:
             modules_seen = len(modules)
             has_others = "greenlet" in modules or "trio" in modules
-            # While asyncio is being imported, it does not have this function yet.
+            # While asyncio is being imported, the module does not have this function yet.
             running_loop = getattr(modules.get("asyncio"), "_get_running_loop", _no_unit)
         if has_others or running_loop() is not None:
             unit = running_unit()
@@ -80,7 +82,8 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
                     position = of_unit.get(ref(unit))
                     if position is None:
                         position = of_unit[ref(unit, of_unit.pop)] = make()
-                except TypeError:  # a custom task without weak references uses the position of its thread
+                # A custom task without weak references uses the position of the thread that runs the task.
+                except TypeError:
                     position = None
                 if position is not None:
                     return position

@@ -95,9 +95,9 @@ def _unless_it_fails(
 class BrickProfiler:
     """Times bricks, layers and steps, and records them for the daemon to show.
 
-    `clock_ns` and `recorder` default to the host's monotonic clock and this process's ring. A test can pass its own.
-    With a `device_clock`, bricks are timed on that device. Each thread, asyncio or trio task and greenlet has its own
-    position in the graph.
+    By default, `clock_ns` is the host's monotonic clock, and `recorder` writes this process's ring. A test can pass
+    other objects. With a `device_clock`, bricks are timed on the device of this clock. Each thread, asyncio or trio
+    task and greenlet has its own position in the graph.
 
     `graph` records work that was timed elsewhere. `stats` reads the records back. Many methods of this class only
     call `graph` or `stats`. `parts` is for the instrumentation of models.
@@ -127,7 +127,7 @@ class BrickProfiler:
             raise ValueError(f"sample_every={sample_every!r}; 1 records every step, k every k-th")
         self.sample_every = sample_every
         self._enabled = enabled
-        self._ended_why = ""  # why recording ended; "" while recording has not ended
+        self._ended_why = ""  # reason why recording ended; "" if recording has not ended
         self._said: set[str] = set()
         self._now_ns = clock_ns
         self._elapsed = ElapsedClock(clock_ns, self._give_up)
@@ -179,7 +179,7 @@ class BrickProfiler:
         """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
-    # Each step reads both properties below. attrgetter runs no Python code, so it is fast.
+    # Each step reads both properties below. attrgetter is fast, because it runs no Python code.
     enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
     recording = property(
         attrgetter("_path.recording"),
@@ -194,7 +194,7 @@ class BrickProfiler:
         self._set_recording()
 
     def enable_graph(self) -> None:
-        """Record from now on, like `enable`. The graph is part of all that is recorded."""
+        """Record from now on, like `enable`. The graph has no switch of its own, because it is always recorded."""
         self.enable()
 
     def disable(self) -> None:
@@ -208,7 +208,7 @@ class BrickProfiler:
         return self._paths.sync_mode
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Set when to wait for the device. First, the records that were deferred in the old mode are written."""
+        """Set when to wait for the device. Before the change, all deferred records are written."""
         self.finalize()
         self._paths.set_sync_mode(mode)
         self._set_recording()
@@ -310,8 +310,8 @@ class BrickProfiler:
         """Time one forward pass: `with profiler.step("decode", tokens=1):`. Tokens are counted only here.
 
         Values that are known only inside the block may be set there: `with profiler.step() as step:` … `step.name =
-        "decode"`. If a process runs several models, `model` distinguishes their steps. With `sample_every=k`, each
-        thread records the bricks of one step in k, counted for each name. All other steps are timed as a whole.
+        "decode"`. If a process runs several models, `model` distinguishes their steps. With `sample_every=k`, for
+        each name, each thread records the bricks of one step in k. All other steps are timed as a whole.
         """
         return ActiveStep(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
@@ -323,15 +323,15 @@ class BrickProfiler:
         """Assign the work of this thread or task to the step and layer of `place`: `with profiler.adopt(place):`.
 
         The times of this work are added up under a node of their own, outside the step's wall time. A place ends with
-        its step. Work that continues after that is outside of steps.
+        its step. Work that continues after the end of the step is outside of steps.
         """
         if not isinstance(place, GraphPlace):
             raise UsageError(f"a {type(place).__name__} is no place; profiler.place() gives one")
         return Adopted(self._path, self._scopes, self._give_up, place)
 
     def add_tokens(self, tokens: int) -> None:
-        """Add `tokens` to the number of tokens of the caller's step, for example if they are known only after the
-        pass.
+        """Add `tokens` to the number of tokens of the caller's step, for example if the tokens are known only after
+        the pass.
 
         Raises RuntimeError outside a step.
         """
@@ -357,8 +357,8 @@ class BrickProfiler:
     def record_elapsed(self, brick: Brick, duration_ns: int, elements: int = 1) -> None:
         """Record a brick that ends now and took `duration_ns`.
 
-        Two bricks recorded one after the other overlap, because both end at the time of the call. For a brick that
-        ended earlier, use `record_deferred` with its start and its end.
+        If two bricks are recorded one after the other, their times overlap, because a brick ends at the time of its
+        call. For a brick that ended earlier, use `record_deferred` with its start and its end.
         """
         self.graph.record_elapsed(checked(brick), duration_ns, elements)
 
@@ -457,7 +457,7 @@ class BrickProfiler:
         return self.stats.report(window_s)
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
-        """Return the statistics of one brick over all layers, or None if it did not run."""
+        """Return the statistics of one brick over all layers, or None if the brick did not run."""
         return self.stats.stats_for(brick)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
@@ -499,7 +499,7 @@ class BrickProfiler:
         return self._is_sampled(key)
 
     def _is_sampled(self, key: object) -> bool:
-        """Return whether to record the next step `key` of this thread. Selects the first step, then every k-th."""
+        """Return whether to record the next step of this thread with this `key`: the first, and then every k-th."""
         if self.sample_every <= 1 or not self._enabled:
             return True
         try:
@@ -523,7 +523,7 @@ class BrickProfiler:
         self._recorder.record(tag, start_ns, end_ns, elements)
 
     def _amounts(self, scope: Any, elements: Any) -> None:
-        """Record the FLOP and bytes of a call. A function in the brick's definition computes them from `elements`."""
+        """Record the FLOP and bytes of a call. A function of the brick's definition computes both from `elements`."""
         try:
             work: Work = scope.work(elements)
             flops, bytes_ = (amount_of_call(amount(1, elements)) for amount in (work.flops, work.bytes))
@@ -557,7 +557,7 @@ class BrickProfiler:
             self._set_recording()
             raise
         if isinstance(error, RecursionError):
-            self._set_recording()  # the host's stack has no room for this call, so only this brick is lost
+            self._set_recording()  # the host's stack has no room for our code, so only this brick is lost
             return
         if self._ended_why:
             return

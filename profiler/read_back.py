@@ -48,15 +48,15 @@ class ReadBack:
     def report(self, window_s: float | None = None) -> Report:
         """Return a report on all records of this process or of its last `window_s` seconds. `print` shows it as text.
 
-        The ring holds 260,000 records by default. Call this often enough that no unread record is overwritten. A
-        window cannot reach back further than the ring; `Report.window_s` is the time that the report covers.
+        The ring holds 260,000 records by default. Call this method often enough that no unread record is overwritten.
+        A window cannot reach back further than the ring; `Report.window_s` is the time that the report covers.
         """
         session = self._opened()
         report = session.report() if window_s is None else session.window(window_s, self._now_ns())
         return replace(report, ended_why=self._ended_why())
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
-        """Return the statistics of one brick over all layers, or None if it did not run."""
+        """Return the statistics of one brick over all layers, or None if the brick did not run."""
         name = brick.display_name if isinstance(brick, BrickId) else getattr(brick, "name", brick)
         return self._opened().stats_for(str(name))
 
@@ -94,7 +94,7 @@ class ReadBack:
             self._opened().reset()
 
     def _opened(self) -> Session:
-        # NumPy is imported here, because a process that only records does not need it.
+        # Import NumPy here. A process that only records does not need it.
         from cbtop.profiler.session import Session
 
         if self._session is None:

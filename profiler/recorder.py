@@ -49,11 +49,11 @@ from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
-# Number of readings of the clock; this is enough to find the smallest difference between two of them.
+# Number of times that the clock is read. This is enough to find the smallest difference between two readings.
 CLOCK_READINGS = 256
 FREE_UPDATE_BYTES = 1 << 20
-UPDATE_PAUSE_NS = 100_000_000  # the time in seconds between two reads of the catalog by the daemon
-# The pause grows with this number of bytes, so that at most a kilobyte a second is written.
+UPDATE_PAUSE_NS = 100_000_000  # time in ns between two reads of the catalog by the daemon
+# For each byte that was written, the pause grows by this time. So at most a kilobyte per second is written.
 UPDATE_NS_PER_BYTE = 1_000_000
 PAUSE_DOUBLES_BYTES = 2 << 20
 NOT_ASKED = (0,)
@@ -158,8 +158,8 @@ class RingRecorder:
         self._lost_a_node = False  # True if the catalog had no room for a node; no later node is written then
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
-        # This word has the request of a command, which `asked` returns. Each step of a model reads the word directly,
-        # because that runs no Python code.
+        # This word stores the request of a command. The property `asked` returns the word. Each step of a model reads
+        # the word directly, because reading it runs no Python code.
         self.asked_word: Sequence[int] | memoryview = NOT_ASKED
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
@@ -222,8 +222,9 @@ class RingRecorder:
             self._write_updates()
 
     def flush(self) -> None:
-        """Write the announcements that wait for the end of a pause, if the pause has ended. This costs almost nothing
-        if none waits.
+        """If some announcements wait for the end of a pause, and the pause has ended, write them.
+
+        This costs almost nothing if no announcement waits.
         """
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._failures.kept_from_the_host("write what waits"):
@@ -275,7 +276,10 @@ class RingRecorder:
         return list(self._nodes)
 
     def read(self) -> Batch | None:
-        """Return the records since the last read, as the daemon would read them, or None before the first record."""
+        """Return the records since the last read, in the form in which the daemon reads them.
+
+        Returns None before the first record.
+        """
         try:
             if self._reader is None and self.path is not None:
                 self._reader = RingReader(self.path)
@@ -345,7 +349,7 @@ class RingRecorder:
         if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
             return
         begun_bytes = catalog.size_bytes
-        if catalog.flush():  # False if the disk is full, so that the messages still wait
+        if catalog.flush():  # False if the disk is full; the messages then still wait
             # Copy the keys, because a signal handler may announce something during the loop.
             for key in list(self._updates):
                 payload = self._announced.get(key)
@@ -359,8 +363,9 @@ class RingRecorder:
             self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
-        """Write each node that is not in the catalog yet, including nodes left by an interrupted call."""
-        # A signal handler is inside this method, which it has interrupted; that call writes the new nodes later.
+        """Write each node that is not in the catalog yet. This includes nodes that an interrupted call has left."""
+        # This call comes from a signal handler that has interrupted an earlier call of this method. The earlier call
+        # writes the new nodes when it continues.
         if self._is_writing_nodes:
             return
         payloads = {id(node): payload for node, payload in encoded}
@@ -413,7 +418,8 @@ class RingRecorder:
     def _open(self) -> CatalogWriter | None:
         """Return the catalog if it was already open. Otherwise try to open it, and return None.
 
-        Nothing more must be written then, because a catalog gets all announcements when it is opened.
+        If None is returned, the caller must not write its announcement. A catalog gets all announcements when it is
+        opened.
         """
         with self._opening:
             if self._catalog is None and not self._closed and not self._is_opening:
@@ -421,7 +427,8 @@ class RingRecorder:
                 try:
                     self._open_files()
                 except Exception as error:  # noqa: BLE001 - no public method raises into the host
-                    reraise_host_error(error)  # a signal handler has raised this, and the next call tries again
+                    # A signal handler of the host has raised this exception, and the next call tries again.
+                    reraise_host_error(error)
                     self._failures.count += 1
                     why = str(error) or type(error).__name__
                     _log.warning("cbtop records nothing in process %d: %s", os.getpid(), why)
@@ -446,7 +453,7 @@ class RingRecorder:
             )
             catalog.write(_hello(implementation, sample_every, locked=catalog.locked))
             if next(_openings) % SWEPT_AT_ONCE == 0:
-                # Ignore errors, because the files belong to other processes.
+                # Ignore errors, because the files of other processes may change or disappear at any time.
                 with suppressed(OSError):
                     sweep(directory)
             ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
@@ -469,7 +476,8 @@ class RingRecorder:
                 with self._failures.kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
-            if self._catalog is None:  # if the files are open, they are in use, and only a listener has failed
+            # If the catalog is open, the files are in use and must stay, because only a listener has failed.
+            if self._catalog is None:
                 with self._failures.kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
                     catalog.path.unlink(missing_ok=True)
@@ -488,11 +496,11 @@ def _let_go(catalog: CatalogWriter, ring: RingWriter) -> None:
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-    """This takes the place of a ring's `record` while there is no ring. It drops the record."""
+    """Drop a record. While there is no ring, this function takes the place of the ring's `record`."""
 
 
 def _say_goodbye_from_multiprocessing() -> None:
-    """Let multiprocessing call `_at_exit`, because its children exit by os._exit and skip atexit."""
+    """Let multiprocessing call `_at_exit`. Children of multiprocessing exit by os._exit, which skips atexit."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.Finalize(None, _at_exit, exitpriority=0)
@@ -501,8 +509,8 @@ def _say_goodbye_from_multiprocessing() -> None:
 def _new_catalog(directory: Path) -> CatalogWriter:
     """Make a catalog with a free name: pid, start time and a number.
 
-    A process in a different pid namespace may have the same pid and start time. This process keeps both when it calls
-    exec. Raises RingError if the catalog cannot be made.
+    A process in a different pid namespace may have the same pid and start time. If this process calls exec, it also
+    keeps its pid and start time. Raises RingError if the catalog cannot be made.
     """
     process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
     while True:

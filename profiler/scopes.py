@@ -23,7 +23,7 @@ UNNAMED = (NodeKind.STEP,)  # the key of a step that has no name yet; its record
 # How often a brick may be nested inside itself. Deeper calls are not recorded, so their time belongs to the call
 # around them.
 MAX_RECURSION = 4
-# If a key is nested deeper than this, `stop_brick` was not called, because Python itself cannot recurse so deep.
+# Python itself cannot recurse deeper than this. So if a key is nested deeper, calls of `stop_brick` are missing.
 MAX_LOST = 1000
 
 _log = logging.getLogger("cbtop")
@@ -56,7 +56,7 @@ class Scopes:
                 return outer.children[key]
             running = _running(outer, key)
             if len(running) >= (MAX_RECURSION if self._loses_stops else MAX_LOST):
-                # The host has not stopped its bricks, because exceptions have skipped the calls of `stop_brick`.
+                # Exceptions have skipped the host's calls of `stop_brick`, so bricks of the host were not stopped.
                 # Return the outermost scope with this key, so that the depth stays bounded.
                 self._loses_stops = True
                 outer.children[key] = running[-1]
@@ -71,7 +71,7 @@ class Scopes:
             scope = type(outer)(key, node, outer, _work_of(key))
             if node == NO_NODE:
                 self.dropped += 1
-                return scope  # do not store this scope, because there may be any number of scopes without a node
+                return scope  # do not store this scope, because a host may use any number of scopes that have no node
             outer.children[key] = scope
             return scope
 
@@ -87,7 +87,7 @@ class Scopes:
             # gap.
             said = [codec.encode_node(node) for node in nodes]
             count = len(said)
-        except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
+        except Exception as error:  # noqa: BLE001 - for example, the __str__ of a name raises; the host goes on
             reraise_host_error(error)
             if not self.dropped:
                 _log.warning("cbtop records no %s: %s: %s", type(key).__name__, type(error).__name__, error)
@@ -97,7 +97,7 @@ class Scopes:
                 what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
                 _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
             return NO_NODE
-        if nodes[0].id != self._nodes + 1:  # a signal handler has run in between, and has defined other nodes
+        if nodes[0].id != self._nodes + 1:  # a signal handler has run meanwhile, and has defined other nodes
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said
@@ -105,7 +105,8 @@ class Scopes:
         while self._unsaid:
             first = self._unsaid[:]
             self._announce(first)
-            if self._unsaid[: len(first)] == first:  # otherwise, a signal handler has announced these nodes already
+            # If this is not so, a signal handler has announced these nodes already.
+            if self._unsaid[: len(first)] == first:
                 del self._unsaid[: len(first)]
         return nodes[0].id
 
@@ -113,9 +114,9 @@ class Scopes:
 class NamedScopes:
     """Finds the scopes for the calls of a step that had no name while it ran.
 
-    `of` takes a scope inside the unnamed step, and returns the scope with the same key inside the named step. The key
-    of the named step is `key`. If `label` is given, it is called with a scope, and returns the key for that scope in
-    the named step.
+    `of` takes a scope inside the unnamed step, and returns the scope with the same key inside the named step. `key`
+    is the key of the named step. If `label` is given, it takes a scope of the unnamed step, and returns the key of
+    the scope in the named step.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class NamedScopes:
         self._places = {id(unnamed): self.named}
 
     def of(self, scope: Any) -> Scope:
-        """Return the scope inside the named step that replaces `scope`, which is inside the unnamed step."""
+        """Return the scope inside the named step that replaces `scope`. `scope` is inside the unnamed step."""
         found = self._places.get(id(scope))
         if found is None:
             outer, key = self.of(scope.parent), self._label(scope)
@@ -145,7 +146,7 @@ def _work_of(key: object) -> object:
 
 
 def _running(outer: Scope, key: object) -> list[Scope]:
-    """Return the scopes with this `key` among `outer` and the scopes around it, innermost first."""
+    """Return the scopes with this `key`, innermost first. Looks at `outer` and at the scopes around `outer`."""
     running = []
     scope: Scope | None = outer
     while scope is not None and scope.parent is not None:
@@ -156,8 +157,9 @@ def _running(outer: Scope, key: object) -> list[Scope]:
 
 
 def _is_unrecorded(scope: Scope) -> bool:
-    """Return whether it is impossible to record calls inside `scope`, because `scope` has no node to be their
-    parent.
+    """Return whether calls inside `scope` cannot be recorded.
+
+    They cannot if `scope` has no node, because then their nodes would have no parent.
     """
     return scope.node == NO_NODE and scope.parent is not None
 

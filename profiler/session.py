@@ -25,12 +25,13 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT
 from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Kinds of nodes that may have no time of their own. They are in the graph if the node that contains them ran.
+# Kinds of nodes that may have no time of their own. A node of these kinds is in the graph if the node that contains
+# it ran.
 UNTIMED = (NodeKind.KERNEL, NodeKind.TRANSFER)
 
 
 class Readable(Protocol):
-    """The interface of a recorder with records that can be read back in the same process."""
+    """The interface of a recorder whose records can be read back in the same process."""
 
     def nodes(self) -> list[Node]:
         """Return every announced node, in order."""
@@ -47,8 +48,8 @@ class Report:
     """The statistics of everything recorded, or of the last `window_s` seconds.
 
     Numbers of steps, tokens and times of whole steps cover all steps. Bricks, categories and books cover only
-    recorded steps, not plain steps. `overwritten` is the number of records that were lost before they were read.
-    `rejected` is the number of records with impossible values or without a node.
+    recorded steps, not plain steps. `overwritten` is the number of records that were overwritten before they were
+    read. `rejected` is the number of records with impossible values or without a node.
     """
 
     bricks: tuple[BrickStats, ...]
@@ -58,20 +59,20 @@ class Report:
     tokens: int
     wall_ns: int  # sum of the wall times of all steps in ns; 0 without steps
     recorded_ns: int  # sum of the wall times of the recorded steps in ns
-    union_ns: int  # time in ns when at least one step ran
-    # Time in ns from the first step's start to the last step's end. For a window of time, this is the length of the
-    # window.
+    union_ns: int  # time in ns in which at least one step ran
+    # Time in ns from the first step's start to the last step's end. If the report covers a window of time, this is
+    # the length of the window.
     elapsed_ns: int
     overwritten: int
     rejected: int
     uncounted_steps: int = 0  # number of steps with an unknown number of tokens; if there are any, no rate is known
     books: tuple[tuple[str, TimeBreakdown], ...] = ()  # (phase, time breakdown) of each phase with ended steps
-    outside: Beside | None = None  # time of work outside of all steps; None without such work
-    sample_every: int = 1  # one step in this number is recorded
+    outside: Beside | None = None  # time of work outside of all steps; None if there was no such work
+    sample_every: int = 1  # one in this number of steps is recorded
     # Length in seconds of the window of time; None if the report covers everything since the beginning or since
     # `reset`.
     window_s: float | None = None
-    phases: int = 1  # number of phases with an ended step; the rates cover all of them together
+    phases: int = 1  # number of phases with an ended step; each rate covers all phases together
     ended_why: str = ""  # reason why recording ended; "" while recording goes on
 
     @property
@@ -165,8 +166,9 @@ def _added_up(beside: Beside) -> str:
 
 
 class Session:
-    """Reads the records of `recorder` back, and adds them up. Its methods must be called often enough that the ring
-    does not overwrite unread records.
+    """Reads the records of `recorder` back, and adds them up.
+
+    Call the methods of this object often enough that the ring does not overwrite unread records.
     """
 
     def __init__(self, recorder: Readable, sample_every: int = 1) -> None:
@@ -176,7 +178,7 @@ class Session:
         self._is_adding = False
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
-        self._reading = threading.RLock()  # this lock prevents that two threads count the same record twice
+        self._reading = threading.RLock()  # with this lock, no two threads count the same record
 
     def report(self) -> Report:
         """Return the statistics of all records."""
@@ -186,7 +188,7 @@ class Session:
     def window(self, window_s: float, now_ns: int) -> Report:
         """Return the statistics of the last `window_s` seconds before `now_ns`.
 
-        The statistics begin with the first step that began in the window.
+        The first step in the statistics is the first step that began in this time.
         """
         with self._reading:
             return self._window(window_s, now_ns)
@@ -206,19 +208,23 @@ class Session:
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
             kept, amounts = self._began_in(batch, since_ns), batch.are(FLAG_AMOUNTS)
-            # If the amounts of work of a call are recorded, this record directly follows the record of the call.
+            # If the amounts of work of a call are recorded, the record of these amounts directly follows the record
+            # of the call.
             recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)
         return self._report(totals, 0, rejected, (now_ns - since_ns) / 1e9)
 
     def _began_in(self, batch: Batch, since_ns: int) -> NDArray[np.bool_]:
-        """Return a mask of the records that began at `since_ns` or later, in steps that did not begin earlier."""
+        """Return a mask of the records that began at `since_ns` or later.
+
+        A record inside a step that began before `since_ns` is left out.
+        """
         kept: NDArray[np.bool_] = batch.start_ns >= since_ns
         step_of = self._table.column("step_of")[np.minimum(batch.node, len(self._table))]
         lane = batch.flags >> LANE_SHIFT
         earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns)
-        # Records of plain steps and of loose calls have no parts.
+        # Plain steps and loose calls have no records of parts.
         earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)
         for at in np.flatnonzero(earlier).tolist():
             kept &= (step_of != batch.node[at]) | (lane != lane[at]) | (batch.end_ns > batch.end_ns[at])
@@ -233,7 +239,7 @@ class Session:
         return {stats.category: stats for stats in category_stats(self._bricks())}
 
     def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
-        """Return the graph of all nodes that ran, with the nodes around them and their kernels."""
+        """Return the graph of all nodes that ran. The graph also has the nodes around them, and their kernels."""
         totals = self._totals()
         kept: set[int] = set()
         for node in totals.nodes:

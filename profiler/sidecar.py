@@ -7,11 +7,13 @@ import os
 import sys
 
 _log = logging.getLogger("cbtop")
-_started: list[object] = []  # this reference is kept, so that Python does not warn about a running subprocess at exit
+_started: list[object] = []  # keep this reference, so that Python does not warn about a running subprocess at exit
 
 
 def start_sidecar(endpoint: str) -> None:
-    """Start `cbtop daemon` at `endpoint`. The daemon ends with this process. If it cannot start, log a warning.
+    """Start `cbtop daemon` at `endpoint`.
+
+    The daemon ends with this process. If the daemon cannot start, a warning is logged.
 
     The daemon's messages (an address is in use, or not allowed without keys) appear on this process's stderr.
     """

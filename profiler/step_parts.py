@@ -1,5 +1,6 @@
-"""Keeps a step that has ended until the device's times of its parts (layers and bricks) arrive, and finds the scopes
-of the parts.
+"""Keeps a step that has ended until the device has reported the times of the step's parts (layers and bricks).
+
+Also finds the scopes of the parts.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class AlikeParts:
-    """The layers and bricks (parts) that many steps have in common. The keys of a part lead from the step down to the
-    part.
+    """Parts (layers and bricks) that are the same in many steps.
+
+    The keys of a part lead from the step down to the part.
 
     The scopes of the parts are looked up once for each name of a step.
     """
@@ -28,7 +30,7 @@ class AlikeParts:
         self._known: dict[int, tuple[Scope, list[Scope]]] = {}
 
     def scopes_in(self, step: Scope, scopes: Scopes) -> list[Scope]:
-        """Return the scope of each part inside `step`. Defines scopes that do not exist yet."""
+        """Return the scope of each part inside `step`. If a scope does not exist yet, define it."""
         known = self._known.get(id(step))
         if known is not None and known[0] is step:
             return known[1]
@@ -46,12 +48,13 @@ def scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:
     return scope
 
 
-# For a step inside a call: the scope around the step, the position, and the lane of the position.
+# If a step runs inside a call, this has three entries: the scope around the step, the position, and the lane of the
+# position.
 Inside = tuple[Any, Any, int]
 
 
 class Ended:
-    """What is known about a step that has ended and waits for its parts (layers and bricks)."""
+    """The known data of a step that has ended and waits for its parts (layers and bricks)."""
 
     __slots__ = ("end", "flags", "inside", "outside", "scope", "start")
 

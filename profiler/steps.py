@@ -1,17 +1,17 @@
 """Records steps. A step is one forward pass. Its name, tokens and start may be known only after the pass.
 
 Rules
-- A step always counts for its own phase, even if it runs inside a function or a different step. Its time is also
-  recorded in a second node, inside that function or step.
+- A step always counts for its own phase, even if it runs inside a function or a different step. In this case, its
+  time is also recorded in a second node, inside the function or the other step.
 - Whether a step is sampled applies only to the step's own thread, task or greenlet.
 - A step that is not sampled is plain. It is timed as a whole and leaves one record at its end. Bricks and steps
   inside a plain step leave no records, so it needs no lane.
 - Sampled steps that run at the same time have different lanes. The lane in a record tells to which of these steps the
   record belongs.
 - Records in a step without a name are held until the step has a name, because their nodes are below that name.
-- A step belongs to its process. A forked child completes none of its parent's steps, and begins outside of them.
-- The code uses no __del__ and leaves no generator half-way, because an exception of the host's signal handler would
-  be lost in either. Weak references record which step holds which lane.
+- A step belongs to its process. A forked child neither completes its parent's steps nor begins inside of them.
+- The code uses no __del__, and finishes every generator. Otherwise, exceptions of the host's signal handlers could be
+  lost. Weak references record which step holds which lane.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.places import Adopted
 
-NO_NAME = "step"  # the name of a step that was never given one
-# Flags of a cancelled plain step. It has the shared lane, because it cancels no other records there.
+NO_NAME = "step"  # the name of a step that never got a name
+# Flags of a cancelled plain step. Its record has the shared lane, because it cancels no other record in that lane.
 CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE
 StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # (STEP, name) or (STEP, name, model)
-STEP = NodeKind.STEP  # a global, because reading an enum's attribute takes as long as making the rest of a key
+STEP = NodeKind.STEP  # a global, because reading an enum's attribute would double the time to make a key
 
 _log = logging.getLogger("cbtop")
 
@@ -83,15 +83,15 @@ class Steps:
         self.is_sampled = is_sampled
         self.give_up = give_up
         self.flush = flush
-        self.show = show  # opens the ring, so that viewers see this process before its first record
+        self.show = show  # a function that opens the ring, so that viewers see this process before its first record
         self.forks = 0  # number of forks between the first process and this one
         self.is_on = True  # whether the profiler is recording now
-        self.governor: Any = None  # if this is set, it is called for each step; see instrument/governor.py
-        self.warm_ups: Any = None  # if this is set, it names the first steps of each kind; see instrument/warm_up.py
-        self._others: WeakSet[Steps] = WeakSet()  # the copies of this object that `on` has made
+        self.governor: Any = None  # if not None, it is called at each step; see instrument/governor.py
+        self.warm_ups: Any = None  # if not None, it names the first steps of each kind; see instrument/warm_up.py
+        self._others: WeakSet[Steps] = WeakSet()  # copies of this object for other paths; the method `on` makes them
         self.lanes = Lanes()
-        self.take_lane = self.lanes.take  # the bare method, because a wrapper would cost time at every recorded step
-        self._warned: set[str] = set()  # lines that were logged; the copies for other paths share this
+        self.take_lane = self.lanes.take  # not a wrapper, because a wrapper would cost time at every recorded step
+        self._warned: set[str] = set()  # lines that were logged; copies of this object share the set
 
     def warn_once(self, line: str, *arguments: object) -> None:
         """Log `line` only once, even if every step causes it."""
@@ -100,7 +100,7 @@ class Steps:
             _log.warning(line, *arguments)
 
     def on(self, path: Path) -> Steps:
-        """Return a copy of this object that times steps on `path`. The copy shares the lanes."""
+        """Return a copy of this object that times steps on `path`. The copy shares the lanes with this object."""
         steps = copy.copy(self)
         steps.path, steps.give_up = path, path.give_up
         self._others.add(steps)
@@ -126,7 +126,7 @@ class Steps:
         """Record a step that was timed elsewhere on the host's clock, with its `parts`.
 
         If `parts` is None, the step is recorded as plain. `lost` is the number of steps that were lost since the last
-        recorded one.
+        recorded step.
         """
         step = ActiveStep(self, name, tokens, model)
         try:
@@ -147,7 +147,7 @@ class Steps:
         self.lose(lost)
 
     def lose(self, count: int) -> None:
-        """Count `count` lost steps. Each leaves one record without a node."""
+        """Count `count` lost steps. Each lost step leaves one record without a node."""
         try:
             for _ in range(count):
                 self.path.emit(self._root, None, HostTime(0), HostTime(0), 0, 0)
@@ -174,7 +174,7 @@ class Steps:
         for steps in (self, *self._others):
             steps.forks += 1
         position = self.path.position
-        for step in [*self.lanes.holders, position.step]:  # no lane has a step in the shared lane as its holder
+        for step in [*self.lanes.holders, position.step]:  # the holders do not include steps in the shared lane
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step
@@ -242,7 +242,7 @@ class ActiveStep:
         self._scope: Any = None  # the scope of the step; None if its bricks are not recorded
         self._cancelled = False
         self.adopted: dict[Adopted, None] = {}  # work that other threads or tasks have adopted for this step
-        self._waits = 0  # number of calls of `told`, each with some parts of the step, that will still come
+        self._waits = 0  # number of expected calls of `told`; each call brings the times of some parts of the step
         self._ended: Ended | HeldStep | None = None  # data of a step that has ended and waits for parts
         self._mark: Any = None  # the result of Governor.began; set while the step runs
         self._name = name
@@ -250,8 +250,8 @@ class ActiveStep:
         named = NO_NAME if name is None else name
         self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
-        self.own_ns = 0  # cbtop's time to start the step, and time of calls in it that are not the model's
-        self.returned_ns: int | None = None  # the time when the call that ends the step returned, if it is known
+        self.own_ns = 0  # time of cbtop's work to start the step, and of calls in the step that are not the model's
+        self.returned_ns: int | None = None  # the time when the call that ends the step returned; None if unknown
         self.tokens = tokens
         self.sequences: int | None = None
         self.cached: int | None = None
@@ -301,7 +301,7 @@ class ActiveStep:
             self._steps.give_up(error)
 
     def cancel(self) -> None:
-        """Exclude this step, its tokens and its time from all counts. The calls of its bricks still count."""
+        """Exclude this step, its tokens and its time from all counts. The calls of the step's bricks still count."""
         self._cancelled = True
 
     def take_lane(self) -> int:
@@ -309,17 +309,17 @@ class ActiveStep:
         return self._steps.take_lane(self)
 
     def leave_lane(self) -> None:
-        """Release the lane after this step's last record. The next step in the lane must not record before that."""
+        """Release the lane after this step's last record. Only then may the next step in the lane record."""
         self.lane = None
 
     def wait(self) -> None:
-        """Make this step wait, after its end, for one more call of `told`, with parts that a device has timed."""
+        """Make this step expect one more call of `told` after its end. A device times the parts for this call."""
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
         """Record `parts` that the step waited for, or count them as lost if `parts` is None.
 
-        After the last expected call, the step itself is recorded.
+        The last expected call of `told` also records the step itself.
         """
         ended, self._waits = self._ended, self._waits - 1
         if ended is None:  # the step is still running, was not recorded, or belongs to the parent process
@@ -340,9 +340,9 @@ class ActiveStep:
     def record_known_parts(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
-        """Add parts like `told`, but faster if many steps have the same parts. Columns have one entry per part."""
+        """Record parts like `told`, but faster if many steps have the same parts. A column has one entry per part."""
         ended = self._ended
-        if not isinstance(ended, Ended):  # if this is not so, the step may have no name yet
+        if not isinstance(ended, Ended):  # the step may have no name yet
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
             return
         self._waits -= 1
@@ -397,7 +397,7 @@ class ActiveStep:
                 # A signal has interrupted the end of an earlier step, so the position is still inside that step.
                 self._inside = root
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self.key):
-                # A plain step must not wait for a device. If ended steps wait for device times, use the host's time.
+                # A plain step must not wait for a device. If other steps do (`held_steps`), use the host's time.
                 start = self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 if governor is not None:
@@ -410,7 +410,7 @@ class ActiveStep:
                     path.publish(position, there, start_ns, self.tokens, self.sequences)
                 return self
             if self._name is None:
-                steps.show()  # opens the ring now, because the records of this step wait for its name
+                steps.show()  # opens the ring now, because this step's records are written only when it has a name
             key = UNNAMED if self._name is None or path.held_steps is not None else self.key
             scope = root.children.get(key) or steps.scopes.define(root, key)
             if governor is not None and self._is_outermost:
@@ -418,10 +418,11 @@ class ActiveStep:
                 self.own_ns = clock.perf_counter_ns() - self._begun_ns
             start = self._start = path.start_mark()
             now_ns = start if isinstance(start, int) else path.now_ns()
-            self._outer_held = position.held  # no line after this one can fail
+            self._outer_held = position.held  # no line below can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # One statement: a signal handler may run steps here, and a step without a position counts as ended.
+            # Make all three assignments in one statement. A signal handler may run steps between two statements, and
+            # a step without a position counts as ended.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
@@ -449,7 +450,7 @@ class ActiveStep:
             position.step = outer
             if self._is_outermost:
                 position.recording = True
-            if self._is_plain:  # the step counts under the name that it has now
+            if self._is_plain:  # a plain step counts under the name that it has at its end
                 self._is_plain, steps, root = False, self._steps, self._inside
                 path.publish(position, position.scope, 0, None, None)
                 if not steps.is_on or self.forks != steps.forks:
@@ -469,7 +470,7 @@ class ActiveStep:
                     end = path.end_mark()
                 finally:
                     held, position.held = position.held, self._outer_held
-                    position.leave(scope)  # to where this step began, or to the root if the outer step has ended
+                    position.leave(scope)  # back to where this step began, or to the root if the outer step has ended
                     if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
                         path.enter(position, self._inside, 0)
                     position.lane = 0 if outer is None else outer.lane or 0
@@ -494,9 +495,9 @@ class ActiveStep:
                 except Exception as trouble:  # noqa: BLE001 - an error of cbtop or a clock must not reach the host
                     self._steps.give_up(trouble)
 
-    _begun_ns: int  # this is set if there is a governor
-    outer: Any  # the step that contains this one, or None
-    _is_outermost: bool  # True if no step of this process contains this one
+    _begun_ns: int  # only set if there is a governor
+    outer: Any  # the innermost step around this step, or None
+    _is_outermost: bool  # True if the step is not inside any other step of this process
     _is_plain: bool  # True if the bricks of the step are not recorded (a plain step)
     forks: int  # number of forks when the step began; a child has a higher number
 
@@ -528,7 +529,7 @@ class ActiveStep:
             self._steps.flush()
 
     def _inside_at(self, position: Position) -> Inside | None:
-        """Return the scope of the call that this step ran in. None without one, or if `position` has moved."""
+        """Return the call that this step ran in, or None if it ran outside of calls or `position` has moved."""
         if position.scope is self._inside and self._inside.parent is not None:
             return self._named(self._inside), position, position.lane
         return None
@@ -556,7 +557,7 @@ class ActiveStep:
             self._steps.path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
-        """Record this step, its sequences and its cached positions. Inside a call, also record its time there."""
+        """Record this step, its sequences and cached positions. If it ran in a call, also record its time there."""
         path, is_known = self._steps.path, not self._cancelled
         sequences, cached = (self.sequences, self.cached) if is_known else (None, None)
         path.emit_step(scope, start, end, self.tokens, flags, sequences, cached)
@@ -565,7 +566,10 @@ class ActiveStep:
             path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def leave_to_parent(self) -> None:
-        """In a forked child, do not record this step or the work adopted for it. Both belong to the parent."""
+        """In a forked child, do not record this step, or the work adopted for this step.
+
+        Both belong to the parent.
+        """
         _let_go(self.adopted)
         self._scope = self.lane = self._ended = None
 

@@ -26,7 +26,8 @@ def timed(
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Return a decorator that times each call as `brick`. See `BrickProfiler.timed`.
 
-    `check` gets the definition, the result and the arguments of each recorded call if the definition has checks.
+    If the definition has checks, `check` is called after each recorded call. It gets the definition, the result and
+    the arguments of the call.
     """
     has_checks = isinstance(brick, BrickDefinition) and bool(brick.checks)
 

@@ -1,5 +1,6 @@
-"""The announcements of a profiled process: the messages that it sends about itself. A new announcement replaces an
-earlier one with the same key.
+"""The announcements of a profiled process: messages about the process itself.
+
+If two announcements have the same key, the new one replaces the earlier one.
 
 The number and the size of announcements are bounded.
 """
@@ -41,7 +42,7 @@ from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllo
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
 MAX_ANNOUNCED = 10_000  # most announcements of each kind that a process may send
-MAX_COMPILATIONS = 64  # most compilations that are kept; a new one replaces the oldest
+MAX_COMPILATIONS = 64  # most messages about compilations that are kept; a new message replaces the oldest one
 MAX_ANNOUNCED_BYTES = 16 << 20  # limit for the encoded size of all announcements together
 # Limit for the announcements that a viewer or a recording keeps, added up over all sources. Each takes about 700
 # bytes of memory.
@@ -81,7 +82,7 @@ Key = tuple[type, Hashable]
 
 
 def key_of(message: CatalogMessage) -> Key:
-    """Return the key of `message`. A later message with the same key replaces it."""
+    """Return the key of `message`. If a later message has the same key, it replaces `message`."""
     match message:
         case Node():
             about: Hashable = message.id
@@ -117,7 +118,8 @@ def key_of(message: CatalogMessage) -> Key:
 def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> bool:
     """Return whether a check that passed in `before` fails in `message`.
 
-    Callers move such a check after all earlier failures, because an earlier failure may have caused it.
+    Callers move a check with a new failure after all earlier failures, because an earlier failure may have caused the
+    new one.
     """
     if not isinstance(message, CheckResult) or message.passed:
         return False
@@ -127,8 +129,8 @@ def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> boo
 class Announcements(Generic[Kept]):
     """Keeps one value for the newest message of each key, in the order in which the keys arrived.
 
-    The value is the encoded message in the profiled process, and the message itself in the daemon. The same bounds
-    apply to both.
+    In the profiled process, the value is the encoded message. In the daemon, the value is the message itself. Both
+    have the same bounds.
     """
 
     def __init__(self) -> None:
@@ -146,9 +148,10 @@ class Announcements(Generic[Kept]):
         return None if found is None else found[0]
 
     def keep(self, key: Key, kept: Kept, size_bytes: int, *, last: bool = False) -> bool:
-        """Keep `kept` under `key`. Returns whether there was room.
+        """Keep the value `kept` under `key`. Returns whether there was room.
 
-        `kept` replaces the key's old value. The key keeps its position, or moves to the end if `last` is true.
+        `kept` replaces the old value of the key. The key keeps its position. If `last` is true, the key moves to the
+        end.
         """
         before = self._kept.get(key)
         grown_bytes = size_bytes - (before[1] if before else 0)
@@ -184,5 +187,8 @@ class AnnouncedTotal:
             )
 
     def forget(self, source: str) -> None:
-        """Subtract the announcements of `source` from the total. Call it when its announcements are dropped."""
+        """Subtract the announcements of `source` from the total.
+
+        Call this method when the announcements are dropped.
+        """
         self._kept -= self._of_source.pop(source, 0)

@@ -1,7 +1,7 @@
 """The static attributes of a node of the execution graph, besides its name. There is one class for each kind of node.
 
 A new attribute is declared here only. Definitions and graph nodes inherit these classes, `Node` holds them, and the
-codec sends their fields. So a new attribute needs no further code.
+codec sends their fields. So no other code must change for a new attribute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from cbtop.protocol.vocabulary import TransferDirection
 
-UNKNOWN_TYPE = "unknown type"  # number type of multiplied numbers (`Work.dtype`) if it cannot be known
+UNKNOWN_TYPE = "unknown type"  # `Work.dtype` if the type of the multiplied numbers cannot be known
 MAX_QUANTITY = 1e24  # limit for FLOP, bytes, budgets and rates; sums of larger numbers could overflow
 
 Grid = tuple[int, int, int]
@@ -56,11 +56,11 @@ class Work:
             object.__setattr__(self, "size_bytes_per_element", size_bytes)
 
     def flops(self, calls: float, elements: float) -> float | None:
-        """Return the FLOP of `calls` calls that have `elements` elements in total, or None if they are unknown."""
+        """Return the FLOP of `calls` calls with `elements` elements in total, or None if the FLOP are unknown."""
         return _line(self.flops_per_call, self.flops_per_element, calls, elements)
 
     def bytes(self, calls: float, elements: float) -> float | None:
-        """Return the bytes of `calls` calls that have `elements` elements in total, or None if they are unknown."""
+        """Return the bytes of `calls` calls with `elements` elements in total, or None if the bytes are unknown."""
         return _line(self.bytes_per_call, self.bytes_per_element, calls, elements)
 
     def size_bytes(self, calls: float, elements: float) -> float | None:
@@ -88,7 +88,8 @@ class KernelAttributes:
     ptx_hash: int | None = None
     static_shared_memory_bytes: int | None = None
     registers: int | None = None  # number of registers of each thread
-    local_memory_bytes: int | None = None  # bytes of each thread, for values that do not fit into its registers
+    # Number of bytes that each thread needs for values that do not fit into its registers.
+    local_memory_bytes: int | None = None
     # The largest share of a multiprocessor's threads that can run at the same time.
     occupancy_percent: int | None = None
 
@@ -126,7 +127,7 @@ class FunctionAttributes:
     line: int | None = None
 
 
-# The attributes of nodes that have no work, no kernel or no source location.
+# The attributes of a node without work, without a kernel, or without a source location.
 UNKNOWN_WORK = Work()
 NO_KERNEL = KernelAttributes()
 NO_FUNCTION = FunctionAttributes()

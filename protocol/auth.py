@@ -2,7 +2,7 @@
 
 CURVE proves that a viewer owns the key that it presents, but accepts every key. To restrict keys, libzmq sends a
 request over ZAP (ZeroMQ RFC 27) to an inproc address of the context, and the authenticator answers the request. Only
-the socket's monitor reports a failed handshake, and it does not say whose handshake failed.
+the socket's monitor reports a failed handshake, but the monitor does not say which viewer's handshake failed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from cbtop.protocol.keys import DaemonKeys, ViewerKeys
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
 ZAP_DOMAIN = b"cbtop"
 SAY_AGAIN_S = 60.0
-MAX_PEERS = 256  # at most this many different peers are logged within SAY_AGAIN_S seconds
+MAX_PEERS = 256  # within SAY_AGAIN_S seconds, at most this many different peers are logged
 PROBE_S = 0.3
 
 _WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _GREETING_BYTES = 64
-# The start of a ZMTP 3.1 greeting (RFC 37). A peer that receives it and a version sends its whole greeting.
+# The start of a ZMTP 3.1 greeting (RFC 37). A peer that receives this start and a version number sends its whole
+# greeting.
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _log = logging.getLogger("cbtop.daemon")
 
@@ -36,7 +37,7 @@ class ZapAuthenticator:
     """Lets a viewer into the daemon's socket if its key is on the allow-list. Without `keys`, lets in every viewer.
 
     The authenticator is needed even without keys, because it makes libzmq refuse peers with a ZMTP version before 3.
-    Messages from such peers do not identify their sender.
+    Messages from these old peers do not identify their sender.
 
     pyzmq's own Authenticator is not enough, because it does not read its list again for each viewer. It also does not
     remember the keys that it has let in, so it cannot tell whether a viewer's key was revoked.
@@ -46,7 +47,7 @@ class ZapAuthenticator:
         self.refused = 0
         self._keys = keys
         self._clock_s = clock_s
-        self._inside: set[bytes] = set()  # all viewers' keys that were let in since the socket was opened
+        self._inside: set[bytes] = set()  # keys of all viewers that were let in since the socket was opened
         self._said_s: dict[str, float] = {}
 
     def guard(self, door: zmq.Socket[bytes]) -> None:

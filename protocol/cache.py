@@ -20,7 +20,7 @@ def cache_dir() -> Path:
 def bytes_of(path: Path, max_bytes: int) -> bytes | None:
     """Return the content of a file, or None if the file does not exist. Does not wait for a pipe or a device.
 
-    Raises OSError if the file cannot be read, and ValueError if it is not a regular file or is larger than
+    Raises OSError if the file cannot be read, and ValueError if the file is not regular or is larger than
     `max_bytes`.
     """
     if not os.access(path, os.F_OK):

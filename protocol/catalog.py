@@ -53,11 +53,11 @@ class CatalogWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.locked = False
-        self.size_bytes = 0  # bytes of all messages that were accepted, whether they are in the file yet or not
+        self.size_bytes = 0  # bytes of all accepted messages, including the messages that are not in the file yet
         self.trouble: OSError | None = None  # why the last write failed; None after a success
-        self._waiting = bytearray()  # frames that wait to be written
+        self._waiting = bytearray()  # accepted frames that are not written yet
         self._written_bytes = 0
-        self.is_behind = False  # whether accepted frames wait to be written
+        self.is_behind = False  # whether `_waiting` contains frames
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
@@ -91,8 +91,8 @@ class CatalogWriter:
         if len(payload) > MAX_CATALOG_FRAME_BYTES or self.size_bytes + size_bytes > room_bytes:
             return False
         frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-        # A signal handler cannot run between the next two lines, because nothing is called: both or none are
-        # executed.
+        # The next lines call no function, so no signal handler can run between them. Either all lines are executed,
+        # or none.
         self.size_bytes += size_bytes
         self.is_behind = True
         self._waiting += frame
@@ -100,10 +100,10 @@ class CatalogWriter:
         return True
 
     def flush(self) -> bool:
-        """Write the frames that wait because the disk was full. Returns whether none waits any longer.
+        """Write the frames that wait because the disk was full. Returns True if no frame waits after this.
 
-        During the write, a signal handler of the host may write too, or raise before the write is noted. This does no
-        harm: the same bytes are written again to the same offset.
+        During the write, a signal handler of the host may write the same frames, or raise an exception before this
+        write is noted. Neither does harm: the same bytes are written again to the same offset.
         """
         self.trouble = None
         if self._waiting:
@@ -171,7 +171,7 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)  # closing the file also releases the lock that this function has taken
+        os.close(descriptor)  # this also releases the lock that this function may have taken
     return False
 
 
@@ -183,7 +183,7 @@ class CatalogReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.is_behind = False  # whether the file contains more than `read_piece` has returned
+        self.is_behind = False  # whether the file contains messages that `read_piece` has not returned yet
         self._offset = 0
         try:
             self._file = OpenFile(path)
@@ -216,7 +216,7 @@ class CatalogReader:
         self.is_behind = False
         try:
             if self._file.status_now().st_size == self._offset:
-                return []  # Most reads find nothing new, so return early then.
+                return []  # Return early, because most reads find nothing new.
             data = self._file.read_at(self._offset, _MAX_READ_BYTES)
         except OSError as error:
             raise DecodeError(f"catalog {self.path}: {error.strerror}") from error
@@ -228,7 +228,9 @@ class CatalogReader:
                 raise DecodeError(f"catalog {self.path}: a frame of {length} bytes at {self._offset + at}")
             payload = data[at + _HEAD.size : at + _HEAD.size + length]
             if len(payload) < length:
-                break  # the frame is not written completely yet, or it continues beyond the bytes that were read
+                # Either the writer has not finished this frame, or the frame continues beyond the bytes that were
+                # read.
+                break
             if zlib.crc32(payload) != crc:
                 raise DecodeError(f"catalog {self.path}: a damaged frame at {self._offset + at}")
             message = codec.decode(payload)

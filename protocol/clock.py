@@ -1,4 +1,4 @@
-"""The clocks of this host, which keep running if a test in the watched program freezes time.
+"""The clocks of this host. They keep running if a test in the watched program freezes time.
 
 freezegun and `unittest.mock` replace the functions of Python's module `time`, even in modules that have already
 imported them. So this module loads a second copy of `time`. The functions of the copy read the same clocks and are

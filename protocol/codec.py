@@ -38,10 +38,11 @@ MAX_ITEMS = 200_000  # limit for the items of any list, twice the size of a full
 # Limit for the items of all lists and maps of a frame together. A byte in a frame may become a much larger object.
 MAX_PARTS = 5_000_000
 I64_MIN = -(1 << 63)
-U64_MAX = (1 << 64) - 1  # the hashes of PTX are the only integers that need 64 bits without a sign
+U64_MAX = (1 << 64) - 1  # largest integer in a message; only hashes of PTX need 64 bits without a sign
 
-# Unicode's categories Cc, Cf, Cs, Zl and Zp, and everything else that no font draws: fillers, variation selectors,
-# tags, and code points reserved for more of them (Default_Ignorable_Code_Point in DerivedCoreProperties.txt).
+# Characters that move the cursor or that no font draws: Unicode's categories Cc, Cf, Cs, Zl and Zp, fillers,
+# variation selectors and tags. Also code points that Unicode reserves for further invisible characters
+# (Default_Ignorable_Code_Point in DerivedCoreProperties.txt).
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
@@ -65,8 +66,8 @@ def sanitise(text: str) -> str:
     if text.isascii() and text.isprintable() and text.strip(" ") == text:
         return text  # the usual case
     text = _UNSAFE.sub(lambda found: _numbered(found[0]), text)[:MAX_NAME_CHARS]
-    # Replaced characters may have made the text longer, so cut it to the limit. The last character may then be a
-    # space again.
+    # Replacing characters at the edges may make the text longer, so `_with_edges` cuts it to the limit. After the
+    # cut, the last character may be a space again. So call `_with_edges` twice.
     return _with_edges(_with_edges(text))
 
 
@@ -88,9 +89,10 @@ def encode(message: messages.Message) -> bytes:
 
 
 def encode_node(node: messages.Node) -> EncodedNode:
-    """Return the node and its encoding. Raises an error if the node cannot be encoded, or decoded again.
+    """Return the node and its encoding. Raises an error if the node cannot be encoded, or if its encoding cannot be
+    decoded.
 
-    If a field may have a type other than the declared one, the encoding is decoded as a test. Otherwise this test is
+    The encoding is decoded as a test if a field may have a type other than the declared one. Otherwise the test is
     skipped.
     """
     payload = encode(node)
@@ -102,7 +104,7 @@ def encode_node(node: messages.Node) -> EncodedNode:
 def decode(frame: bytes | memoryview) -> messages.Message | None:
     """Return the message in `frame`, or None if its kind is unknown to this minor version of the protocol.
 
-    Raises DecodeError for anything else that is not a message.
+    Raises DecodeError if `frame` is not a valid message.
     """
     if len(frame) > MAX_FRAME_BYTES:
         raise DecodeError(f"a frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES} are taken")
@@ -274,9 +276,10 @@ def _check_for(annotation: Any) -> Check:
 
 
 def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
-    """Return a function that checks every field of a map and makes a `kind` from the map.
+    """Return a function that takes a map, checks every field, and returns an object of the class `kind`. The function
+    raises DecodeError.
 
-    `kind` is a message class, or a class that is stored in a file like a message. The function raises DecodeError.
+    `kind` is a message class, or a class whose objects are stored in a file in the same format.
     """
     hints = get_type_hints(kind, include_extras=True)
     groups = {name: _group_of(hint) for name, hint in hints.items()}
@@ -304,15 +307,15 @@ def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
 def _group_of(annotation: Any) -> type | None:
     """Return the class of a group of attributes, or None for an ordinary field.
 
-    The attributes of a group are keys of the message's map, like ordinary fields.
+    The attributes of a group are keys in the message's map, like ordinary fields.
     """
     kinds = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def _group_reader(group: type) -> tuple[frozenset[str], frozenset[str], Callable[[dict[str, Any]], Any]]:
-    """Return the field names of a group, the required ones among them, and a function that makes the group from a
-    map.
+    """Return three values: the field names of a group, its required field names, and a function that makes the group
+    from a map.
     """
     members = dataclasses.fields(group)
     needed = frozenset(member.name for member in members if member.default is dataclasses.MISSING)
@@ -332,7 +335,9 @@ def plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
 
 
 def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
-    """Return a function that puts the fields of a message and of its groups into a map."""
+    """Return a function that takes a message and a map, and puts the fields of the message and of its groups into the
+    map.
+    """
     hints = get_type_hints(kind)
     members = dataclasses.fields(kind)
     getters = [operator.attrgetter(field.name) for field in members]
@@ -342,8 +347,8 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
     def fill(message: Any, packed: dict[str, object]) -> None:
         for name, get, default, group in rules:
             value = get(message)
-            # A value that equals the default of its field, but is a different object, is sent although it could be
-            # left out.
+            # A value may equal the default of its field without being the same object. Such a value is sent, although
+            # it could be left out.
             if value is default:
                 continue
             if group is not None:
@@ -355,7 +360,9 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
 
 
 def _sure_for(kind: type) -> Callable[[Any], bool]:
-    """Return a function that says whether every field of a node and its groups has exactly its declared type.
+    """Return a function that says whether every field of a node has exactly its declared type.
+
+    The function also looks at the fields of the node's groups.
 
     The encoding of such a node can always be decoded. Strings are sanitised, integers with too many bits cannot be
     encoded, and a node rejects numbers that are not finite.

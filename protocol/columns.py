@@ -17,7 +17,7 @@ _WIDTHS = (1, 2, 4, 8)
 
 
 def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
-    """Pack `columns`, which all have the same length. Returns b"" if that length is 0."""
+    """Pack `columns`, which all have the same length. Returns b"" if the columns are empty."""
     if not len(columns[0]):
         return b""
     narrow = [_narrowest(column) for column in columns]

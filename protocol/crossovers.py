@@ -1,10 +1,10 @@
-"""Crossovers: the amounts of work above which kernels use threads, or bfloat16.
+"""Crossovers. A crossover is the amount of work above which a kernel uses threads, or uses bfloat16.
 
 `cbtop calibrate` measures crossovers and stores them next to the roofs.
 
 Rules
-- Stored figures are used only if they were measured on this machine, with as many processors and by this version of
-  cbtop. Otherwise, reading them raises an error.
+- Stored figures are used only if they were measured on this machine, by this version of cbtop, and with the same
+  number of processors. Otherwise, reading them raises an error.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from cbtop.version import __version__
 SCHEMA = "cbtop.crossovers/1"
 MAX_MACHINES = 32  # most machines in the file of crossovers; if there are more, the oldest measurements are dropped
 MAX_CROSSOVERS = 8  # per machine
-MAX_VALUE = NEVER = 1 << 40  # a crossover of this size means "never", because no call has this much work
+MAX_VALUE = NEVER = 1 << 40  # a crossover of this size is never reached, because no call has this much work
 MAX_US = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """The smallest amount of work, `value`, at which the second of two methods is used.
+    """A crossover between two methods. The second method is used from the amount of work `value` on.
 
     A crossover is measured or static. A static one has a `note` that explains why it was not measured. For a measured
     one, `before_us` and `after_us` are the median times of both methods for a call with that amount of work.
-    `spread_percent` is the interquartile range of a method's rounds in percent of their median, of the two methods
-    the larger one. Raises ValueError for a figure that makes no sense.
+    `spread_percent` is the interquartile range of a method's rounds, in percent of their median. It is the larger
+    value of the two methods. Raises ValueError if a figure is impossible.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True)
 class MachineCrossovers:
-    """The crossovers of one machine, measured by one version with `threads` threads.
+    """The crossovers of one machine, measured by one version of cbtop.
 
     `threads` is the number of threads that the process may use.
     """
@@ -80,8 +80,9 @@ class MachineCrossovers:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """All fields of a `MachineCrossovers` except its list of crossovers. The codec makes the check of a stored map
-    from this class.
+    """All fields of a `MachineCrossovers` except its list of crossovers.
+
+    The codec uses this class to check a stored map.
     """
 
     device: str
@@ -107,7 +108,9 @@ def known_crossovers() -> tuple[MachineCrossovers, ...]:
 
 
 def keep_crossovers(measured: MachineCrossovers) -> None:
-    """Store the crossovers of this machine in place of its older ones. The crossovers of other machines stay.
+    """Store the crossovers of this machine.
+
+    They replace the older crossovers of this machine. The crossovers of other machines stay.
 
     Raises RoofsError.
     """

@@ -24,7 +24,8 @@ class DeviceProcess:
 
     On a GPU, `utilization_percent` is the share of time that the SMs ran the process. On the host's processors, 100
     means one whole processor. `process_start` is as in HostHello, or 0 if not known. `waiting_percent` describes the
-    busiest thread: the share of time that it was ready to run but had no processor, as counted by the kernel.
+    busiest thread: the share of time in which this thread was ready to run but had no processor, as counted by the
+    kernel.
     """
 
     pid: int
@@ -42,11 +43,11 @@ class DeviceProcess:
 class Device:
     """The latest figures of a GPU, of a MIG device (`part_of` is the uuid of its GPU), or of a host's processors.
 
-    If a figure is not available, it is None and `unknown` contains the reason. If the whole device does not answer,
-    `trouble` contains the reason. `utilization_percent` is the share of time that any kernel ran on the device, or
-    the busy share of all processors' time. NVLink rates and the utilization of processors are means since the
-    previous sample. `power_watts` is a mean of three seconds. `power_reading_watts` and the PCIe rates are momentary
-    readings of the driver. `slowed_by` is the reason for reduced clocks.
+    If a figure is not available, the figure is None, and `unknown` contains the reason. If the whole device does not
+    answer, `trouble` contains the reason. `utilization_percent` is the share of time that any kernel ran on the
+    device, or the busy share of all processors' time. NVLink rates and the utilization of processors are means since
+    the previous sample. `power_watts` is a mean of three seconds. `power_reading_watts` and the PCIe rates are
+    momentary readings of the driver. `slowed_by` is the reason for reduced clocks.
     """
 
     uuid: str

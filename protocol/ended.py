@@ -1,15 +1,16 @@
 """The files that ended processes leave in a runtime directory: whether a process has ended, and which files are kept.
 
 Rules
-- A process runs while it holds the lock on its catalog. There may be no lock, because the system has none or the
-  process closed all its files. Then it runs while a process with the same pid and start time has the ring mapped.
-  Start times from a different time namespace are not compared. A closed ring belongs to no process, even if its
-  process still runs.
-- The age is the time since the newest record, or since a file was changed, if that is later. The times of the files
-  are not enough, because writing through a mapping does not update them on tmpfs. Times in the future are ignored.
-- The files of at most MAX_ENDED ended processes are kept. Together they take at most MAX_ENDED_BYTES and a quarter of
-  the file system. Beyond these limits, the oldest are deleted, but never the newest. A starting host does this
-  (`sweep`), and so does a daemon.
+- A process runs while it holds the lock on its catalog. If the system has no locks, or if the process closed all its
+  files, there is no lock. In this case, the process runs while a process with the same pid and start time has the
+  ring mapped. Start times from a different time namespace are not compared. A closed ring belongs to no process, even
+  if its process still runs.
+- The age of an ended process is the time since its newest record, or since the last change of its files, whichever is
+  later. The times of the files are not enough, because writing through a mapping does not update them on tmpfs. Times
+  in the future are ignored.
+- The files of at most MAX_ENDED ended processes are kept. Together these files take at most MAX_ENDED_BYTES, and at
+  most a quarter of the file system. Beyond these limits, the oldest files are deleted, but never the newest. A
+  starting host deletes them (`sweep`), and so does a daemon.
 - Only regular files of this user are removed, and only files with these names.
 """
 
@@ -36,13 +37,14 @@ LARGEST_SHARE = 4  # the files take at most 1 / LARGEST_SHARE of the file system
 # If a limit is exceeded, more files are deleted than needed, until 1 / SPARE of the limit is free. So not every start
 # has to delete files.
 SPARE = 4
-BEGINS_WITHIN_S = 600.0  # a process that has no ring after this time will not create one
+BEGINS_WITHIN_S = 600.0  # a process that has no ring after this time in seconds will not create a ring
 SWEPT_NAMES = 1024  # number of file names that a starting host looks at
 # A sweep removes the files of at most this many processes. A host sweeps once for every SWEPT_AT_ONCE rings that it
 # opens.
 SWEPT_AT_ONCE = 16
 SUFFIXES = (".ring", ".catalog", ".new")
-# Groups of the pattern: 1 is pid, process start and serial number; 2 is the suffix of the file name.
+# Group 1 of the pattern has the pid, the process start and the serial number. Group 2 has the suffix of the file
+# name.
 _FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")
 
 
@@ -53,7 +55,7 @@ class EndedProcess:
     ring_path: Path
     last_sign_s: float  # Unix time of the newest record or of the last change to a file, whichever is later
     size_bytes: int
-    has_ring: bool = True  # False if the process recorded nothing; its files are then removed in the next sweep
+    has_ring: bool = True  # False if the process recorded nothing; the next sweep then removes its files
 
     def remove(self) -> None:
         """Delete the files. Raises OSError."""
@@ -85,17 +87,19 @@ def ring_of(key: str) -> str:
 
 
 def runs(ring_path: Path) -> bool:
-    """Whether the process of this ring still writes it, or is about to create it. True if that is not known."""
+    """Whether the process of this ring still writes the ring, or is about to create it. True if unknown."""
     pid, start, _serial = (int(part) for part in ring_path.stem.split("-"))
     catalog = ring_path.with_suffix(".catalog")
     try:
         if not ring_path.exists() and _is_young(ring_path):
-            return True  # A new process may be about to lock its catalog. Testing the lock now could make that fail.
+            # A new process may be about to lock its catalog. Testing the lock now could make the process fail to
+            # lock.
+            return True
         if not is_running(pid, start):
             # The process may run in a different pid namespace, and its pid cannot be found then. So test the lock.
             return is_locked(catalog)
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
-    except OSError as error:  # this process has no descriptor left for the files of the ring
+    except OSError as error:  # this process cannot open the files of the ring, because it has no descriptor left
         reraise_host_error(error)
         return True
 
@@ -112,7 +116,7 @@ def left_by(ring_path: Path) -> EndedProcess | None:
             return None
         size_bytes += 512 * status.st_blocks
         signs_s.append(status.st_mtime)
-    # A file that is not a ring has no records. Its age then comes from the times of the files.
+    # A file that is not a ring has no records, so the times of the files give the age.
     with suppressed(RingError):
         signs_s.append(_newest_record_s(ring_path, now_s))
     last_sign_s = max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0)
@@ -135,10 +139,11 @@ def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[Ended
 
 
 def sweep(directory: Path) -> int:
-    """Remove files of ended processes that exceed the limits. Returns the number of these processes.
+    """Remove the files of ended processes that exceed the limits. Returns the number of ended processes whose files
+    were removed.
 
-    A host calls this at its start. While there are few files, it is fast, because it only lists names and reads
-    sizes. Raises OSError.
+    A host calls this function at its start. If there are few files, the call is fast, because it only lists names and
+    reads sizes. Raises OSError.
     """
     with os.scandir(directory) as entries:
         rings = [directory / name for name in rings_of(entry.name for entry in islice(entries, SWEPT_NAMES))]
@@ -166,7 +171,7 @@ def _size_bytes(ring_path: Path) -> int:
 
 
 def _is_young(ring_path: Path) -> bool:
-    """Whether the process has just created its first file, so its ring may not be finished yet."""
+    """Whether the process of this ring has just created its first file. Its ring may then not be finished yet."""
     before = (path for path in (ring_path.with_suffix(".catalog"), ring_path.with_suffix(".new")) if path.exists())
     return any(abs(clock.time() - os.lstat(path).st_mtime) < BEGINS_WITHIN_S for path in before)
 
@@ -176,7 +181,7 @@ def _is_closed(ring_path: Path) -> bool:
         reader = RingReader(ring_path)
     except RingError as error:
         reraise_host_error(error)
-        return False  # not known, because the file is not a ring of this version
+        return False  # unknown, because the file is not a ring of this version
     try:
         return reader.is_closed
     finally:
@@ -184,7 +189,7 @@ def _is_closed(ring_path: Path) -> bool:
 
 
 def _newest_record_s(ring_path: Path, now_s: float) -> float:
-    """Return the Unix time at which the ring's newest record ended, or 0 if it has none.
+    """Return the Unix time when the ring's newest record ended, or 0 if the ring has no records.
 
     Raises RingError if the file is not a ring.
     """
@@ -193,7 +198,8 @@ def _newest_record_s(ring_path: Path, now_s: float) -> float:
         end_ns = reader.newest_end_ns()
         if end_ns is None:
             return 0.0
-        # The ring was written since this machine booted. So use the monotonic clock, which cannot be set.
+        # The ring was written after this machine booted. So use the monotonic clock, because this clock cannot be
+        # set.
         if reader.boot_id == boot_id():
             return now_s - (clock.perf_counter_ns() - end_ns) / 1e9
         return (reader.realtime_ns + end_ns - reader.monotonic_ns) / 1e9

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.runtime_directory import runtime_directory
 
-# The file descriptors that one end of a connection needs, for libzmq's threads and sockets and for our files.
+# Number of file descriptors that one end of a connection needs: libzmq's threads and sockets, and our files.
 WANTED_DESCRIPTORS = 24
 MAX_IPC_PATH_BYTES = 107  # length of sun_path in sockaddr_un(7), without the terminating zero
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
@@ -39,7 +39,7 @@ def check_descriptors() -> None:
 
 
 def default_endpoint() -> str:
-    """Return the address of this user's daemon: an ipc socket in the runtime directory."""
+    """Return the address of this user's daemon. It is an ipc socket in the runtime directory."""
     return f"ipc://{runtime_dir() / 'daemon.sock'}"
 
 
@@ -79,7 +79,7 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
 
 
 def from_here(endpoint: str) -> str:
-    """Return an address for connecting, from this machine, to a socket that is bound at `endpoint`."""
+    """Return an address to which a process on this machine can connect. The socket is bound at `endpoint`."""
     for everywhere, here in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://[::]:", "tcp://[::1]:")):
         if endpoint.startswith(everywhere):
             return here + endpoint.removeprefix(everywhere)
@@ -96,13 +96,14 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def lock_of(endpoint: str) -> Path:
-    """Return the lock file next to an ipc socket. Only the process that holds the lock may serve there."""
+    """Return the lock file next to an ipc socket. Only the process that holds the lock may serve at this socket."""
     return Path(endpoint.removeprefix("ipc://")).with_suffix(".lock")
 
 
 def stopped_holder(endpoint: str) -> str:
-    """Say how to resume the process that serves an ipc address, if that process is stopped. If it is not stopped,
-    return "".
+    """Return text that says how to resume a stopped process that serves an ipc address.
+
+    Returns "" if the process is not stopped.
     """
     if not endpoint.startswith("ipc://"):
         return ""

@@ -10,11 +10,11 @@ class DecodeError(ProtocolError):
 
 
 class VersionError(DecodeError):
-    """The other side uses a different major version. The text names both versions."""
+    """The other side uses a different major version. The text of the error names both versions."""
 
 
 class LimitError(DecodeError):
-    """The other side sent more than this side may keep. Everything that it sends afterwards is refused too."""
+    """The other side sent more than this side may keep. All later messages of the other side are refused, too."""
 
 
 class RingError(ProtocolError):
@@ -38,4 +38,4 @@ class RoofsError(ProtocolError):
 
 
 class RequestError(ProtocolError):
-    """A request cannot reach its process, or its answer is invalid."""
+    """A request cannot reach the process that it is for, or the answer is invalid."""

@@ -41,7 +41,7 @@ def copies_on_write(descriptor: int) -> bool:
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
     except OSError as error:
         reraise_host_error(error)
-        # these errors also mean btrfs, because it accepts the flag but has no space to store it
+        # These errors also mean btrfs. It has accepted the flag, but has no space to store it.
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return bool(_FLAGS.unpack(flags)[0] & _NO_COPY_ON_WRITE)
 
@@ -54,7 +54,7 @@ def in_words(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{what}; make room, or set CBTOP_RUNTIME_DIR to a directory with room"
     if error.errno == errno.EFBIG:
-        # imported here, because every import of this module delays the command of `cbtop run`
+        # Import this here. An import at the top of this module would delay the command of `cbtop run`.
         from cbtop.protocol.limits import reason
 
         return f"{reason(error)}; raise the limit"

@@ -1,4 +1,4 @@
-"""The messages about the guard, which looks for values that are not finite in the outputs of bricks."""
+"""The messages about the guard. The guard looks for outputs of bricks with values that are not finite."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ FINITE, FAULTY, UNKNOWN = "finite", "faulty", "unknown"
 
 @dataclass(frozen=True, slots=True)
 class GuardFault:
-    """The first brick with a faulty output, in the first step in which the guard found one.
+    """The first fault that the guard found: the first brick with a faulty output, in the first faulty step.
 
     `kind` is "NaN", "Inf" or "over the bound". `brick` is the name of the brick, or "" if only the output of a whole
-    layer was faulty. `module` is its name in the model, such as `layers.2.mlp.down_proj`. `given` says whether the
-    input of the brick was finite, faulty or unknown. If the input was faulty, `inside` is the innermost layer or
-    brick around it with a finite input, or "". `weight` is the first weight of the brick that is not finite, or "".
-    Each phase counts its steps from 1.
+    layer was faulty. `module` is the name of the brick's module, such as `layers.2.mlp.down_proj`. `given` says
+    whether the input of the brick was finite, faulty or unknown. If the input was faulty, `inside` is the innermost
+    layer or brick around this brick that had a finite input, or "". `weight` is the brick's first weight that is not
+    finite, or "" if all are finite. Each phase counts its steps from 1.
     """
 
     phase: str
@@ -45,7 +45,7 @@ class GuardFault:
 class GuardedSteps:
     """The number of checked steps of a model, and the first fault. A message replaces the previous one.
 
-    `steps` is the number of all steps of the model, checked or not, or 0 if it is not known.
+    `steps` is the number of all steps of the model, checked or not, or 0 if unknown.
     """
 
     model: str

@@ -2,8 +2,8 @@
 
 Rules
 - The content of the file is not trusted. Its size, its list and every field are checked as in a message.
-- Ask whether the file exists before opening it. Otherwise a host would have to catch an exception, which could keep
-  the host's frames and the model in them alive until the next garbage collection.
+- Check that the file exists before opening it. Otherwise an exception would have to be caught inside a host. The
+  exception could keep the host's frames, and the model in these frames, alive until the next garbage collection.
 - The file is replaced completely or not at all, and has mode 0600.
 """
 
@@ -43,7 +43,7 @@ def read_list(
 
 
 def write_list(path: Path, schema: str, name: str, maps: Sequence[dict[str, object]]) -> None:
-    """Write `maps` as the list `name` to a file, which replaces the old one. Raises RoofsError."""
+    """Write a file that contains `maps` as the list `name`. The new file replaces the old one. Raises RoofsError."""
     document = {"schema": schema, name: maps}
     with _writing(path):
         replace_whole(path, json.dumps(document, indent=1).encode())

@@ -11,11 +11,13 @@ from cbtop.protocol.attributes import MAX_QUANTITY
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """The times of the launches of one kernel, the node `node`, in the `steps` recorded steps of its phase.
+    """The times of the launches of one kernel in one phase.
+
+    `node` is the kernel's node in the graph, and `steps` is the number of recorded steps of the phase.
 
     Times are in ns. `deviation_ns` is the standard deviation of the durations. A step has between `fewest` and `most`
-    launches (None: not sent). `maker` and `source` are known from hooks of the kernel's maker, such as Triton
-    ("": not known).
+    launches (None: not sent). `maker` is the library that made the kernel, such as Triton. Hooks in this library
+    report `maker` and `source` ("": not known).
     """
 
     node: int
@@ -44,12 +46,12 @@ class KernelTimes:
 
 @dataclass(frozen=True, slots=True)
 class KernelBurst:
-    """The kernels of the latest `steps` steps that CUPTI recorded. A burst replaces the previous burst.
+    """A burst: the kernels of the latest `steps` steps that CUPTI recorded. It replaces the previous burst.
 
-    `number` is the number of the request for the burst. Statistics do not contain these steps. `unplaced` launches
-    were outside every known call of a module. `lost` launches were recorded by CUPTI but could not be read.
-    `left_out` launches did not get a node, because the graph was full. `multiprocessors` and `architecture` (sm_90)
-    are of the device.
+    `number` is the number of the request for the burst. Statistics do not contain the steps of a burst. `unplaced`
+    launches were outside every known call of a module. `lost` launches were recorded by CUPTI but could not be read.
+    `left_out` launches did not get a node, because the graph was full. `multiprocessors` and `architecture` (such as
+    sm_90) describe the device.
     """
 
     number: int
@@ -68,7 +70,9 @@ class KernelBurst:
 
 @dataclass(frozen=True, slots=True)
 class BrickHostTime:
-    """The median time, in ns, that the host spent in a call of the brick `node`, without the bricks inside it.
+    """The median time in ns that the host spent in a call of the brick `node`. The time of bricks inside this brick
+    is left out.
+
     `calls` is the number of calls.
     """
 
@@ -86,8 +90,8 @@ class HostTimes:
     """The time that the host spent in each brick, in the latest `steps` steps with timed calls. The message
     replaces the previous one.
 
-    For a brick on a GPU, this is the time that the host needs to launch its kernels. The times of the kernels are
-    sent separately.
+    For a brick on a GPU, this is the time that the host needs to launch the brick's kernels. The times of the kernels
+    are sent separately.
     """
 
     steps: int

@@ -52,7 +52,7 @@ class ViewerKeys:
 
 @dataclass(frozen=True, slots=True)
 class DaemonKeys:
-    """The key pair that identifies a daemon, and the directory with the public keys of its allowed viewers."""
+    """The key pair that identifies a daemon, and the directory with the public keys of allowed viewers."""
 
     own: KeyPair
     directory: Path
@@ -63,7 +63,7 @@ class DaemonKeys:
         return ViewerKeys(self.own, self.own.public)
 
     def allowed(self) -> dict[bytes, str]:
-        """Return the viewers that are allowed now. Raises KeysError if their files cannot be read."""
+        """Return the viewers that are allowed now. Raises KeysError if the files of their keys cannot be read."""
         return allowed(self.directory)
 
 
@@ -118,7 +118,7 @@ def load_pair(directory: Path, name: str) -> KeyPair:
     try:
         encoded = zmq.curve_public(secret)
     except (zmq.ZMQError, ValueError):
-        # The traceback of this exception contains the secret, so do not chain it.
+        # Do not chain this exception, because its traceback contains the secret.
         raise KeysError(f"{path} is damaged: delete it and {name}.key, and make a new pair") from None
     return KeyPair(name, _decoded(encoded), secret)
 

@@ -17,7 +17,7 @@ def file_limit() -> str:
 
 
 def reason(error: OSError) -> str:
-    """Return the text of `error`, and the limit of this process that may have caused it."""
+    """Return the text of `error`. If a limit of this process may have caused the error, add this limit."""
     said = str(error.strerror or error)
     if error.errno == errno.EFBIG:
         return said + file_limit()

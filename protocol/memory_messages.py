@@ -12,7 +12,7 @@ from cbtop.protocol.training_messages import MAX_STEP_PARTS, MAX_TIMED_STEPS
 class PartMemory:
     """The peak memory of one part of a training step, as torch's allocator counts it on one GPU.
 
-    `allocated_bytes` is in tensors. `reserved_bytes` is what the allocator holds for them.
+    `allocated_bytes` is in tensors. `reserved_bytes` is the memory that the allocator holds for tensors.
     """
 
     name: str
@@ -38,11 +38,13 @@ class TrainingMemory:
     model: str
     steps: int
     parts: tuple[PartMemory, ...] = ()
-    node: int = 0  # the brick in which most memory was allocated; 0: unknown
-    unused_bytes: int = 0  # reserved but not allocated when most memory was allocated
-    torch_peak_bytes: int = 0  # torch's own peak: since the process started, or the program reset it
-    limit_bytes: int = 0  # what the process can reserve at most, with what it has; 0: unknown
-    retries: int = 0  # how often torch emptied its cache in the latest `counted_steps`, because there was no memory
+    node: int = 0  # the brick that allocated the most memory; 0: unknown
+    unused_bytes: int = 0  # memory that was reserved but not allocated, when the most memory was allocated
+    # The peak that torch itself counts since the process started, or since the program reset the peak.
+    torch_peak_bytes: int = 0
+    # The most bytes that the process can reserve, including the bytes that it has reserved; 0: unknown.
+    limit_bytes: int = 0
+    retries: int = 0  # how often torch had no memory and emptied its cache, in the latest `counted_steps` steps
     counted_steps: int = 0
     why_unknown: str = ""
 

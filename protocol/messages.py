@@ -1,6 +1,7 @@
 """The message classes. Messages are frozen data, and the name of a message's class is its kind on the wire.
 
-To add a message, write its class here and add the class to the union below. mypy names the other places.
+To add a message, write its class here and add the class to the union below. mypy then names all other code that must
+change.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientMessage, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
-# If other processes use more than this percentage of the processors, they disturb a measurement. An idle machine uses
-# less.
+# If other processes use more than this percentage of the processors, they disturb a measurement. An idle machine is
+# below this percentage.
 BUSY_PERCENT = 5
 UNSURE_PERCENT = 10  # If the rounds of a measured roof differ by more than this percentage, the roof is unsure.
 
-PROTOCOL_MAJOR = 2  # 2: histograms are sent as cells
-# Minor version 1 added devices. 2 added the kernels of a burst. 3 added the time with running steps and the node of a
-# quiet process. 4 added the parts of training steps. 5 added the operations, allocations and conditions. 6 added the
-# requests, load and times of a serving engine.
+PROTOCOL_MAJOR = 2  # major version 2 sends histograms as cells
+# Minor version 1 added devices. Version 2 added the kernels of a burst. Version 3 added the time in which steps run,
+# and the node of a process that is quiet. Version 4 added the parts of training steps. Version 5 added operations,
+# allocations and conditions. Version 6 added the requests, load and times of a serving engine.
 PROTOCOL_MINOR = 6
 
 
@@ -56,7 +57,7 @@ class HostHello:
     start. `pid` is the pid in the process's own pid namespace, and `pid_namespace` is the inode of that namespace
     (None: not known). The process records one step in `sample_every`. If `locked`, the process holds a lock
     (flock(2)) on its catalog until it ends. `clock_resolution_ns` is the smallest difference between two readings of
-    its clock (None: not known). `job` is equal in all ranks of a job. It is only compared, never shown.
+    its clock (None: not known). `job` is equal in all ranks of a job. The value is only compared, never shown.
     """
 
     protocol_major: int
@@ -84,13 +85,14 @@ class HostHello:
 class Node:
     """One node of the execution graph. It is announced once, before the first record of the node.
 
-    `label` distinguishes nodes with the same name. For a brick it is the name of its place (`q_proj`), for a layer
-    the stack (`encoder`), for a step the model (`draft`). The static attributes of kernels, transfers and functions
-    are defined in `cbtop.protocol.attributes`. In the message's map they are keys like other fields. A budget is the
-    time that a token may take, or the rate at which bytes must move. The records of an async task are its polls.
-    Their `elements` is 1 if the task was not done yet. `own` names the row for the operations that a module runs
-    itself, outside of its children's calls. The host's times have it: a layer, a step that is the
-    call of a model, and a brick for such operations.
+    `label` distinguishes nodes with the same name. The label of a brick is its name in the model (`q_proj`). The
+    label of a layer is its stack (`encoder`), and the label of a step is its model (`draft`). The static attributes
+    of kernels, transfers and functions are defined in `cbtop.protocol.attributes`. In the message's map, these
+    attributes are keys like other fields. A budget is the time that a token may take, or the rate at which bytes must
+    move. The records of an async task are its polls. A poll has 1 as `elements` if the task was not done yet. `own`
+    names the row for the operations that a module runs itself, outside of its children's calls. If the host times a
+    process, three kinds of nodes have `own`: a layer, a step that is the call of a model, and a brick for such
+    operations.
     """
 
     id: int
@@ -126,11 +128,12 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The model that runs. These values are static, and come from the model's file.
+    """The model that runs. The values come from the model's file, and do not change.
 
-    If the roofs for this model are not known, `roofs` says why and what to do about it. `steps_of` is the label of
-    the model's steps, if a process runs several models. `ranks` is the number of processes that compute each token
-    together, each with a part of the model; 0 means not known. A merge needs `ranks` to count each token once.
+    If the roofs (peak rates) for this model are not known, `roofs` says why, and how to measure them. `steps_of` is
+    the label of the model's steps, if a process runs several models. `ranks` is the number of processes that share
+    the work of each token (0: not known). Each of these processes has a part of the model. A merge of recordings
+    needs `ranks` to count each token once.
     """
 
     model: str
@@ -150,17 +153,19 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """A roof of this machine. `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (GFLOP/s, of integers GOP/s).
+    """A roof (peak rate) of this machine.
 
-    A `cache` roof explains a rate that is higher than memory's. No share of it is computed, because it is not known
-    whether data is in the cache.
+    `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (GFLOP/s, of integers GOP/s).
+
+    A `cache` roof explains a rate that is higher than the rate of memory. No share of a `cache` roof is computed,
+    because it is not known whether data is in the cache.
 
     If the roof was measured in `rounds` rounds (None: not known), `value` is the best round, and `median` and
     `lowest` describe the other rounds. `load_percent` is the share of the processors or the GPU that other processes
-    used meanwhile. `measured_on` is the time of the measurement (2026-11-22T10:30:59+01:00; older files contain only
-    the day). `gpu` is the UUID of the GPU, or "" for a roof of the processors. If `withdrawn`, the roof does not
-    apply to what runs now. `dtype` is the type that a compute roof multiplies, as in `Work`; "" means floats of an
-    unknown type. If `is_short`, cbtop measured the roof by itself, less precisely than `cbtop calibrate` does.
+    used during the measurement. `measured_on` is the time of the measurement (2026-11-22T10:30:59+01:00; older files
+    contain only the day). `gpu` is the UUID of the GPU, or "" for a roof of the processors. If `withdrawn`, the roof
+    does not apply to what runs now. `dtype` is the type that a compute roof multiplies, as in `Work`; "" means floats
+    of an unknown type. If `is_short`, cbtop measured the roof by itself, less precisely than `cbtop calibrate` does.
     """
 
     name: str
@@ -212,7 +217,7 @@ class CheckResult:
     passed: bool
     max_error: float | None
     tolerance: float | None
-    not_finite: str = ""  # "NaN" or "infinity" if such a value was found; `max_error` is then unknown
+    not_finite: str = ""  # "NaN" or "infinity" if the output contained one; `max_error` is then unknown
     skipped: str = ""  # why the assertion was not evaluated; if this is set, `passed` has no meaning
     note: str = ""  # where in the model the assertion was evaluated, and how often, as text
 
@@ -253,19 +258,22 @@ class TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The work of the process before its main loop, or instead of it. An empty name means that the main loop runs."""
+    """The work of the process before its main loop, or in place of a main loop.
+
+    An empty name means that the main loop runs.
+    """
 
     name: str
-    done: float | None = None  # the share of the work that is done, 0 to 1, or None if it is not known
+    done: float | None = None  # the share of the work that is done, 0 to 1; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling rate of a process from now on. Also the profiling overhead, if the process measures it.
+    """The sampling rate of a process from now on, and its profiling overhead if it is measured.
 
     The process records one step in `every`. The overhead, in percent of the time in steps, is between `low_percent`
-    and `high_percent` (95 % interval). All three are None while too little is known. `allowed_percent` is the highest
-    allowed overhead.
+    and `high_percent` (95 % interval). These three figures are None if too few steps were measured. `allowed_percent`
+    is the highest allowed overhead.
     """
 
     every: int
@@ -348,7 +356,7 @@ Part = (
 class DaemonHello:
     """The first message that a viewer receives.
 
-    It is the same in all versions of the protocol, while all other messages may change.
+    This message is the same in all versions of the protocol. All other messages may change.
     """
 
     protocol_major: int
@@ -365,8 +373,8 @@ class DaemonHello:
 class SourceCatalog:
     """Catalog messages of a source.
 
-    If `complete`, these are all messages of the source, and replace those that the viewer has. Otherwise they are the
-    messages since the last SourceCatalog.
+    If `complete`, these are all messages of the source, and they replace the messages that the viewer has. Otherwise,
+    these are the messages since the last SourceCatalog.
     """
 
     source: str
@@ -380,14 +388,15 @@ class Quiet:
 
     In the map of a SourceState, these fields are keys like the others.
 
-    `in_flight` is the innermost node that has not ended (0: none is known, -1: a step that has no name yet). Of
-    several such nodes, it is one inside a step if there is one, and among those the last to begin. The node has run
-    for `in_flight_ns` (None: not known). `in_flight_size` is the number of tokens of the step around it, or of
-    sequences if the tokens are unknown (0: both are unknown).
+    `in_flight` is the innermost node that has not ended (0: not known, -1: a step that has no name yet). If several
+    threads are in a node, a node inside a step is preferred, then the node that began last. The node has run for
+    `in_flight_ns` (None: not known). `in_flight_size` is the number of tokens of the step around the node. If the
+    tokens are unknown, it is the number of sequences (0: both are unknown).
 
-    `threads` is the number of threads, tasks or greenlets that are in a node. If `is_watched`, all of them report
-    their nodes. In this case, no recorded code is running if no node is in flight. `last` is the node of the newest
-    record (0: no record exists). If `is_suspended`, a signal or a debugger has stopped the process.
+    `threads` is the number of threads, tasks or greenlets that are in a node. If `is_watched`, all threads, tasks and
+    greenlets report their nodes. In this case, `in_flight` 0 means that no recorded code is running. `last` is the
+    node of the newest record (0: no record exists). If `is_suspended`, a signal or a debugger has stopped the
+    process.
     """
 
     quiet_ns: int
@@ -406,7 +415,7 @@ class SourceState:
 
     `produced == received + overwritten + rejected`. `produced` records have been read. `received` of them are in the
     statistics. `overwritten` were replaced in the ring before they could be read, `before_attach` of them before the
-    daemon first read the ring. `rejected` had a node that is not in the catalog, or times that run backwards.
+    daemon first read the ring. `rejected` records had a node that is not in the catalog, or times that run backwards.
     `unread` more records are written but not read yet. `left_out` announcements are missing, because they exceeded
     the limits of the catalog or the daemon. `quiet` is None if the process makes progress or has ended.
     """
@@ -428,22 +437,22 @@ class SourceState:
 class StatsUpdate:
     """Cumulative statistics of the nodes that changed, in columns. A keyframe contains all nodes.
 
-    Every value is a total since the source began. If an update is lost, values are late but never wrong. The update
-    covers the records that had ended when the ring was read, at `monotonic_ns`, even if it is sent much later.
+    Every value is a total since the source began. If an update is lost, the viewer's values are late but never wrong.
+    The ring was read at `monotonic_ns`. The update covers the records that had ended by then, even if the update is
+    sent much later.
 
     The byte fields are little-endian i64 columns. `node` … `closed_ns` have one entry per node. `closed_ns` is the
     part of `total_ns` inside steps that have ended. Some columns have values for few nodes only. `rare_*` have one
     entry per such value. `rare_column` is the column's index in `analysis.node_columns.SPARSE_COLUMNS`, and
-    `rare_value` is float64.
-    `cells` contains the histogram cells that changed, in ascending order (each as the difference from the one
-    before), and the counts of these cells: see `profiler.analysis.histograms`. Further cells follow in the next
-    message.
+    `rare_value` is float64. `cells` contains the histogram cells that changed, in ascending order (each as the
+    difference from the one before), and the counts of these cells: see `profiler.analysis.histograms`. If not all
+    cells fit into this message, the others follow in the next one.
 
-    `steps_ns` is the time that at least one step of any phase ran. `first_ns` is when the first record that was seen
+    `steps_ns` is the time that at least one step of any phase ran. `first_ns` is the time when the first known record
     began (None: not sent). `ran` lists disjoint intervals in which steps of a node (0: any step) ran, as node, begin
-    and length. For each node, they begin with the first interval that changed since the previous update, and end with
-    the last one. In a keyframe they begin earlier, up to `analysis.step_intervals.MAX_SAID_INTERVALS` for all nodes
-    together.
+    and length. For each node, the list begins with the first interval that changed since the previous update, and
+    goes on to the newest interval. In a keyframe, the list begins earlier, and has at most
+    `analysis.step_intervals.MAX_SAID_INTERVALS` intervals for all nodes together.
     """
 
     source: str
@@ -472,8 +481,8 @@ class RecordBatch:
     """The records themselves, for viewers that record.
 
     The ring numbers its records. A batch covers the numbers from `first` to below `produced`. It contains `count`
-    records. The others were overwritten or rejected. The next batch begins at `produced`. If its `first` is greater,
-    a batch was lost.
+    records. The other records with these numbers were overwritten or rejected. The next batch begins at `produced`.
+    If the `first` of the next batch is greater, a batch was lost.
     """
 
     source: str
@@ -504,7 +513,7 @@ class HistoryPiece:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A message that the daemon sends every second, so that a viewer notices if the daemon is silent.
+    """A message that the daemon sends every second. If no message comes, a viewer notices that the daemon is silent.
 
     Every record that ended before `monotonic_ns` has been read.
     """

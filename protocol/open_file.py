@@ -1,4 +1,4 @@
-"""A file that is open for reading and is closed when the last reference to it is gone."""
+"""A file that is open for reading. It is closed when the last reference to this object is gone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NONE = -1
 class OpenFile:
     """The file at `path`, opened for reading. Raises OSError if it cannot be opened.
 
-    The descriptor is closed by `close` or when this object is deleted. So no descriptor leaks if a test or an
-    exception drops a reader in a host or its forked child. A process that daemonizes closes all its descriptors, and
-    a different file may get the same one. Such a descriptor is not closed.
+    The method `close` or the deletion of this object closes the descriptor. So no descriptor leaks if a test or an
+    exception drops a reader, in a host or in its forked child. A process that daemonizes closes all its descriptors,
+    and a different file may then get this descriptor. In this case, the descriptor is not closed.
     """
 
-    descriptor = _NONE  # `__del__` needs this if a signal handler raises before the first line of `__init__`
+    descriptor = _NONE  # `__del__` reads this value if a signal handler raises before the first line of `__init__`
 
     def __init__(self, path: Path) -> None:
         # O_NONBLOCK: if the path is a pipe, do not wait for its writer.
@@ -37,7 +37,7 @@ class OpenFile:
     def read_no_further(self) -> None:
         """Turn off read-ahead. Raises OSError, for example for a pipe.
 
-        In the unwritten part of a sparse file, read-ahead allocates memory, which cost 0.4 ms per record.
+        In the unwritten part of a sparse file, read-ahead allocates memory. This cost 0.4 ms per record.
         """
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -61,7 +61,7 @@ class OpenFile:
         """Close the file. A second call has no effect."""
         descriptor, self.descriptor = self.descriptor, _NONE
         if descriptor != _NONE:
-            # The file may already be closed by something else, or this close may fail. Both are harmless.
+            # Ignore two harmless cases: something else has closed the file already, or this close fails.
             with suppressed(OSError):
                 if os.path.samestat(os.fstat(descriptor), self.status):
                     os.close(descriptor)

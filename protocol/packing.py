@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # The environment variable with the directory of msgpack in the environment of `cbtop run`. `cbtop run` sets it.
 LENT_MSGPACK = "CBTOP_RUN_MSGPACK"
-# The compiled part of msgpack. It adds itself to sys.modules under this name, whatever name it is loaded under.
+# The compiled part of msgpack adds itself to sys.modules under this name, even if it is loaded under another name.
 _COMPILED = "msgpack._cmsgpack"
 
 
@@ -53,7 +53,10 @@ def _lent(directory: str) -> Any:
 
 
 def load_msgpack() -> Any:
-    """Return this environment's msgpack, or that of `cbtop run`. Raises ImportError if neither exists."""
+    """Return the msgpack of this environment, or else the msgpack of `cbtop run`.
+
+    Raises ImportError if neither exists.
+    """
     try:
         import msgpack
     except ModuleNotFoundError as error:

@@ -35,7 +35,7 @@ MAX_SUBSCRIPTIONS = 8
 # Messages that a connection may send per second. A viewer that asks for a history of 64 MiB sends 130.
 MAX_WORDS = 300
 
-_NETLINK_SOCK_DIAG = 4  # this and the following constants are from sock_diag(7)
+_NETLINK_SOCK_DIAG = 4  # this constant and the following ones are from sock_diag(7)
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
 # Position of the user id in the answer of the kernel: 16 bytes of nlmsghdr, then 64 bytes into inet_diag_msg.
@@ -50,9 +50,10 @@ class _Peer:
     is_stranger: bool
     topics: set[bytes] = field(default_factory=set)
     words: int = 0  # number of messages received in this second
-    # The newest question of each kind that this connection has asked.
+    # kind of question -> the newest question of this kind that this connection has asked
     asked: dict[bytes, bytes] = field(default_factory=dict)
-    answer: zmq.MessageTracker | None = None  # tracks the newest answer to this connection, until libzmq has sent it
+    # Tracks the newest answer to this connection until libzmq has sent the answer.
+    answer: zmq.MessageTracker | None = None
 
 
 class Peers:
@@ -71,7 +72,7 @@ class Peers:
         """Add a new connection."""
         try:
             peer = _look_at(descriptor)
-        except OSError:  # this connection has ended already, so its socket has no address any longer
+        except OSError:  # this connection has ended already, so its socket no longer has an address
             return
         self._peers[descriptor] = peer
         alike = [number for number, other in self._peers.items() if other.is_stranger == peer.is_stranger]
@@ -86,7 +87,7 @@ class Peers:
         self._peers.pop(descriptor, None)
 
     def said(self, descriptor: int, word: bytes) -> None:
-        """Process a message of a connection, which begins or ends the subscription to a topic."""
+        """Process a message of a connection. The message begins or ends the subscription to a topic."""
         peer = self._peers.get(descriptor)
         if peer is None:
             return
@@ -135,8 +136,9 @@ class Peers:
                 peer.answer = answer
 
     def _cut_off(self, descriptor: int, why: str) -> None:
-        """Close a connection through the operating system. libzmq has no function for this, but notices that it
-        ended.
+        """Close a connection through the operating system, because libzmq has no function for it.
+
+        libzmq notices that the connection has ended.
         """
         self._say(f"closed a connection: {why}")
         name = self._peers.pop(descriptor).name

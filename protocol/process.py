@@ -12,7 +12,7 @@ import os
 
 from cbtop.protocol.signals import reraise_host_error
 
-TYPE_CHECKING = False  # `typing` is not imported, because that would be slow, see `cbtop.protocol.runtime_directory`
+TYPE_CHECKING = False  # `typing` loads slowly, so it is not imported; see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -85,7 +85,8 @@ def processor_times(pid: int) -> dict[str, tuple[int, int]]:
 def busiest_wait_ns(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]) -> int | None:
     """Return how long the busiest thread waited for a processor between two `processor_times`, in ns.
 
-    The busiest thread ran and waited longest in total. Returns None if `before` and `now` have no thread in common.
+    The busiest thread is the thread with the longest sum of running and waiting in this time. Returns None if
+    `before` and `now` have no thread in common.
     """
     grown = [(ran - before[one][0], waited - before[one][1]) for one, (ran, waited) in now.items() if one in before]
     return max((ran + waited, waited) for ran, waited in grown)[1] if grown else None

@@ -36,10 +36,10 @@ TOPICS = re.compile(
     rb"%b|%b|%b[0-9a-f]{16}|(?:%b|%b)[0-9a-f]{16}/\d{1,18}|%b[0-9a-f]{16}/(?:\d{1,20}:){2}\d{1,20}"
     % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX, ENDED_PREFIX)
 )
-# Most bytes of a message from a viewer; the largest are handshakes, because a topic has at most 85 bytes.
+# Most bytes of a message from a viewer. Handshakes are the largest messages. A topic has at most 85 bytes.
 MAX_MESSAGE_BYTES = 512
-MAX_HEARD = 1000  # most subscriptions that are processed at a time, so that many of them cannot delay the daemon
-# Most viewers that are let in at a time; each of them may send many messages before it is disconnected.
+MAX_HEARD = 1000  # most subscriptions that are processed at a time, so that a large number does not delay the daemon
+# Most viewers that are let in at a time. A viewer may send many messages before it is disconnected.
 MAX_LET_IN = 8
 SOON_MS = 10
 # Messages that may wait for a viewer. These are three seconds of live data at ten updates per second.
@@ -50,7 +50,7 @@ RECEIVE_HIGH_WATER_MARK = 16
 RECEIVE_BUFFER_BYTES = 4096
 HANDSHAKE_MS = 10_000
 HEARTBEAT_MS = 5_000
-# A viewer that answers no heartbeat or accepts no byte for this long is disconnected; it may connect again.
+# A viewer is disconnected if it answers no heartbeat, or accepts no byte, for this long. It may connect again.
 SILENT_MS = 30_000
 MONITORED = (
     zmq.EVENT_ACCEPTED
@@ -75,7 +75,7 @@ class Publisher:
         check_descriptors()
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
-        # pyzmq needs a thread of its own for tracked frames, and this thread opens files. Start it now, while
+        # pyzmq starts a thread for tracked frames, and this thread opens files. Start the thread now, while
         # descriptors are left.
         _tracked(b"")
 
@@ -126,18 +126,21 @@ class Publisher:
 
     @property
     def refused(self) -> int:
-        """Number of handshakes that failed at a socket with keys."""
+        """Number of failed handshakes. They are counted only at a socket that requires keys."""
         return self._authenticator.refused
 
     def hear(self, timeout_ms: int) -> None:
-        """Process new connections, questions and disconnections. Waits at most `timeout_ms` for the first of them."""
+        """Process new connections, questions and disconnections.
+
+        If there are none yet, waits for the first one, at most `timeout_ms`.
+        """
         if self._peers.is_waiting:
             timeout_ms = min(timeout_ms, SOON_MS)
         if not self._poller.poll(timeout_ms):
             return
         has_heard_all = self._hear_words()
         self._watch()
-        # Let viewers in last, because their messages must follow what was sent before.
+        # Let viewers in last. They must receive only messages that are sent after this point.
         for _ in range(MAX_LET_IN if has_heard_all else 0):
             if self._authenticator.questions.poll(0):
                 self._watch()  # process the monitor's event for the connection of this viewer
@@ -175,7 +178,10 @@ class Publisher:
         return self._peers.follow((RECORDS,))
 
     def questions(self, kind: bytes) -> list[bytes]:
-        """Return the topics of the waiting questions of one kind, for `answer`. The kind is a prefix of topics."""
+        """Return the topics of the waiting questions of one kind. `answer` takes these topics.
+
+        `kind` is the prefix of the topics.
+        """
         return self._peers.questions(kind)
 
     def answer(self, topics: Iterable[bytes], messages: Iterable[WireMessage]) -> None:
@@ -238,7 +244,7 @@ def _tracked(data: bytes) -> zmq.Frame:
 def _sender(said: zmq.Frame) -> int:
     """Return the descriptor of the connection that sent a message, or -1 if the connection has ended.
 
-    libzmq itself sends messages that end the subscriptions of an ended connection.
+    If a connection has ended, libzmq itself sends messages that end its subscriptions.
     """
     try:
         return int(said.get(zmq.SRCFD))

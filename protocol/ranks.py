@@ -1,4 +1,4 @@
-"""The rank of a process among the processes that work together, and their job, as set by their launcher."""
+"""The rank of a process in its job, as the launcher has set it. The processes of a job work together."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _RANK_VARIABLES = (
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # set by the program mpirun of MPICH and of Intel MPI
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
 )
-# Variables that are equal in all processes of a job and differ between jobs that run at the same time. The first ones
-# that are set count: our own, the address where torch's processes meet, the job's name in PMIx, and its name in
-# Slurm. (Slurm may treat each node of a torch job as its own step.)
+# Variables that identify a job. They are equal in all processes of a job, and differ between jobs that run at the
+# same time. The first variables that are set count: our own, the address where torch's processes meet, the job's name
+# in PMIx, the job's name in Slurm. (Slurm may treat each node of a torch job as its own step.)
 JOB_VARIABLE = "CBTOP_JOB"
 _JOB_VARIABLES = (
     (JOB_VARIABLE,),

@@ -23,7 +23,7 @@ from cbtop.protocol.ring_reader import Batch
 MAX_TALLIES = (
     1 << 14
 )  # A receiver counts the records of this many sources. A daemon has at most 256 at the same time.
-# Most records in a message. A reader that joins late finds more in the ring.
+# Most records in a message. If a reader joins late, the ring contains more records than this.
 MAX_BATCH_RECORDS = 1 << 16
 _FIRST_END = struct.Struct("<q")
 
@@ -67,7 +67,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
 def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[RecordBatch]:
     """Yield the records of `batch` as messages of bounded size.
 
-    `batch` contains the records numbered from `first` to below `produced`, without lost ones.
+    `batch` contains the records with the numbers from `first` to below `produced`, except lost ones.
     """
     count = len(batch.node)
     for at in range(0, max(count, 1), MAX_BATCH_RECORDS):
@@ -96,14 +96,14 @@ class RecordTally:
     produced: int = 0  # number of records that the process has written, as last reported
     before: int | None = None  # records written before this receiver joined
     taken: int = 0
-    # Records that were overwritten in the ring before the daemon read them, or that the daemon rejected.
+    # number of records that the daemon did not send: overwritten in the ring before the daemon read them, or rejected
     dropped: int = 0
     _gaps: int = 0
     _next: int = 0  # number of the first record that is not counted yet
 
     @property
     def missed(self) -> int:
-        """Number of records that the daemon has read, but this receiver has not got (yet)."""
+        """Number of records that the daemon has read, but that this receiver has not received (yet)."""
         return self._gaps + self.produced - self._next
 
     def hear(self, produced: int) -> None:
@@ -112,7 +112,7 @@ class RecordTally:
         self.produced = max(self.produced, produced)
 
     def take(self, message: RecordBatch) -> int:
-        """Count a batch. Returns how many of its first records this receiver had already.
+        """Count a batch. Returns how many records at the beginning of the batch this receiver has counted before.
 
         A restarted daemon reads the ring from its oldest record, so it sends records a second time.
         """

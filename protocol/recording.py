@@ -49,15 +49,15 @@ SUFFIX = ".cbtop"
 # Largest payload, both deflated and inflated. A keyframe with every possible source is smaller.
 MAX_PAYLOAD_BYTES = 256 << 20
 # A frame that inflates to more than MAX_INFLATION times its size is refused. Frames of real messages inflate to 4 to
-# 12 times their size, and zeros to a thousand times.
+# 12 times their size. A frame of zeros inflates to a thousand times its size.
 MAX_INFLATION = 100
 FREE_BYTES = 1 << 20  # a frame may inflate to this size in any case, however small it is
-PIECE_BYTES = 16 << 10  # number of deflated bytes that are inflated at a time; they become at most 16 MiB
+PIECE_BYTES = 16 << 10  # number of deflated bytes that are inflated at a time; the result has at most 16 MiB
 DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # messages per frame
 MAX_KIND = 255  # the highest number of a kind of frame, in any version of the format
 # Number of keyframes in the index: two months with one every five seconds. To show a later moment, read on from the
-# last of these.
+# last keyframe in the index.
 MAX_KEYFRAMES = 1 << 20
 MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999, in ns since 1970
 # O_NONBLOCK: if the path is a pipe, do not wait for its reader.
@@ -76,7 +76,7 @@ class FrameKind(IntEnum):
     KEYFRAME = 1  # the complete state: a daemon's hello and everything that the daemon knows
     RECORDS = 2  # record batches
     INDEX = 3
-    RANGE = 4  # marks the first or the last frame of a range that the user cut out of a recording
+    RANGE = 4  # marks the first and the last frame if the user cut this recording out of a longer one
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +158,10 @@ class Frame:
 
 
 def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> bytes:
-    """Return a frame of `messages`, which are already encoded. Keeps only one message in memory at a time.
+    """Return a frame of encoded `messages`. Only one message at a time is in memory.
 
-    The number of messages is known only at the end, but stands at the beginning of the payload. So the number has a
-    block of its own in the zlib stream (RFC 1950), without compression (RFC 1951, 3.2.4).
+    The payload begins with the number of messages, but this number is known only at the end. So the number is stored
+    in a block of its own, without compression (RFC 1951, 3.2.4), in the zlib stream (RFC 1950).
     """
     packer, deflate = msgpack.Packer(use_bin_type=True), zlib.compressobj(DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
     parts: list[bytes] = []
@@ -178,7 +178,10 @@ def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> by
 
 
 def _adler32_of_both(first: int, second: int, second_length: int) -> int:
-    """Return the Adler-32 (RFC 1950) of two joined byte strings, given the checksums and the second length."""
+    """Return the Adler-32 checksum (RFC 1950) of two joined byte strings.
+
+    `first` and `second` are the checksums of the strings. `second_length` is the length of the second string.
+    """
     low = ((first & 0xFFFF) + (second & 0xFFFF) - 1) % 65_521
     high = ((first >> 16) + (second >> 16) + second_length * ((first & 0xFFFF) - 1)) % 65_521
     return high << 16 | low
@@ -368,7 +371,7 @@ class RecordingReader:
         return f"{major}.{minor}", RecordingOrigin(name, monotonic_ns, realtime_ns)
 
     def _footer(self) -> int | None:
-        """Return the offset of the index, which is in the footer. Returns None if the recording was not closed."""
+        """Return the offset of the index. The footer contains it. Returns None if the recording was not closed."""
         at = self._size - _FOOTER.size
         if at < HEADER.size:
             return None
@@ -376,7 +379,10 @@ class RecordingReader:
         return offset if magic == INDEX_MAGIC else None
 
     def _index(self) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
-        """Return the keyframes, the last frame's time and the end of the frames; None without a valid index."""
+        """Return the keyframes, the time of the last frame, and the offset after all frames.
+
+        Returns None if the recording has no valid index.
+        """
         at, offset = self._size - _FOOTER.size, self._index_at
         if offset is None or not HEADER.size <= offset <= at - FRAME_HEAD.size:
             return None
@@ -399,7 +405,8 @@ class RecordingReader:
 
         Skips a last frame that was not written completely.
         """
-        # Forget the damage that reading the index found, because an invalid index is not damage to frames.
+        # Forget the damaged frames that were found while the index was read. An invalid index does not mean that
+        # frames are damaged.
         self._damaged.clear()
         keyframes: list[tuple[int, int]] = []
         at = last = HEADER.size

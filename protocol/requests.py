@@ -38,7 +38,7 @@ except ImportError:
 else:
     HAS_LOCKS = True
 
-KERNELS = 1  # the number of a request for a burst: record the kernels of the next steps
+KERNELS = 1  # this number requests a burst: the process records the kernels of its next steps
 MAX_STEPS = 1000
 _STEPS_SHIFT, _NUMBER_SHIFT = 8, 24
 _LOW, _STEPS, _NUMBER = 0xFF, 0xFFFF, (1 << 39) - 1
@@ -46,7 +46,7 @@ _WORD = struct.Struct("<q")
 
 
 class State(IntEnum):
-    """The state of a request. From NOT_UNDERSTOOD on, the states mean that the request is refused, and say why."""
+    """The state of a request. NOT_UNDERSTOOD and all later states mean that the request is refused, and why."""
 
     NOBODY = 0
     LISTENING = 1

@@ -87,7 +87,7 @@ HEADER_BYTES = 4096
 RECORD_BYTES = 32
 DEFAULT_RING_BYTES = 8 << 20
 MAX_RING_BYTES = 1 << 30
-# The number of this madvise(2) call in Linux's asm-generic/mman-common.h; Python has no name for it.
+# The number of a madvise(2) call, from Linux's asm-generic/mman-common.h. Python has no name for this number.
 MADV_POPULATE_WRITE = 23
 LEFT_OUT_WORD = 10
 CLOSED_WORD = 11
@@ -102,17 +102,17 @@ SLOTS = 61
 
 NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
-NEVER_WRITTEN = 0  # the tag of a slot that was never written
+NEVER_WRITTEN = 0  # the tag of a slot that no writer has written yet
 HELD = -1  # the node of a thread's slot while its step has no name yet
 NO_NODE = 0  # a record with this node is rejected: the host passed wrong arguments, or the node table was full
 FLAG_FAILED = 1 << 24  # the brick of this record ended in an exception
-FLAG_CANCELLED = 1 << 25  # the record is a step that does not count, or belongs to such a step
+FLAG_CANCELLED = 1 << 25  # the record is a cancelled step, or belongs to one; a cancelled step does not count
 # The record's number of elements is unknown, because the host gave a value that is not a count.
 FLAG_UNCOUNTED = 1 << 26
 # The record is not a call. It has the FLOP (as start), bytes (as end) and elements of a call of its node. For a step,
 # it contains the number of sequences, and the number of positions that each sequence had in the cache before.
 FLAG_AMOUNTS = 1 << 27
-# The record is a call that does not count, because it was stopped twice, out of order or late.
+# The record is a call that does not count, because its brick was stopped twice, out of order or late.
 FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS
 UNKNOWN_AMOUNT = -1  # unknown FLOP or bytes in a FLAG_AMOUNTS record
 LANE_SHIFT = 28  # The lane number in a record tells apart steps that run at the same time.
@@ -127,23 +127,23 @@ SEQUENCE_MASK = (1 << 31) - 1
 MAX_WRITERS_INSIDE = 64
 
 HEADER = struct.Struct("<8sqqqqqqq16s")
-# The tag is packed in two halves, the number last, so that no record needs a shift. "n" packs the same eight bytes as
-# "q", but faster: a record takes 62 ns instead of 81. "N" is unsigned, so that a negative number of elements is
-# refused like any other value that is not a count.
+# The tag is packed as two halves, with the number last. So no record needs a shift. "n" packs the same eight bytes as
+# "q", but faster: a record takes 62 ns instead of 81. "N" is unsigned, so a negative number of elements is refused,
+# like other values that are not a count.
 RECORD = struct.Struct("@nnNII")
 # struct stores each word at once with "@", but byte by byte with "<q"
 _DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")
 _TAG_AT = _DATA.size
-# `reserve` returns this offset for the first record of each lap. Packing a record at this offset fails, and the code
-# that handles the error does the work that is due once per lap. So the other records need no test for a new lap. This
-# saves 10 ns of the 370 ns of a start/stop pair.
+# `reserve` returns this offset for the first record of each lap. Packing a record at this offset fails. The code that
+# handles the error does the work that is needed once per lap. So all other records are written without a test for a
+# new lap. This saves 10 ns of the 370 ns of a start/stop pair.
 LAP_DUE = HEADER_BYTES + MAX_RING_BYTES
 
 Record = Callable[[int, int, int, int], None]
 
 
 def fence() -> None:
-    """Make other processors see all memory accesses before this call ahead of all accesses after it.
+    """A fence: other processors see all memory accesses before this call earlier than all accesses after this call.
 
     `release` completes all earlier accesses, and the second `acquire` holds back all later ones. An `acquire`
     followed by a `release` would not be enough, because accesses from both sides could move in between. No other
@@ -176,10 +176,11 @@ pack_record = RECORD.pack_into if STORES_IN_ORDER else pack_in_order
 class RingWriter:
     """Writes records into a new ring file at `path` (mode 0600). Raises RingError if the file cannot be created.
 
-    `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call performs its
-    three steps itself. `next(reserve)` returns the record's offset in `memory` and the number for the tag.
-    `pack_record` writes the record there. If that raises, as at the first record of each lap, `refused` writes the
-    record. `first` is the number of the first record, for tests of what happens when numbers in tags wrap.
+    `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call does the work
+    of `record` in three steps. `next(reserve)` returns the record's offset in `memory` and the number for the tag.
+    `pack_record` writes the record at this offset. If `pack_record` raises, as at the first record of each lap,
+    `refused` writes the record. `first` is the number of the first record. Tests set it, to see what happens when the
+    numbers in tags wrap.
     """
 
     record: Record
@@ -231,9 +232,9 @@ class RingWriter:
         # This word of the ring has a command's request, see `asked`.
         self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]
         self._laps = itertools.count(first + -first % capacity, capacity)
-        # `next(reserve)` is one call into C, so no other thread can run meanwhile. The call creates only iterators of
-        # ranges: creating other iterators may start garbage collection, which can run any code. The record numbers
-        # wrap at the same value as in the tags.
+        # `next(reserve)` is one call into C, so no other thread can run meanwhile. The call creates no iterators
+        # except iterators of ranges. Creating other iterators may start garbage collection, and garbage collection
+        # can run any code. The record numbers wrap at the same value as in the tags.
         offsets, numbers = range(FIRST_RECORD, total, RECORD_BYTES), range(SEQUENCE_MASK + 1)
         lap_offsets = cycle((range(LAP_DUE, LAP_DUE + 1), offsets[1:]))
         self.reserve = zip(
@@ -244,9 +245,10 @@ class RingWriter:
         self.record = _record_function(self)
 
     def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> bool:
-        """Write a record that `pack_record` refused. Returns whether its elements were a count.
+        """Write a record that `pack_record` refused.
 
-        If this is the first record of a lap, moves the cursor. Elements that are not a count are marked as unknown.
+        Returns whether the record's elements were a count. For the first record of a lap, moves the cursor. Elements
+        that are not a count are marked as unknown.
         """
         if at == LAP_DUE:
             self._words[CURSOR_WORD] = next(self._laps)
@@ -337,10 +339,10 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 def _fault_in(memory: mmap.mmap) -> None:
     """Map every page for writing. This takes 7 ms for 8 MiB on ext4 and 2 ms on a tmpfs.
 
-    Without this, every step that reaches a new page of the ring waits for the kernel, until the ring was full once.
-    In a decode of 3 ms, this took 0.9 % of the time.
+    Otherwise, a step would wait for the kernel whenever it reached a page of the ring for the first time. In a decode
+    of 3 ms, this took 0.9 % of the time.
     """
     if sys.platform == "linux":
-        # Linux before 5.14 does not have this call. There, each page is mapped when it is first written.
+        # Linux before 5.14 does not have this call. There, a page is mapped when it is first written.
         with suppressed(OSError):
             memory.madvise(MADV_POPULATE_WRITE)

@@ -58,21 +58,24 @@ if TYPE_CHECKING:
 # A cursor above this value is invalid: it would need more than a record per nanosecond for a century.
 MAX_RECORDS = 1 << 62
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
-# If a slot stays incomplete for this long, the thread that wrote it was killed. The record counts as lost.
+# If a slot stays incomplete for this long, the thread that began to write it was killed. Its record counts as lost.
 ABANDONED_AFTER_S = 2.0
-# Number of slots beyond the cursor that a reader searches first. If it finds records up to the end of these, it
-# searches LOOK_FURTHER times as many. Most searches find nothing, and a daemon searches each ring four times per
-# second.
+# Number of slots beyond the cursor that a reader searches first. If all of these slots contain records, the reader
+# searches LOOK_FURTHER times as many slots. Most searches find nothing, and a daemon searches each ring four times
+# per second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
-READ_TOGETHER = 1 << 15  # records per read, when only their tags are needed
+READ_TOGETHER = 1 << 15  # number of records per read, if only the tags of the records are needed
 
 _WORD = struct.Struct("<q")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The records of one read, in columns (i64, one entry per record), and the number of records lost before them."""
+    """The records of one read, and the number of records that were lost before them.
+
+    Records are stored in columns (i64, one entry per record).
+    """
 
     node: NDArray[np.int64]
     flags: NDArray[np.int64]
@@ -82,7 +85,7 @@ class Batch:
     overwritten: int
 
     def calls(self) -> Batch:
-        """Return the records of calls, without cancelled steps and amounts."""
+        """Return the records of calls. Leave out the records of cancelled steps and of amounts."""
         others = self.are(FLAG_AMOUNTS) | self.are(FLAG_CANCELLED)
         return self.only(~others) if others.any() else self
 
@@ -121,7 +124,7 @@ class InFlight:
 class RingReader:
     """Reads the ring at `path`, starting at its oldest record. Each read continues where the last one ended.
 
-    Raises RingError if the file is not a ring of this version, or if its header and size do not agree.
+    Raises RingError if the file is not a ring of this version, or if the file's header does not fit its size.
     """
 
     def __init__(self, path: Path, clock_s: Callable[[], float] = clock.monotonic) -> None:
@@ -164,8 +167,8 @@ class RingReader:
         self.monotonic_ns: int = monotonic
         self.realtime_ns: int = realtime
         self.boot_id = str(uuid.UUID(bytes=boot))
-        self._next = 0  # number of the next record to read
-        self._begun = 0  # the writer has begun at least this many records
+        self._next = 0  # number of the record that will be read next
+        self._begun = 0  # number of records that the writer has begun, or fewer
         self._stuck_at = -1
         self._stuck_since_s = 0.0
 
@@ -308,10 +311,10 @@ class RingReader:
         ]
 
     def newest_end_ns(self) -> int | None:
-        """Return when the newest record ended, by the writer's clock, or None if no record has a time.
+        """Return the time when the newest record ended, on the writer's clock. Return None if no record has a time.
 
-        Needs no numpy and few reads, because it finds the newest record by binary search beyond the cursor. Raises
-        RingError if the cursor is not valid or the file has been cut short.
+        A binary search beyond the cursor finds the newest record. So this method needs no NumPy, and few reads.
+        Raises RingError if the cursor is not valid or the file has been cut short.
         """
         begun = self._word(CURSOR_WORD)
         if not 0 <= begun <= MAX_RECORDS:
@@ -369,8 +372,9 @@ class RingReader:
         return np.concatenate([self._records(at, min(READ_TOGETHER, end - at))[:, 3] for at in pieces])
 
     def _newest_from(self, at_least: int) -> int:
-        """Return how many records have been begun. The cursor may be too low, so search for the newest complete
-        record from `at_least` on.
+        """Return how many records have been begun.
+
+        The cursor may be too low. So this method starts at `at_least`, and searches for the newest complete record.
         """
         look = min(LOOK_AHEAD, self.capacity)
         while True:

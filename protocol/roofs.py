@@ -29,8 +29,8 @@ from cbtop.protocol.messages import Ceiling
 SCHEMA = "cbtop.roofs/1"
 MAX_DEVICES = 32  # most devices in the file of roofs; if there are more, the oldest measurements are dropped
 MAX_CEILINGS = 16  # most roofs of one device
-# The compute roofs that apply to torch models, and the number type that each multiplies. Older files do not contain
-# the type.
+# Compute roof that applies to torch models -> the number type that is multiplied. Older files do not contain the
+# type.
 TORCH_COMPUTE = {
     "fma_float32": "float32",
     "matmul_float32": "float32",
@@ -48,7 +48,10 @@ _ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
 
 @dataclass(frozen=True, slots=True)
 class DeviceRoofs:
-    """The roofs of one device. A field is empty if the device does not have it or its value is not known."""
+    """The roofs (peak rates) of one device.
+
+    A field is empty if its value is not known, or if the device has no such value.
+    """
 
     device: str
     ceilings: tuple[Ceiling, ...]
@@ -57,7 +60,7 @@ class DeviceRoofs:
     multiprocessors: int | None = None
     driver: str = ""
     power_limit_w: int | None = None
-    # The size of the model's weights in bytes, if the roofs were measured for one model; else None.
+    # The size of the model's weights in bytes if the roofs were measured for one model; otherwise None.
     weights_bytes: int | None = None
 
     @property
@@ -102,7 +105,8 @@ def known_roofs() -> tuple[DeviceRoofs, ...]:
 def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
     """Store new measurements and return them as they were stored. Raises RoofsError.
 
-    A measurement replaces an older one with the same key, except for single roofs that were better in the older one.
+    A measurement replaces an older one with the same key. If a single roof was measured better in the older one, the
+    older roof is kept.
     """
     try:
         known = known_roofs()
@@ -116,8 +120,9 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
 
 
 def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
-    """Return `new`, but take each roof from `old` that was measured better there. If `new` is a short measurement, it
-    also gets the roofs that only `old` has.
+    """Return the measurement `new`, but with each roof from `old` that was measured better in `old`.
+
+    If `new` is a short measurement, also add the roofs that only `old` has.
     """
     if old is None:
         return new
@@ -129,8 +134,10 @@ def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
 
 
 def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
-    """Return the better of two measurements of one roof. It is `old` if only `new` is short, if only `new` was
-    disturbed by other processes, or if both were disturbed and `old` is higher.
+    """Return the better of two measurements of one roof.
+
+    This is `old` in three cases: only `new` is short, other processes disturbed only `new`, or both were disturbed
+    and `old` is higher. Otherwise it is `new`.
     """
     if old is None:
         return new
@@ -141,9 +148,9 @@ def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
 
 
 def roofs_over_torch(ceilings: Iterable[Ceiling], compute: Mapping[str, str] = TORCH_COMPUTE) -> list[Ceiling]:
-    """Return the roofs that apply to a torch model, with the number types that they multiply.
+    """Return the roofs that apply to a torch model, with the number type that each roof multiplies.
 
-    `compute` maps names of compute roofs to types.
+    `compute` is a dict from names of compute roofs to number types.
     """
     return [
         replace(one, dtype=compute.get(one.name, ""))
@@ -153,19 +160,23 @@ def roofs_over_torch(ceilings: Iterable[Ceiling], compute: Mapping[str, str] = T
 
 
 def way_out_on_cpu(threads: int) -> str:
-    """Return what to do if no roofs are known for this processor and number of threads, as text for the manifest."""
+    """Return advice as text for the manifest.
+
+    It applies if no roofs are known for this processor and number of threads.
+    """
     return f"run `cbtop calibrate --threads {threads}`"
 
 
 def try_to_keep() -> None:
-    """Raise RoofsError if `keep_roofs` could not write the file. To test that, it writes a temporary file."""
+    """Raise RoofsError if `keep_roofs` could not write its file. As a test, write a temporary file."""
     try_to_write(roofs_file())
 
 
 def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int, weights_bytes: int | None = None) -> DeviceRoofs | None:
     """Return the newest roofs of this processor for `threads` threads.
 
-    If `weights_bytes` is given, returns roofs that were measured for weights of this size, else for no model.
+    If `weights_bytes` is given, the roofs were measured for weights of this size. Otherwise, they were measured
+    without a model.
     """
     wanted = cpu_name(), threads, weights_bytes
     found = [one for one in known if (one.device, one.threads, one.weights_bytes) == wanted]

@@ -1,7 +1,7 @@
-"""The directory that processes, daemons and viewers of one user use to find each other.
+"""The directory in which processes, daemons and viewers of one user find each other.
 
-`cbtop run` uses this module before its command begins, so every import delays the command. So this module, and those
-that it imports, import little. typing alone takes as long to load as Python takes to start.
+`cbtop run` uses this module before its command begins, so every import delays the command. So this module and its
+imports load few other modules. `typing` alone takes as long to load as Python takes to start.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _private(path: str) -> str:
 
 
 def is_copied_on_write(path: str) -> bool:
-    """Whether the directory's file system copies on write, so that no ring can be created there.
+    """Whether the directory's file system copies on write. No ring can be created in such a directory.
 
     See `cbtop.protocol.ring`. Raises EndpointError.
     """

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import MAX_QUANTITY
 from cbtop.protocol.training_messages import MAX_STEP_PARTS, PartTime
 
-MAX_SERVED = 256  # limit for the kept requests; a new one replaces the oldest
-MAX_LOADS = 256  # limit for the kept loads; a new one replaces the oldest
+MAX_SERVED = 256  # most requests that are kept; a new request replaces the oldest one
+MAX_LOADS = 256  # most loads that are kept; a new load replaces the oldest one
 MAX_ITERATIONS = 256  # iterations of an EngineTimes
-MAX_LATENCIES = 4096  # latencies of a kind in an EngineTimes
+MAX_LATENCIES = 4096  # most latencies of each kind in an EngineTimes
 FIRST_TOKEN = "first token"  # time from the arrival of a request to its first token
 BETWEEN_TOKENS = "between tokens"  # time between two outputs of a request
 
@@ -23,9 +23,9 @@ class ServedRequest:
     """One request. A later message with the same `number` replaces it.
 
     `number` counts the requests of the process from 0. `name` is the id that the engine gave it. `arrived_ns` is the
-    time when the engine's front end received it. A time is 0 if that moment has not come. If it ended without a
-    token, `first_token_ns` stays 0. `cached_tokens` of the prompt were found in the prefix cache. `reason` says why
-    it ended, in the engine's words.
+    time when the engine's front end received the request. The other times are 0 until the event has happened. If the
+    request ended without a token, `first_token_ns` stays 0. `cached_tokens` of the prompt were found in the prefix
+    cache. `reason` is the engine's word for why the request ended.
     """
 
     number: int
@@ -86,10 +86,11 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """The parts of an engine's latest `iterations` iterations, and its latencies. It replaces the previous message.
+    """The times of an engine: the parts of its latest `iterations` iterations, and its latencies. A message replaces
+    the previous one.
 
-    An iteration ends with the tokens of a step, and begins at the end of the iteration before. Its parts add up to
-    its time. `ended` requests have ended since the process began.
+    An iteration ends with the tokens of a step. It begins when the iteration before it ends. The parts of an
+    iteration add up to its time. `ended` requests have ended since the process began.
     """
 
     engine: str
@@ -112,7 +113,7 @@ class EngineTimes:
 
 @dataclass(frozen=True, slots=True)
 class EngineWorker:
-    """Names the process that started this one to run a model, in the same pid namespace.
+    """Says that the process `engine_pid` has started this process to run a model. Both are in the same pid namespace.
 
     If this process has no engine, the engine is in the process `engine_pid`.
     """

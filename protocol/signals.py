@@ -14,8 +14,8 @@ _CO_VARARGS = 4  # inspect.CO_VARARGS
 def is_ours(error: BaseException) -> bool:
     """Whether our code may suppress `error`: it is an Exception, and no signal handler of the host raised it."""
     trace = error.__traceback__
-    # A traceback with one frame has no frame of a signal handler. Do not read the locals of this frame, because that
-    # would keep them alive.
+    # If a traceback has only one frame, this frame is ours and not a signal handler's. Do not read the frame's locals
+    # then, because reading would keep them alive.
     is_from_here = trace is None or trace.tb_next is None
     return isinstance(error, Exception) and (is_from_here or not is_of_a_signal_handler(error))
 
@@ -23,13 +23,14 @@ def is_ours(error: BaseException) -> bool:
 def is_of_a_signal_handler(error: BaseException) -> bool:
     """Whether `error` was raised in a signal handler.
 
-    A function is a handler if it is set as one now, or if its locals contain the frame that it interrupted.
+    A function counts as a signal handler in two cases: it is set as a handler now, or its locals contain the frame
+    that it interrupted.
     """
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         given = _locals_of(frame)
-        # A handler defined with *args has its two arguments in one tuple.
+        # If a handler is defined with *args, both of its arguments are in one tuple.
         given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]
         if frame.f_back is not None and any(value is frame.f_back for value in given):
             return True
@@ -108,9 +109,9 @@ class suppressed:  # noqa: N801 - named like contextlib.suppress
 
 
 def _came_from(error: BaseException) -> list[BaseException]:
-    """Return `error` and the exceptions that our code caught before it raised `error`.
+    """Return `error`, and all exceptions that our code was handling when `error` was raised.
 
-    Leaves out exceptions that the host itself has caught.
+    Exceptions that the host itself has caught are left out.
     """
     found = [error]
     at = error.__cause__ or error.__context__

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 MAX_COUNT = 1 << 53  # Largest value of any count. Numbers up to this limit are exact in JSON.
 MAX_OPERATIONS = 5_000  # most different operations of a phase; the same operation in two nodes counts twice
-MAX_BREAKS = 100  # most reasons for graph breaks that are sent; the same reason in two nodes counts twice
+MAX_BREAKS = 100  # most reasons for graph breaks that are sent; if a reason occurs in two nodes, it counts twice
 MAX_CONDITIONS = 64
 
 
@@ -17,7 +17,7 @@ MAX_CONDITIONS = 64
 class RunCondition:
     """One property of a process that may change its times, such as the version of a library.
 
-    For example `Triton` and `3.7.0`, or `instructions` and `AVX512`.
+    For example, `name` is `Triton` and `value` is `3.7.0`. Or `name` is `instructions` and `value` is `AVX512`.
     """
 
     name: str
@@ -108,10 +108,10 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True)
 class CompiledCode:
-    """The totals of Dynamo since a model of the process was first called. They replace the previous ones.
+    """Dynamo's totals since the first call of a model in the process. A message replaces the previous one.
 
-    A process that sends this watches Dynamo, also if nothing was compiled. `recompilations` counts the compilations
-    of code that had been compiled before.
+    A process that watches Dynamo sends this message even if nothing was compiled. `recompilations` counts the
+    compilations of code that had been compiled before.
     """
 
     compilations: int

@@ -39,9 +39,9 @@ class _Link(Enum):
 class Subscriber:
     """Connects to `endpoint`, and reconnects when the daemon comes back. Only one thread may use it.
 
-    Each new connection asks the latest question again. The first question asks for everything that the daemon knows.
-    Raises EndpointError if the address is not valid. Raises KeysError if a different host has the address and there
-    are no `keys`.
+    After a reconnect, the latest question is asked again. The first question asks for everything that the daemon
+    knows. Raises EndpointError if the address is not valid. Raises KeysError if the address belongs to a different
+    host and `keys` is not given.
     """
 
     def __init__(self, endpoint: str, keys: ViewerKeys | None = None, topics: Sequence[bytes] = (LIVE,)) -> None:
@@ -53,7 +53,8 @@ class Subscriber:
             )
         check_descriptors()
         self.received = 0
-        self.trouble = ""  # why the daemon cannot be reached over tcp; "" if it can, or may be soon
+        # Why the daemon cannot be reached over tcp; "" if the daemon can be reached, or is just restarting.
+        self.trouble = ""
         self.is_refused = False  # whether waiting is useless, because the daemon refuses this viewer
         self._keys = keys if self._is_tcp else None
         self._topics = list(topics)
@@ -70,7 +71,8 @@ class Subscriber:
             raise EndpointError(f"{self.endpoint}: {error.strerror.lower()}") from error
 
     def _dial(self) -> None:
-        self._beside: dict[bytes, bytes] = {}  # questions that `_ask_beside` asked on this socket
+        # Questions that `_ask_beside` has asked on this socket: one for each prefix.
+        self._beside: dict[bytes, bytes] = {}
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
@@ -85,16 +87,16 @@ class Subscriber:
         self._socket.connect(self.endpoint)
         for topic in self._topics:
             self._socket.subscribe(topic)
-        # Subscribe to the question's topic last. So the viewer receives every live message that follows the answer.
+        # Subscribe to the question's topic last. So the viewer misses no live message that comes after the answer.
         self._socket.subscribe(self._asked)
 
     def ask(self, prefix: bytes, what: bytes = b"") -> bytes:
-        """Ask the question `prefix` about `what`.
+        """Ask the question `prefix` about `what`. The new question replaces the previous question of `ask`.
 
-        Returns the question's topic. The question replaces the previous one.
+        Returns the topic of the question.
         """
         before, self._asked = self._asked, _question(prefix) + what
-        if self._redial_s is None:  # without a socket, `_dial` subscribes later
+        if self._redial_s is None:  # if there is no socket now, `_dial` subscribes later
             self._socket.unsubscribe(before)
             self._socket.subscribe(self._asked)
         return self._asked
@@ -107,7 +109,7 @@ class Subscriber:
             self._topics.append(topic)
         else:
             self._topics.remove(topic)
-        if self._redial_s is None:  # without a socket, `_dial` subscribes later
+        if self._redial_s is None:  # if there is no socket now, `_dial` subscribes later
             (self._socket.subscribe if on else self._socket.unsubscribe)(topic)
 
     def _hang_up(self) -> None:
@@ -164,7 +166,8 @@ class Subscriber:
             elif self._link is _Link.UP:
                 self._link = _Link.BROKEN
             elif self._link is _Link.BROKEN and event == zmq.EVENT_CONNECT_RETRIED:
-                self._link = _Link.DOWN  # libzmq reconnects by itself; its next event shows whether that succeeded
+                # the socket reconnects by itself, and its next event shows whether reconnecting succeeded
+                self._link = _Link.DOWN
             else:
                 self._note_failure(is_allowed)
                 self._hang_up()
@@ -188,8 +191,8 @@ class Subscriber:
         self._ask_beside(CLOCK_PREFIX, b"%d" % number)
 
     def ask_ended(self, source: str) -> None:
-        """Ask the daemon to read the files of an ended process, by its key `source`. Replaces the previous such
-        question.
+        """Ask the daemon to read the files of the ended process `source`. This question replaces the previous one of
+        this kind.
 
         All viewers receive the result. If the daemon has read the files before, only this viewer receives everything.
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import MAX_QUANTITY
 
 MAX_TIMED_STEPS = 64  # most training steps that a TrainingTimes covers
-# Most parts of a training step, and most kinds of its communication; this version knows eleven parts.
+# Most parts that a message may contain, and most kinds of communication. This version knows eleven parts.
 MAX_STEP_PARTS = 32
 
 
@@ -33,9 +33,10 @@ class PartTime:
 class CommunicationTimes:
     """The communication of the latest training steps of a model.
 
-    `exposed` has the waits by kind, for example `AllGather, backward`. They are in the part `communication`.
-    `overlapped_ns` is the time, at most, in which communication ran while the steps computed. It is in other parts.
-    It is None if unknown, and `why_unknown` has the reason.
+    `exposed` has the waits for communication by kind, for example `AllGather, backward`. Their time counts for the
+    part `communication`. `overlapped_ns` is the most time in which communication can have run while the steps
+    computed. This time counts for other parts. If it is unknown, `overlapped_ns` is None, and `why_unknown` has the
+    reason.
     """
 
     exposed: tuple[PartTime, ...]
@@ -65,7 +66,8 @@ class TrainingTimes:
     steps: int
     wall_ns: int
     parts: tuple[PartTime, ...]
-    communication: CommunicationTimes | None = None  # None: no process waited for another
+    # None: the process did not wait for communication with another process.
+    communication: CommunicationTimes | None = None
     by_kernels: int = 0
 
     def __post_init__(self) -> None:
@@ -87,9 +89,9 @@ class TrainingTimes:
 class GradientNorm:
     """The L2 norm of the gradients that an optimizer used, over all of its parameters.
 
-    `norm` belongs to `step`. The first step of the optimizer is step 1. Steps that a gradient scaler skipped count.
-    `p50` and `highest` are of the latest `measured` norms. A message replaces the previous one of the same phase and
-    model.
+    `norm` belongs to `step`. The first step of the optimizer is step 1. Steps that a gradient scaler skipped also
+    count. `p50` and `highest` are the median and the maximum of the latest `measured` norms. A message replaces the
+    previous one of the same phase and model.
     """
 
     phase: str
@@ -99,7 +101,8 @@ class GradientNorm:
     p50: float
     highest: float
     measured: int
-    clipping: str = ""  # "before" the program clips the gradients, or "after" it; "": no clipping was seen
+    # When the norm was measured: "before" or "after" the program clips the gradients; "": no clipping was seen.
+    clipping: str = ""
     is_shard: bool = False  # whether this process has only shards of some gradients
 
     def __post_init__(self) -> None:
@@ -111,11 +114,12 @@ class GradientNorm:
 
 @dataclass(frozen=True, slots=True)
 class GradientFault:
-    """The first step with a gradient that was NaN or Inf, and the first such parameter.
+    """The first step in which a gradient was NaN or Inf, and the first parameter with such a gradient.
 
-    The backward pass computes the gradients of the last layers first, so that is their order. In `step`, `faulty` of
-    `parameters` gradients were not finite. All were finite in `finite_step` (0: never seen). Some were not finite in
-    `last_step`. `checked_step` is the latest step that was checked. Steps are counted as in `GradientNorm`.
+    The order of parameters is the order of the backward pass, which begins with the last layers. In `step`, `faulty`
+    of `parameters` gradients were not finite. In `finite_step`, all gradients were finite (0: never seen). In
+    `last_step`, some gradients were not finite. `checked_step` is the latest step that was checked. Steps are counted
+    as in `GradientNorm`.
     """
 
     phase: str
@@ -141,12 +145,13 @@ class GradientFault:
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """The factor that a gradient scaler multiplies the loss with.
+    """The loss scale: a gradient scaler multiplies the loss by this factor.
 
-    If gradients overflow, the scaler skips the step and lowers the scale. `falls` of the `updates` lowered it. The
-    newest `latest` updates begin with a fall. In these, the scale fell `latest_falls` times and grew `latest_rises`
-    times, and `before` is the scale before them. The first updates are left out, because a scaler is still looking
-    for its scale then. A message replaces the previous one of the same phase and model.
+    If gradients overflow, the scaler skips the step and lowers the scale. The scale fell in `falls` of the `updates`
+    updates. The newest `latest` updates begin with a fall. In these updates, the scale fell `latest_falls` times and
+    grew `latest_rises` times, and `before` is the scale before them. The first updates of a scaler are left out,
+    because the scaler is still looking for its scale then. A message replaces the previous one of the same phase and
+    model.
     """
 
     phase: str

@@ -8,7 +8,7 @@ GUARD_CHECK = "guard"  # name of the check that fails if the guard finds somethi
 # Name of a check under LmHead. It fails if the logits of a step are wrong, although no brick is wrong when the step
 # runs again.
 LOGITS_CHECK = "logits"
-PRECONDITION = "precondition "  # prefix of the names of checks of a kernel's arguments
+PRECONDITION = "precondition "  # the name of a check of a kernel's arguments begins with this prefix
 
 
 class BrickCategory(IntEnum):
@@ -18,7 +18,7 @@ class BrickCategory(IntEnum):
     ATTENTION = 1
     FFN = 2
     OTHER = 3
-    COMMUNICATION = 4  # communication between processes; most of this time is spent waiting for the slowest one
+    COMMUNICATION = 4  # communication between processes; most of this time is spent waiting for the slowest process
 
     @property
     def display_name(self) -> str:
@@ -117,14 +117,14 @@ WARM_UP = " (warm-up)"  # Suffix of the phase name for the first steps of a proc
 SAMPLE = ", a sample"  # suffix of the phase name if the totals contain only the recorded steps
 # Suffix of the backend's name if the model runs on a GPU and CUPTI records its kernels.
 BY_KERNELS = "kernels by CUPTI, a recorded step as long as the plain one before it"
-# A suffix after BY_KERNELS. It is added if the GPU was idle at the beginning of most recorded steps.
+# This suffix follows BY_KERNELS if the GPU was idle at the beginning of most recorded steps.
 IDLE_BEFORE = ", the GPU idle as it began"
 # Suffix of the backend's name if only the host timed the work of a device. The times are then the times of launches.
 LAUNCHES = ": launches"
 
 
 def is_warm_up(phase: str) -> bool:
-    """Whether this is the phase name of the first steps. Their times are not stable yet."""
+    """Whether `phase` is a phase of warm-up steps: the first steps of a process, whose times are not stable yet."""
     return phase.endswith(WARM_UP)
 
 
@@ -152,22 +152,24 @@ class EnginePart(StrEnum):
 
     WAITING = "waiting for requests"  # no request is in the engine
     SCHEDULER = "scheduler"
-    MODEL = "model"  # preparing its inputs, running it, choosing tokens, and waiting for all that
+    # The engine prepares the model's inputs, runs the model, chooses tokens, and waits for all of this.
+    MODEL = "model"
     OUTPUTS = "request updates"  # the scheduler applies the chosen tokens to its requests
-    DETOKENISE = "detokenise"  # makes texts and results of tokens; only if it runs in the engine's process
-    HOST = "between steps"  # there are requests, and the engine does something else
+    # Tokens are turned into texts and results; a part only if this happens in the engine's process.
+    DETOKENISE = "detokenise"
+    HOST = "between steps"  # there are requests, but the engine runs none of the other parts
 
 
-TRAIN = "train"  # phase of a training step; ` Adam 2` follows if a process has several optimizers
-# Suffixes of the names of bricks in a training step. The first is the backward pass of a brick, the second is a
-# forward pass that the backward pass repeats.
+TRAIN = "train"  # phase of a training step; if a process has several optimizers, ` Adam 2` or similar follows
+# Suffixes of the names of bricks in a training step. The first suffix marks the backward pass of a brick. The second
+# marks a forward pass that is repeated during the backward pass.
 BACKWARD, RECOMPUTE = " backward", " recompute"
 # Names of the bricks of a training step that belong neither to a forward nor to a backward pass.
 STEP_BRICKS = ("DataWait", "BackwardEnd", "GradientSync", "ClipGradients", "Optimizer", "ZeroGrad", "Loop")
 
 
 def is_training(phase: str) -> bool:
-    """Whether steps of this name, warm-up steps among them, are training steps."""
+    """Whether steps with this name are training steps. Warm-up steps of training count, too."""
     return phase == TRAIN or phase.startswith(TRAIN + " ")
 
 
@@ -181,7 +183,7 @@ class NodeKind(IntEnum):
     TRANSFER = 4
     FUNCTION = 5
     ASYNC_TASK = 6
-    ADOPTED = 7  # work that other threads or tasks did for this node; it is not part of the node's own time
+    ADOPTED = 7  # work that other threads or tasks did for this node; its time is not part of the node's own time
 
 
 class TransferDirection(StrEnum):
@@ -192,8 +194,9 @@ class TransferDirection(StrEnum):
     D2D = "D2D"
 
 
-# LAUNCH_BOUND is appended to a brick's name if the device waited for the host in its step. UNTIL_THERE is then
-# appended to the name of the backend, and says up to when the times run.
+# LAUNCH_BOUND is appended to the name of a brick if the device waited for the host in the brick's step. In this case,
+# UNTIL_THERE is appended to the name of the backend. It says that the times of the brick run until the device got
+# there.
 LAUNCH_BOUND, UNTIL_THERE = "launch-bound", "until the device got there"
 
 

@@ -38,12 +38,15 @@ def name_of_module(root: nn.Module, module: nn.Module) -> str:
 
 
 def modules_by_name(root: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules in `root`, by the first name of each."""
+    """Return the modules in `root` by their names. A module with several names has its first one."""
     return {prefix.removesuffix("."): module for prefix, module in _named_modules(root)}
 
 
 def _named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of a model in the order of `named_modules`, each with the begin of its parameters' names."""
+    """Yield each module of a model with the prefix of its parameters' names.
+
+    The order is the order of `named_modules`.
+    """
     seen = {id(root)}
     waiting: list[tuple[str, nn.Module]] = [("", root)]
     while waiting:

@@ -19,23 +19,24 @@ from torch import Tensor, int32, int64
 from cbtop.profiler.instrument.module_tree import can_be_asked, dictionary_of, has_method
 
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
-# Phase of `generate` without a cache, so that each token computes the whole sequence again.
+# Phase of `generate` without a cache. Each new token then computes the whole sequence again.
 NO_CACHE = "decode, no cache"
-ENCODE = "encode"  # phase of an encoder: it has no cache, and its attention is bidirectional
+ENCODE = "encode"  # phase of an encoder: an encoder has no cache, and its attention is bidirectional
 # Phase of a call that is not known to be a prefill, a decode or an encode.
 FORWARD = "forward"
 
-# Names of arguments for token ids or their embeddings. The decoder's are first, because a step counts the decoder's
-# tokens.
+# Names of arguments for token ids or their embeddings. The decoder's arguments come first, because a step counts the
+# decoder's tokens.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
-PICTURES = ("input_features", "pixel_values")  # names of arguments with pictures, which have no axis of tokens
+# Names of arguments that contain pictures; pictures have no axis of tokens.
+PICTURES = ("input_features", "pixel_values")
 CACHES = ("past_key_values", "cache_params", "state")
 # Names of arguments for the positions of new tokens.
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")
-PACKED = "cu_seq_lens_q"  # name of the argument with the ends of the sequences in a packed row
+PACKED = "cu_seq_lens_q"  # name of the argument that gives the ends of the sequences in a packed row
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
-_LENGTH = "get_seq_length"  # name of a cache's method that returns its length
+_LENGTH = "get_seq_length"  # name of the method that returns a cache's length
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
@@ -74,13 +75,13 @@ def describe(
 ) -> Call:
     """Describe a call with these arguments.
 
-    `has_cache` is True if the model can take a cache. `without_cache` is the phase of a model that cannot, and of a
-    call with `use_cache=False` outside of `generate` (`is_generating`), such as one that scores texts. `axis` is the
-    axis of sequences in arguments without a known name, or None if unknown. `takes_ids` is True if integers
-    without a known name can be token ids.
+    `has_cache` is True if the model can take a cache. `without_cache` is the phase if the model cannot take a cache.
+    It is also the phase of a call with `use_cache=False` outside of `generate` (`is_generating`), for example a call
+    that scores texts. `axis` is the axis of sequences in arguments without a known name, or None if unknown.
+    `takes_ids` is True if integers without a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
-    if new is None:  # the arguments are in a batch, which is passed as one argument
+    if new is None:  # one argument is a batch (a dictionary) that contains the arguments
         batches = [batch for batch in map(_batch, (*args, *kwargs.values())) if batch is not None]
         args, kwargs = (), batches[0] if batches else {}
         new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
@@ -104,8 +105,9 @@ def describe(
         starts = _starts(stand[0], sequences, length) if stand else set()
         cached = min(starts) if len(starts) == 1 else None
         if new is not None and new.dim() == 1 and len(starts) > 1:
-            sequences = 0  # the sequences are packed in one row, and it is unknown where each ends
-        # If there are several new tokens and their positions are only on a device, the call counts as a prefill.
+            sequences = 0  # the sequences are packed in one row, and the end of each sequence is unknown
+        # If there are several new tokens, and their positions are stored only on a device, the call counts as a
+        # prefill.
         is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
         is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts
     if is_prompt:
@@ -133,7 +135,7 @@ def describe_captured(
 ) -> Call:
     """Describe a replay of a captured call with these arguments. It is a decode if each sequence has one new token.
 
-    The length of the cache is not read, because that could launch work, which would be captured.
+    The length of the cache is not read. Reading it could launch work, and this work would be captured.
     """
     _, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     is_given = any([kwargs.get(name) is not None for name in CACHES])
@@ -163,8 +165,8 @@ def _is_tensor(value: Any) -> TypeGuard[Tensor]:
 def _new_tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None, takes_ids: bool
 ) -> tuple[Tensor | None, int, int, int]:
-    """Return the tensor that probably has the new tokens, the number of sequences, their length, and the number of
-    tokens.
+    """Return four values: the tensor that probably has the new tokens, the number of sequences, the length of a
+    sequence, and the number of tokens.
     """
     for name in (*TOKENS, *PICTURES):
         if name in kwargs and issubclass(type(kwargs[name]), Tensor):
@@ -205,7 +207,7 @@ def of_sequence(new: int, cached: int, *, writes: bool) -> str:
 
 
 def of_several(sequences: Iterable[str]) -> str:
-    """Return the phase of a step that runs several sequences. `sequences` are the phases of these.
+    """Return the phase of a step that runs several sequences. `sequences` are the phases of the sequences.
 
     If some sequences verify a draft and the others decode, the step is a verifying step.
     """
@@ -256,7 +258,7 @@ def cached_positions(cache: Any) -> int | None:
 
 
 def _counts_on_a_device(cache: Any) -> bool:
-    """Whether the number of cached positions is stored on a device, as in a static cache.
+    """Whether the cache stores its number of positions on a device, as a static cache does.
 
     The host cannot know whether such a cache was emptied.
     """
@@ -279,8 +281,9 @@ def _on_the_host(found: Any) -> int | None:
 def _starts(given: Any, sequences: int, length: int) -> set[int]:
     """Return the positions of the sequences' first new tokens, or an empty set if unknown.
 
-    `given` is one number, one number per sequence, or the positions of all new tokens. In the last case, all
-    positions are returned unless they are consecutive, because each may be the first of a sequence.
+    `given` is one number, one number per sequence, or the positions of all new tokens. If positions of all new tokens
+    are consecutive, they belong to one sequence. If not, all positions are returned, because each may be the first of
+    a sequence.
     """
     if type(given) is Tensor:
         if not given.is_cpu or given.is_floating_point():
@@ -322,9 +325,9 @@ def _is_fresh(cache: Any, layers: list[Any]) -> bool:
 
 
 def _truth(value: object) -> bool:
-    """Return whether `value` is True, or contains True if it is a list or dictionary.
+    """Return whether `value` is True, or is a list or dictionary that contains True.
 
-    If a cache layer has several states, it has a list of flags: whether each state was used.
+    A cache layer with several states has a list of flags. Each flag tells whether a state was used.
     """
     if isinstance(value, (list, tuple)):
         return any(map(_truth, value))
@@ -334,7 +337,7 @@ def _truth(value: object) -> bool:
 
 
 def _counts_positions(layers: list[Any]) -> bool:
-    """Whether any layer of a cache counts its positions. Layers with a mixer store a state instead of positions."""
+    """Whether any layer of a cache counts its positions. A mixer layer stores a state instead of positions."""
     if not layers:
         return True
     for layer in layers:  # noqa: SIM110 - any() would take longer, because usually the first layer decides

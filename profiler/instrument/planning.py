@@ -1,4 +1,6 @@
-"""Makes the plan of a model: its stacks of layers, the brick of each module, and the modules that contain a stack.
+"""Makes the plan of a model.
+
+The plan has the stacks of layers, the modules that contain a stack, and the brick (timed part) of each module.
 
 A stack is an outermost list with two or more possible layers of one class. A possible layer is a module with children
 or with weights of its own. A model without stacks has a plan without layers if two of its modules have weights.
@@ -43,34 +45,34 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LISTS = ("ModuleList", "Sequential")
-# Files of torch with classes whose `forward` only calls children, or is not defined.
+# Files of torch. A class in these files has no `forward` of its own, or its `forward` only calls children.
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module", "torch._dynamo", "torch.nn.parallel")
 OWN_LABEL = "outside its children"
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
-# If a block of modules has fewer weights than this, it is not timed. A block of this size runs for some 20 us, and
-# timing it adds 1 us.
+# A block of modules with fewer weights than this is not timed. Such a block runs for about 20 us or less. Timing the
+# block would add 1 us.
 LEAST_BLOCK_WEIGHTS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The facts that decide the work of a brick, together with its module and the mode (see `work_of`)."""
+    """These facts, the module and the mode decide the work of a brick (see `work_of`)."""
 
     brick: BrickId | str
     top_k: int | None = None
     may_be_first: bool = False  # whether the brick is a matrix product before the first layer
-    axes: int = 0  # number of axes of the image if the work depends on the image's size, else 0
+    axes: int = 0  # number of axes of the image if the work depends on the image's size; otherwise 0
 
 
 class TimedModule(NamedTuple):
-    """A module that is timed. `key` is a brick's definition, or a `OwningKey` for a layer."""
+    """A module that is timed. `key` is the definition of a brick, or an `OwningKey` for a layer."""
 
     path: str
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    # (path in the layer, path of the stack); it is equal for the same brick in similar layers, and for all experts of
-    # a list.
+    # (path in the layer, path of the stack). Equal bricks of similar layers have the same place. So have all experts
+    # of a list.
     place: Hashable = None
 
 
@@ -78,27 +80,27 @@ class TimedModule(NamedTuple):
 class Section:
     """A part of a plan that is replaced as a whole: one layer, or everything outside of layers.
 
-    `state` is the state of the layer when it was planned (see `state_of`). If it is None, the layer must be planned
-    each time. `visited` are the ids of the modules that were planned in this section.
+    `state` is the state of the layer when it was planned (see `state_of`). If `state` is None, the layer must be
+    planned each time. `visited` are the ids of the modules that were planned in this section.
     """
 
-    # tells which section of the plan this is: path, key, classes around it, and the settings that decide its bricks
+    # identifies the section: its path, its key, the classes around it, and the settings that decide its bricks
     place: Hashable
     state: list[object] | None = None
     visited: set[int] = field(default_factory=set)
     parts: list[TimedModule] = field(default_factory=list)
     others: list[nn.Module] = field(default_factory=list)
-    # If True, the same section of the previous plan is used, and `parts` and `others` are empty.
+    # True if the section is the same as in the previous plan; `parts` and `others` are then empty
     is_unchanged: bool = False
 
 
 class _Pattern(NamedTuple):
-    """The plan of one layer, which also serves for all other layers of the stack with the same build.
+    """The plan of one layer. The plan also applies to all other layers of the stack with the same build.
 
     A module is given as its index in `modules_of(layer)`.
     """
 
-    # Each entry has the index of the module, its path in the layer, its definition, its product, and its two paths.
+    # Each entry has the index of the module, its path in the layer, its definition, its product, and its `place`.
     bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]
     others: list[int]
     visited: list[int]
@@ -117,14 +119,14 @@ class Plan:
     """The timed modules of a model, and how they are timed."""
 
     stacks: dict[str, int] = field(default_factory=dict)  # number of layers by name of the stack ("" if only one)
-    own: OwnOperations | None = None  # the own operations of the model, and of modules around layers
-    # Modules that contain a stack; a call of such a module begins a step.
+    own: OwnOperations | None = None  # operations that the model, and modules around layers, run themselves
+    # Modules that contain a stack. A call of one of these modules begins a step.
     trunk: list[nn.Module] = field(default_factory=list)
     parts: list[TimedModule] = field(default_factory=list)  # the modules that are timed: layers and bricks
     # Modules that are not timed. Their first calls are not reported either.
     others: list[nn.Module] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)  # all `parts` and `others`, divided into sections
-    is_timed: bool = True  # if False, calls of modules are never timed, but name the kernels of captured graphs
+    is_timed: bool = True  # if False, calls of modules are not timed, but they name the kernels of captured graphs
 
     @property
     def layers(self) -> list[TimedModule]:
@@ -156,9 +158,9 @@ def plan_of(
 ) -> Plan | None:
     """Return the plan of `root`, or None if `root` is not a model.
 
-    `is_timed_there` is True if the model is timed on its device, not by the host. `by_kernels` is True if its kernels
-    are recorded, not stamps between them. `known` are the sections of the previous plan, by place. If a layer's state
-    is that of its known section, the layer is not planned again.
+    `is_timed_there` is True if the model is timed on its device, not by the host. `by_kernels` is True if the model's
+    kernels are recorded. It is False if stamps between kernels are recorded. `known` has the sections of the previous
+    plan, by place. If the state of a layer is the same as in its known section, the layer is not planned again.
     """
     stacks = _Stacks(root)
     found = stacks.found
@@ -185,9 +187,9 @@ def plan_of(
 
 
 def state_of(root: nn.Module) -> list[object]:
-    """Return the state that a plan of `root` depends on.
+    """Return the facts that a plan of `root` depends on (its state).
 
-    The list has the ids of all modules, then the dtype, device and shape of each module's first weight.
+    The list has the ids of all modules, and the dtype, device and shape of the first weight of each module.
     """
     modules = modules_of(root)
     return [*map(id, modules), *_weights_in(modules)]
@@ -250,15 +252,16 @@ def _is_stack(module: nn.Module) -> bool:
 
 
 def _may_be_layer(module: nn.Module) -> bool:
-    """Whether `module` has children, or has its own parameters and a class that is not one of torch's."""
+    """Whether `module` has children. Also true if it has parameters of its own, and its class is not from torch."""
     if children_of(module):
         return True
     return bool(own_parameters(module)) and not home_of_class(type(module)).startswith("torch.")
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return the names of stacks: their `paths` without the beginning that they share, or "" if there is only one
-    stack.
+    """Return the names of stacks: their `paths` without the common beginning.
+
+    If there is only one stack, its name is "".
     """
     if len(paths) == 1:
         return [""]
@@ -270,7 +273,10 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def _vocabulary(root: nn.Module) -> int:
-    """Return the number of rows of the model's largest embedding, or 0. This is the size of its vocabulary."""
+    """Return the number of rows of the model's largest embedding, or 0.
+
+    This is the size of the model's vocabulary.
+    """
     rows = attributes_of(holders_of(root, "num_embeddings"), "num_embeddings")
     return max((size for size in rows if isinstance(size, int)), default=0)
 
@@ -281,7 +287,7 @@ def _is_large(block: nn.Module) -> bool:
 
 
 class _Found(NamedTuple):
-    """A module that will become a brick when `finish` defines it."""
+    """A module that becomes a brick (timed part) when `finish` defines the brick."""
 
     path: str
     module: nn.Module
@@ -298,7 +304,7 @@ def _product_of(found: _Found) -> Product:
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, *, is_timed_there: bool, by_kernels: bool) -> None:
         self.plan = Plan()
-        # The section of the plan (a layer, or everything outside of layers) that is being made.
+        # The section of the plan that is being made: a layer, or everything outside of layers.
         self.section = Section(None)
         self.known: Mapping[Hashable, Known] = {}
         self.mode = PLAIN
@@ -308,10 +314,10 @@ class _Planner:
         self._is_timed_there = is_timed_there
         self._by_kernels = by_kernels
         self._shows_blocks = by_kernels or (not is_timed_there and device_of(root) == "cpu")
-        # Between stamps on a device, a module's own time is mostly the wait for Python. Captured graphs have no such
-        # waits, but layers and the model suffice there.
+        # If stamps on a device give the times, a module's own time is mostly the wait for Python, so it is not shown.
+        # Captured graphs have no such waits, but there it is enough to show layers and the model.
         self._shows_own = by_kernels or not is_timed_there
-        self._own: dict[str, OwnOperations] = {}  # the own operations of layers and of the model, by class
+        self._own: dict[str, OwnOperations] = {}  # class -> operations that its layers or models run themselves
         self._stacks = stacks
         # Name of the backend for modules without weights.
         self._backend = backend_of(root, is_timed_there=is_timed_there)
@@ -319,10 +325,11 @@ class _Planner:
         self._context = (is_timed_there, by_kernels, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
         self._found: list[_Found] = []  # bricks of the current layer, or of all modules outside of layers
-        # Path of a list of experts -> its brick, because the whole list is one brick.
+        # Path of a list of experts -> the brick of the whole list.
         self._experts: dict[str, BrickDefinition] = {}
         self._layer = ("", "")  # the path of the current layer, and the path of its stack
-        # Layers of a stack are similar. So corresponding modules of two layers share their kinds and definitions.
+        # Layers of a stack are similar. So two corresponding modules of different layers share a kind and a
+        # definition.
         self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
         self._builds = Builds(stacks)
@@ -345,7 +352,8 @@ class _Planner:
         in_layer: bool,
     ) -> None:
         """Plan `child` of `module`. `path` and `classes` belong to `child`."""
-        if id(child) in self._seen:  # if several layers share a module, the first of them has planned it
+        # If several layers share a module, the module is planned with the first of these layers.
+        if id(child) in self._seen:
             self._shares_modules |= id(child) not in self.section.visited
             return
         self._seen.add(id(child))
@@ -374,9 +382,9 @@ class _Planner:
             self.section.others += modules_of(child)[1:]
 
     def _shown(self, kind: ModuleKind | None, module: nn.Module) -> ModuleKind | None:
-        """Return the kind that `module` is shown as. `kind` is the result of `classify`.
+        """Return the kind under which `module` is shown, or None if `module` itself is not shown.
 
-        Returns None if `module` itself is not shown.
+        `kind` is the result of `classify`.
         """
         if kind is not None and kind.brick in BLOCKS:
             if self._by_kernels:
@@ -388,7 +396,10 @@ class _Planner:
         return kind
 
     def own_of(self, module: nn.Module) -> OwnOperations | None:
-        """Return the brick for the own operations of a layer, or of the model. Returns None for a container."""
+        """Return the brick for the operations that a layer, or the model, runs itself.
+
+        Returns None for a container.
+        """
         if not _runs_operations(module):
             return None
         name = own_kind(type(module).__name__, is_taken=_is_called_like_one_of_torch(module)).name
@@ -469,7 +480,7 @@ class _Planner:
         return True
 
     def _pattern_of(self, section: Section, modules: list[nn.Module]) -> _Pattern | None:
-        """Return a pattern to plan similar layers by, from the layer that was planned as `section`.
+        """Return the pattern of the layer that was planned as `section`. The pattern is used to plan similar layers.
 
         Returns None if a label contains the number of the layer.
         """
@@ -501,7 +512,7 @@ class _Planner:
     def finish(self) -> None:
         """Define the bricks in `_found`.
 
-        If several would have the same name and label, their labels get one more part of the path.
+        If several bricks would have the same name and label, each label gets one more part of the path.
         """
         count: dict[tuple[str, str], int] = {}
         for path, _, kind, *_ in self._found:
@@ -563,7 +574,8 @@ def _is_called_like_one_of_torch(module: nn.Module) -> bool:
 def _runs_operations(module: nn.Module) -> bool:
     """Return whether the `forward` of `module` may run operations itself, outside of its children's calls.
 
-    That of a container only calls children. Compiled or scripted code runs the operations of the children, too.
+    The `forward` of a container only calls children. Compiled or scripted code runs the operations of the children,
+    too.
     """
     home = home_of(type(module), "forward")
     if not home or home.startswith(_CONTAINERS) or is_compiled(module):
@@ -574,7 +586,7 @@ def _runs_operations(module: nn.Module) -> bool:
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
     """Return the shape, dtype and device of each parameter of `module`, if the module's work depends on nothing else.
 
-    Returns None for other modules.
+    Otherwise, returns None.
     """
     if submodules(module) or own_buffers(module) or not own_parameters(module) or is_convolution(module):
         return None  # the work of a convolution depends on its settings, too

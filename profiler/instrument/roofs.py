@@ -1,11 +1,10 @@
-"""Finds the roofs of a model in the stored measurements of its device.
+"""Finds the roofs (peak rates) that apply to a model in the stored measurements of its device.
 
 Rules
-- Nothing is measured here. One small file is read when the model is attached, and after its weights have changed.
-  Viewers add the roofs that are measured later.
+- Nothing is measured here. One small file is read when the model is attached, and again after the model's weights
+  have changed. If a roof is measured later, viewers add it.
 - A compute roof has a type, and applies to bricks that multiply that type. The roofs of all types are announced for
-  two reasons: autocast may multiply a different type than that of the weights, and a verdict may recommend a faster
-  type.
+  two reasons: autocast may multiply a type that the weights do not have, and a verdict may recommend a faster type.
 - If no roof was measured for the type of most weights, the manifest says so.
 """
 
@@ -35,11 +34,11 @@ from cbtop.protocol.signals import reraise_host_error
 if TYPE_CHECKING:
     from torch import nn
 
-_INT8 = "dot_int8"  # advice that is announced if a model has weights of torch's eager quantisation
+_INT8 = "dot_int8"  # the compute roof for models with weights of torch's eager quantisation
 
 
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
-    """Return the roofs of `model`, and the reason why some are unknown ("" if all are known)."""
+    """Return the roofs (peak rates) for `model`, and why some roofs are unknown ("" if all are known)."""
     try:
         packed = any([home_of_class(type(module)) in PACKED for module in kinds_of(model)])
         return _roofs_over(parameters_of(model), multiplies_int8=packed)
@@ -68,7 +67,7 @@ def _roofs_over(parameters: Sequence[Any], *, multiplies_int8: bool) -> tuple[Se
 
 
 def _measured_of(device: torch.device) -> tuple[DeviceRoofs | None, str]:
-    """Return the stored roofs of `device`. If no roofs are stored, returns None and advice for the user."""
+    """Return the stored roofs (peak rates) of `device`. If none are stored, return None and advice for the user."""
     if device.type == "cpu":
         threads = torch.get_num_threads()
         return roofs_of_cpu(known_roofs(), threads), way_out_on_cpu(threads)

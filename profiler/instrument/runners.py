@@ -48,17 +48,17 @@ class Engine:
 
     name: str
     model_of: Callable[[Any], nn.Module]
-    # A function that returns whether runs call modules, and a line to log ("" for no line).
+    # A function that returns two values: whether runs call modules, and a line to log ("" for no line).
     bricks: Callable[[Any], tuple[bool, str]]
-    # a function that describes a run with the given arguments; it returns None if the run is not a step
+    # a function that describes a run from the arguments of the run; it returns None if the run is not a step
     describe: Callable[..., Call | None]
-    # Returns whether the engine chooses tokens after a run, as a part of the same step.
+    # A function that returns whether the engine chooses tokens after a run, as a part of the same step.
     samples_later: Callable[[Any], bool]
-    # Describes the call of a run without requests, if its captured graph contains a whole call of the model. Returns
-    # None for any other run.
+    # A function that describes a run without requests. It returns None unless the captured graph of the run contains
+    # a whole call of the model.
     describe_capture: Callable[..., Call | None] = lambda runner, *args, **kwargs: None
-    # Returns the methods that run a module's kernels outside of compiled code: the method's owner, its name, and the
-    # brick (None: the brick of the module).
+    # A function that returns the methods that run a module's kernels outside of compiled code. Each entry has the
+    # owner of the method, the name of the method, and the brick (None: the brick of the module).
     opaque_methods: Callable[[Any], Iterable[tuple[Any, str, BrickDefinition | None]]] = lambda module: ()
 
 
@@ -68,10 +68,10 @@ PREPARE_INPUTS = BrickDefinition("PrepareInputs", BrickCategory.OTHER, backend="
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()
 
 
-_UNKNOWN: Any = object()  # marks a runner without an entry in `_attachments`
+_UNKNOWN: Any = object()  # marks a runner that `_attachments` does not contain
 _functions = TimedFunctions()
-# C functions that begin and end plain steps, if the hot path is compiled. If Python must do it, `_begin_run` returns
-# None, and `_end_run` returns False.
+# C functions that begin and end plain steps, if the hot path is compiled. If Python must begin or end the step,
+# `_begin_run` returns None, and `_end_run` returns False.
 _begin_run: Callable[[ModelSteps, Call, int], OpenStep | None] | None = None
 _end_run: Callable[[OpenStep, int], bool] | None = None
 if chosen() is not HotPath:
@@ -145,10 +145,10 @@ def runs(original: Function, engine: Engine) -> Function:
 
 
 def loads(original: Function, engine: Engine) -> Function:
-    """Wrap a function that loads the model. The model is then attached at the runner's first run.
+    """Wrap a function that loads the model. The model is attached at the runner's first run.
 
-    It is not attached at its own first call, because that may be a part of a warm-up. If the engine compiles the
-    model, it is attached at once, because only compilation tells the origins of kernels.
+    The model's own first call would be too early, because it may be a part of a warm-up. If the engine compiles the
+    model, the model is attached at once, because only compilation tells the origins of kernels.
     """
 
     @functools.wraps(original)
@@ -192,7 +192,10 @@ def runs_without_requests(original: Function, engine: Engine) -> Function:
 
 
 def compiles_pieces(original: Function) -> Function:
-    """Wrap a method that compiles one piece of the model. Its first argument is a graph module of `torch.fx`."""
+    """Wrap a method that compiles one piece of the model.
+
+    The first argument of the method is a graph module of `torch.fx`.
+    """
     pieces = Pieces()
 
     @functools.wraps(original)
@@ -203,14 +206,17 @@ def compiles_pieces(original: Function) -> Function:
 
 
 def samples(original: Function) -> Function:
-    """Wrap a function that chooses tokens, so that its calls are timed as the brick Sampling of the open step."""
+    """Wrap a function that chooses tokens. Its calls are timed as the brick Sampling of the open step."""
     return timed(
         original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
     )
 
 
 def prepares_inputs(original: Function) -> Function:
-    """Wrap a function that prepares the inputs of a run, and time it as the brick PrepareInputs of the open step."""
+    """Wrap a function that prepares the inputs of a run.
+
+    Its calls are timed as the brick PrepareInputs of the open step.
+    """
     return timed(
         original, PREPARE_INPUTS.name, brick_of=lambda args, kwargs: (PREPARE_INPUTS, unit().open[-1].call.tokens)
     )
@@ -219,8 +225,7 @@ def prepares_inputs(original: Function) -> Function:
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
     """Wrap a function that ends the step of the last run.
 
-    `accepted` computes the number of the step's tokens from the result of the function. It returns None if the number
-    is unknown.
+    `accepted` takes the result of the function, and returns the number of the step's tokens, or None if unknown.
     """
 
     @functools.wraps(original)
@@ -267,16 +272,16 @@ def _begun(
 
 
 def _end(step: OpenStep, returned_ns: int) -> None:
-    """End a step. The last call of the host that belongs to it returned at `returned_ns`."""
+    """End a step. `returned_ns` is the time when the host's last call in the step returned."""
     if _end_run is None or not _end_run(step, returned_ns):
         step.active.returned_ns = returned_ns
         step.close()
 
 
 def _waiting(runner: Any, called_ns: int) -> OpenStep | None:
-    """Return the step of a runner's last run if it is still open, or None.
+    """Return the step of a runner's last run if the step is still open. Otherwise return None.
 
-    The host called the function at `called_ns`.
+    `called_ns` is the time when the host called the wrapped function.
     """
     attachment = None
     try:
@@ -315,8 +320,9 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
 
 
 def _name_opaque_methods(attachment: Attachment, engine: Engine) -> None:
-    """Note the calls of the engine's `opaque_methods` while graphs are captured. They belong to the brick and layer
-    of their module.
+    """Note the calls of the engine's `opaque_methods` while graphs are captured.
+
+    These calls belong to the brick and layer of their module.
     """
     root = attachment.root()
     if root is None:

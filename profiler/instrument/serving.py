@@ -33,12 +33,13 @@ from cbtop.protocol.serving_messages import (
 from cbtop.protocol.training_messages import PartTime
 from cbtop.protocol.vocabulary import EnginePart
 
-TELL_NS = 1_000_000_000  # between two announcements of times and load
-MAX_TOLD = 64  # running requests that are announced at a time
-MAX_OPEN = 65_536  # requests that are followed at a time; further ones are not
+TELL_NS = 1_000_000_000  # interval between two announcements of times and load
+MAX_TOLD = 64  # most running requests in one announcement
+MAX_OPEN = 65_536  # most requests that are followed at a time; further requests are ignored
 # The positions of the parts in EnginePart. A dict with its members as keys would take ten times as long.
 WAITING, SCHEDULER, MODEL, OUTPUTS, DETOKENISE, HOST = range(len(EnginePart))
-LoadOf = Callable[[], tuple[int, int, float | None]]  # returns (running, waiting, percent of the cache in use)
+# Returns (number of running requests, number of waiting requests, percent of the cache in use).
+LoadOf = Callable[[], tuple[int, int, float | None]]
 
 
 @dataclass(slots=True)
@@ -55,7 +56,7 @@ class OpenRequest:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
-    is_told: bool = False  # whether an announcement has its newest moment
+    is_told: bool = False  # whether the latest change of this request was announced
 
     def said(self, ended_ns: int = 0, reason: str = "") -> ServedRequest:
         return ServedRequest(
@@ -74,9 +75,9 @@ class OpenRequest:
 
 
 class ServingLog:
-    """The requests and iterations of the engine called `engine`, of one process and thread.
+    """The requests and iterations of the engine called `engine`. All of them are in one process and one thread.
 
-    `announce` takes the messages. `load_of` is called when the load is announced.
+    `announce` is called with each message. `load_of` is called to read the load before it is announced.
     """
 
     def __init__(
@@ -117,7 +118,10 @@ class ServingLog:
         return before
 
     def leave(self, before: int) -> None:
-        """End the running part. `before` runs again, except that waiting depends on whether there are requests."""
+        """End the running part, and resume the part `before`.
+
+        A waiting or idle host resumes by whether there are requests.
+        """
         if before in (WAITING, HOST):
             before = HOST if self._requests else WAITING
         self.enter(before)
@@ -136,8 +140,10 @@ class ServingLog:
             self.enter(HOST)
 
     def scheduled(self, cached_tokens: Iterable[tuple[str, int]], preempted: Iterable[str]) -> None:
-        """Note the requests of a new schedule that run for the first time, with the part of their prompts in the
-        cache. Requests in `preempted` were stopped to free memory.
+        """Note each request that a new schedule runs for the first time, and how many tokens of its prompt are in the
+        cache.
+
+        Requests in `preempted` were stopped to free memory.
         """
         now_ns = self._now_ns()
         for name, cached in cached_tokens:
@@ -149,7 +155,10 @@ class ServingLog:
                 self._requests[name].preemptions += 1
 
     def outputs(self, outputs: Iterable[tuple[str, int, object]]) -> None:
-        """End an iteration. `outputs` are (request, number of new tokens, why it has ended or None)."""
+        """End an iteration.
+
+        Each of `outputs` is (request, number of new tokens, reason why the request has ended, or None).
+        """
         now_ns = self._now_ns()
         requests, between = self._requests, self._between_ns
         for name, tokens, reason in outputs:
@@ -179,7 +188,10 @@ class ServingLog:
             self.enter(WAITING)
 
     def tell(self, *, is_last: bool = False) -> None:
-        """Announce the load, and unless it was announced within a second, times and running requests, too."""
+        """Announce the load.
+
+        Also announce times and running requests, unless they were announced within the last second.
+        """
         now_ns = self._now_ns()
         is_time = now_ns - self._told_ns >= TELL_NS or is_last
         if not is_time and not self.is_idle:
@@ -199,7 +211,7 @@ class ServingLog:
             self._parts_ns = [0] * len(EnginePart)
             self._is_untold = True
         self.tell()
-        self._since_ns = self._now_ns()  # what cbtop did is in no part
+        self._since_ns = self._now_ns()  # the time of cbtop's own work belongs to no part
 
     def _tell_times(self) -> None:
         if not self._is_untold:

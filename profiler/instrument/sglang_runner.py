@@ -27,7 +27,7 @@ WORKER = "sglang.srt.managers.tp_worker"
 
 
 def await_import() -> None:
-    """Patch SGLang's runner and worker as soon as they are imported."""
+    """Patch SGLang's runner and worker when their modules are imported."""
     engine = Engine(
         "SGLang", _model_of, _bricks, _describe, samples_later=lambda result: unit().generation is not None
     )

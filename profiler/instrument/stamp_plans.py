@@ -13,7 +13,7 @@ from cbtop.profiler.instrument.capturing import OTHER, CapturedCall, Keys, Last,
 
 
 class StampedInterval:
-    """A layer or brick between two stamps. `keys` are its keys, from the step inwards."""
+    """A layer or brick between two stamps. `keys` are the keys that lead from the step down to it."""
 
     __slots__ = ("begin", "elements", "end", "keys")
 
@@ -25,15 +25,16 @@ class StampedInterval:
 
 
 class StampPlan:
-    """The places of a graph that are stamped, and the intervals between them. `shape` has all possible places of
-    stamps.
+    """The stamped places of a graph, and the intervals between these places.
+
+    `shape` has all places that can be stamped.
     """
 
     def __init__(self, shape: StampSites, spans: list[CapturedCall]) -> None:
         self.shape = shape
         # Keys, begin, end and elements of a layer or brick.
         self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []
-        self.left_out = 0  # number of calls that have no place for a stamp at their begin or end
+        self.left_out = 0  # number of calls that were left out, because no stamp is possible at their begin or end
         first, last = shape.places[START], shape.places[shape.end]
         self._walk(spans, (), first, last, (OTHER,))
         numbers = sorted({first, last}.union(*({begin, end} for _, begin, end, _ in self._found)))
@@ -49,9 +50,10 @@ class StampPlan:
         return None if place is None else self.shape.places[place]
 
     def _walk(self, spans: list[CapturedCall], keys: Keys, begin: int, end: int, gap: Keys | None) -> None:
-        """Store the intervals of `spans`, which are all between the places `begin` and `end`.
+        """Store the intervals of `spans`. All spans are between the places `begin` and `end`.
 
-        Spans inside a span are stored before it. The gaps between spans are stored with the keys `gap`, if given.
+        A span that is inside another span is stored first. If `gap` is given, the gaps between spans are stored under
+        these keys.
         """
         at, some = begin, False
         for span in spans:

@@ -4,7 +4,8 @@ Rules
 - Counts are made in the first COUNTED steps of a kind, which are warm-up steps. The result of the first step is used
   only until there is a second, because the first also prepares caches. In all other steps, nothing here runs.
 - Operations are counted only if every step is recorded. A dispatch mode of torch counts them during the model's call.
-  It does not see the kernels of compiled and scripted code. So nothing is counted if the process has any.
+  It does not see the kernels of compiled and scripted code. So nothing is counted if the process has compiled or
+  scripted code.
 - The mode is C code, because a Python frame of cbtop would appear in the traceback of an operation that fails. So
   nothing is counted without the compiled hot path.
 - Views of tensors are not counted, because they compute nothing.
@@ -52,10 +53,11 @@ _modes_askers: list[Callable[[Callable[[], int]], object]] = []
 
 
 def ask_for_modes(ask_by: Callable[[Callable[[], int]], object]) -> None:
-    """Register `ask_by`, which sets the function that compiled code calls for the host's number of dispatch modes.
+    """Register `ask_by`. Compiled code calls a function to learn the host's number of dispatch modes, and `ask_by`
+    sets this function.
 
-    Usually that is a function of torch. While operations are counted, it is a Python function that leaves out cbtop's
-    own mode. So all other steps run no Python code for it.
+    Usually it is a function of torch. While operations are counted, it is a Python function that leaves out cbtop's
+    own mode. So the other steps run no Python code for this.
     """
     _modes_askers.append(ask_by)
     ask_by(dispatch_modes)
@@ -80,9 +82,9 @@ class StepContents:
         self._allocations: dict[Kind, list[int]] = {}
 
     def begin(self, name: str, *, is_recorded: bool) -> CountedStep | None:
-        """Begin to count in the step called `name`, which begins now in this thread.
+        """Begin to count in the step called `name`.
 
-        Returns None if nothing is counted in it.
+        The step begins now in this thread. Returns None if nothing is counted in the step.
         """
         if not name.endswith(WARM_UP):
             return None
@@ -105,7 +107,7 @@ class StepContents:
 
     @staticmethod
     def _devices(root: nn.Module) -> set[torch.device]:
-        with without_torch_function():  # hides cbtop's reads from the host's function modes
+        with without_torch_function():  # hides these reads from the host's function modes
             return {weight.device for weight in parameters_of(root)}
 
     def _ran(self, kind: Kind, counts: Counter[Operation]) -> None:
@@ -167,9 +169,9 @@ CountedStep = CountedAllocations | CountedOperations
 
 
 class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares no type for this class
-    """A mode of torch that counts the operations of a thread, and runs them unchanged."""
+    """A mode of torch that counts the operations of a thread. The operations run unchanged."""
 
-    # Without this method, torch raises an error if the host calls such an operator.
+    # Without this attribute, torch raises an error if the host calls a higher-order operator.
     supports_higher_order_operators = True
 
     def __init__(self, steps: CountedModel, counts: Counter[Operation]) -> None:
@@ -183,7 +185,10 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let Dynamo compile as usual. Otherwise it would never compile code that is first called in this mode."""
+        """Let Dynamo compile as usual.
+
+        Otherwise, Dynamo would never compile code that is first called in this mode.
+        """
         return True
 
     def ran(self, operation: Any, result: Any) -> None:

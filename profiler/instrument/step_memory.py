@@ -1,13 +1,13 @@
 """Measures the memory of recorded training steps on a GPU, by the counters of torch's allocator.
 
-The allocator counts when the host allocates, not when kernels run. So its counters are read in the host, whenever the
-step goes on in another call of a module or another part.
+The allocator counts when the host allocates, not when kernels run. So the host reads these counters at every change
+to a different module call, or to a different part of the step.
 
 Rules
 - The program may use `torch.cuda.max_memory_allocated` itself, so cbtop never resets a counter.
-- If torch's own peak rises between two reads, it is the true peak of the place between them. Otherwise the peak of
-  the place is the larger of its two reads, which is a lower bound.
-- If the counters cannot be read, that is the reported reason. The step is recorded without its memory.
+- If torch's own peak rises between two reads, this peak is the true peak of the place between the reads. Otherwise
+  the larger of the two reads is used, which is a lower bound.
+- If the counters cannot be read, the step is recorded without its memory, and the error is reported as the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MemoryCounters(NamedTuple):
     """The counters of torch's allocator for one GPU."""
 
     allocated_bytes: int
-    torch_peak_bytes: int  # of allocated_bytes, since the process started or the program reset it
+    torch_peak_bytes: int  # peak of allocated_bytes since the process started or the program reset the peak
     reserved_bytes: int
     retries: int  # how often the allocator emptied its cache and tried again
 
@@ -54,7 +54,7 @@ def _free_here() -> int:  # pragma: no cover - gpu
     return max(0, min(int(free_bytes), allowed_bytes))
 
 
-# Functions that tests without a device replace.
+# A test without a device replaces these functions.
 counters_here: Callable[[], MemoryCounters] = _counters_here
 free_here: Callable[[], int] = _free_here
 
@@ -65,7 +65,7 @@ class Peak:
 
     allocated_bytes: int = 0
     reserved_bytes: int = 0
-    unused_bytes: int = 0  # reserved but not allocated, when most was allocated
+    unused_bytes: int = 0  # memory that was reserved but not allocated, when the most memory was allocated
 
     def see(self, allocated_bytes: int, reserved_bytes: int) -> None:
         if allocated_bytes > self.allocated_bytes:
@@ -130,7 +130,8 @@ class RecordedMemory:
 
     def __init__(self) -> None:
         self._steps: deque[tuple[dict[TrainingPart, Peak], Keys]] = deque(maxlen=MAX_TIMED_STEPS)
-        self._counts: deque[tuple[int, int]] = deque(maxlen=MAX_TIMED_STEPS)  # number of a step, retries until then
+        # (number of a step, number of retries of the allocator up to this step)
+        self._counts: deque[tuple[int, int]] = deque(maxlen=MAX_TIMED_STEPS)
         self._torch_peak_bytes = self._limit_bytes = 0
         self._trouble = ""
 

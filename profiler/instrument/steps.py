@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class ModelSteps(TimedModel):
-    """The steps of one model. Begins steps, and ends steps that fail."""
+    """Begins the steps of one model, and ends steps that fail."""
 
     __slots__ = ("_keys", "_shared_with")
 
-    _keys: tuple[object, ...]  # the keys of the step that C code has begun last; only C code uses these
+    _keys: tuple[object, ...]  # the key of the step that C code has begun last; only C code uses this attribute
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ModelSteps(TimedModel):
         give_up: Callable[[Exception], None],
     ) -> None:
         super().__init__(profiler, model, changed, give_up)
-        self._shared_with: dict[ref[ModelSteps], object] = {}  # models that share a module with this one
+        self._shared_with: dict[ref[ModelSteps], object] = {}  # other models that share a module with this model
 
     def after_fork(self) -> None:
         """In a forked child, make a new lock, and keep only the steps of the thread that has forked."""
@@ -52,8 +52,8 @@ class ModelSteps(TimedModel):
     def failed(self, error: Exception) -> None:
         """Stop showing this model after `error` in cbtop's code.
 
-        If the host caused the error, or if its stack is full, the model stays shown. Also ends the model's steps in
-        this thread that wait for a token, because nothing else may end them.
+        The model stays shown if the host caused the error, or if the host's stack is full. Also ends the steps of
+        this model in this thread that still wait for a token, because nothing else may end them.
         """
         reraise_host_error(error)
         if not isinstance(error, RecursionError):
@@ -73,7 +73,10 @@ class ModelSteps(TimedModel):
         return mine
 
     def is_called_by_runner(self, called_ns: int) -> None:
-        """The model's runner calls the model. Outside of a step, this call is a warm-up and is not timed."""
+        """Handle that the model's runner calls the model.
+
+        If no step is open, the call is a warm-up and is not timed.
+        """
         try:
             step = self.open_in(unit())
             if step is None:
@@ -84,7 +87,7 @@ class ModelSteps(TimedModel):
             self.failed(error)
 
     def begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
-        """Begin a step that `call` describes, and return it. The call began at `called_ns`.
+        """Begin and return the step that `call` describes. `called_ns` is the time when the call began.
 
         Returns None inside a step of this model, or after an error of cbtop.
         """
@@ -107,12 +110,14 @@ class ModelSteps(TimedModel):
                     mine = one
             if mine is not None:
                 if not mine.is_running:
-                    mine.close()  # the last step still waited for its token, but the next call of the model has begun
+                    # The next call of the model has begun while the last step still waited for its token.
+                    mine.close()
                 else:
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):
                         mine.active.own_ns += clock.perf_counter_ns() - called_ns
-                        # The call is not a step of its own, unless a `generate` inside the model's call made it.
+                        # This call is a part of the open step. It would be a step of its own only if a `generate`
+                        # inside the model's call had made it.
                         return None
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
@@ -143,7 +148,7 @@ class ModelSteps(TimedModel):
         if setting is not None:
             self.follow(None)
             self.guard = Guard(self, setting)
-            # C code does not call the guard at the end of a step, so Python code must end steps.
+            # C code ends steps without calling the guard. So from now on, Python code must end steps.
             self.in_python = True
 
     def share(self, other: ModelSteps) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 DYNAMO = "torch._dynamo"
-# Model with calls that are timed now -> the object that times them.
+# model whose calls are timed now -> the object that times these calls
 swapped_in: dict[ref[Any], HotPath | Path | Timing | Capture] = {}
 Function = Callable[..., Any]
 
@@ -46,12 +46,12 @@ def held(owner: Any, name: str) -> Any:
 
 
 class SwapTarget(Protocol):
-    """A function of the host that can be replaced, so that its calls are timed."""
+    """A function of the host that can be replaced by a function that times its calls."""
 
     is_seen_by_dynamo: bool  # whether Dynamo, torch's compiler, would notice the replacement
 
     def is_of(self, function: Any) -> bool:
-        """Return whether `function` is this function of the host, or the replacement of it."""
+        """Return whether `function` is this function of the host, or its replacement."""
 
     def put(self) -> None:
         """Start timing calls of the function."""
@@ -61,8 +61,9 @@ class SwapTarget(Protocol):
 
 
 class TimedFunction:
-    """A plain Python function. While it is timed, its calls run `wrapper(copy)` instead. `copy` is a copy of the
-    function.
+    """A plain Python function.
+
+    While the function is timed, a call of it runs `wrapper(copy)` instead. `copy` is a copy of the function.
 
     With `traceable`, Dynamo can compile the function while it is timed.
     """
@@ -90,8 +91,9 @@ class TimedFunction:
 
 
 class TimedEntry:
-    """A function that is stored in a closure cell or a class. While it is timed, `wrapper(function)` is stored there
-    instead.
+    """A function that is stored in a closure cell or a class.
+
+    While the function is timed, the cell or class contains `wrapper(function)` instead.
     """
 
     is_seen_by_dynamo = True
@@ -144,9 +146,10 @@ class Swaps:
         # because a signal handler of the host may call a model while cbtop holds the lock.
         self.lock = threading.RLock()
         self._functions: list[SwapTarget] = []  # oldest first
-        self._are_in: bool | None = False  # whether the functions are replaced now; None if perhaps only some are
+        # Whether all functions are replaced now; None if some may be replaced and others not.
+        self._are_in: bool | None = False
         self._stay_out = False
-        self._watched: Any = None  # the list of callbacks that Dynamo calls when it begins to compile
+        self._watched: Any = None  # list of the callbacks that Dynamo calls before it compiles
 
     def add(self, function: SwapTarget) -> None:
         """Add a function, and start timing it if calls of a model are being timed."""
@@ -173,11 +176,12 @@ class Swaps:
             stop_awaiting(DYNAMO)
 
     def swap_in(self, model: ref[Any], times: HotPath | Path | Timing | Capture) -> None:
-        """Start timing the calls of `model`, so replace the functions too."""
+        """Start timing the calls of `model`. Also replace the functions of the host."""
         with self.lock:
             swapped_in[model] = times
             if self._watched is not None and self._compiles not in self._watched:
-                self._stay_out, self._are_in = True, None  # the host has reset Dynamo, which forgets callbacks then
+                # The host has reset Dynamo, so Dynamo has forgotten its callbacks.
+                self._stay_out, self._are_in = True, None
             if self._are_in is not True:
                 self._swap(True)
 

@@ -1,8 +1,8 @@
-"""Swaps the wrappers that time a model's modules in and out, and checks whether the model has changed.
+"""Swaps in and out the wrappers that time a model's modules. Also checks whether the model has changed.
 
 Rules
-- Timed calls of modules are swapped in when a recorded step begins. They are swapped out when the next step begins
-  that is not recorded.
+- Timed calls of modules are swapped in when a recorded step begins. They are swapped out when a step begins that is
+  not recorded.
 - Only recorded steps check whether the model, its autocast or its adapters have changed.
 """
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
 
-# One recorded step in this number checks the model for changes; a check takes as long as timing all modules.
+# The model is checked for changes in one of this many recorded steps. A check takes as long as timing all modules.
 LOOK_EVERY = 8
-MOST_FIRST_FORWARDS = 64  # most forward passes of a first training step that are recognised
-MODULES_PER_STEP = 200  # number of modules that a recorded step checks, on average; this takes 0.3 ms
+MOST_FIRST_FORWARDS = 64  # if a first training step has more forward passes, the further ones are not recognised
+MODULES_PER_STEP = 200  # average number of modules that a recorded step checks; checking this many takes 0.3 ms
 
 
 class TimedModel(ABC):
-    """The modules of one model whose calls are timed in its steps, and the object that times them."""
+    """The modules of one model that are timed in the model's steps, and the object that times them."""
 
     __slots__ = (
         "__weakref__",
@@ -99,39 +99,40 @@ class TimedModel(ABC):
         self.profiler = profiler
         self.time_on(Timing(profiler.parts.paths.host))
         self.model = model
-        self.changed = changed  # a function that plans the model again if it has changed
+        self.changed = changed  # a function that plans the model again if the model has changed
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
         self.contents = StepContents(self)
-        # if this is not None, it records the kernels of some steps, by CUPTI
+        # if this is not None, it records the kernels of some steps through CUPTI
         self.kernel_steps: KernelSteps | None = None
-        # When `kernel_steps` is to record the next step, in ns of the host's clock. 0 means never. C code reads this.
+        # Time when `kernel_steps` will record the next step, in ns of the host's clock. 0 means never. C code reads
+        # this.
         self.kernels_due_ns = 0
         self.calls: Sequence[BrickCall] = ()
         # The calls that name the kernels of captured graphs. If modules are not timed (see `Plan.is_timed`), `calls`
-        # is empty and this is not.
+        # is empty, but `named` is not.
         self.named: Sequence[BrickCall] = ()
-        self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
-        self.own: OwnOperations | None = None  # the model's operations outside of its children
+        self.guard: Guard | None = None  # searches recorded steps for values that are not finite
+        self.own: OwnOperations | None = None  # operations that the model runs outside of its children's calls
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
-        self._first_forwards = 0  # number of calls that may have been forward passes of the first training step
+        self._first_forwards = 0  # number of calls so far that may be forward passes of the first training step
         self.in_python = False  # whether Python handles the model's calls even if the hot path is compiled
-        # True if each call of the model's runner is a step; False if each call of the model is one.
+        # True if each call of the model's runner is a step; False if each call of the model itself is a step
         self.is_of_runner = False
         self.on_device: dict[Hashable, Hashable] = {}  # brick that the host times -> the same brick on the device
-        # A function that gets a text that says how the device's times are measured.
+        # A function that is called with a description of how the device's times are measured.
         self.measured: Callable[[str], None] = lambda how: None
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
-        # This is called with autocast's type and the state of the adapters, if one of these has changed since the
-        # last step.
+        # A function that is called if autocast's type or the state of the adapters has changed since the last step.
+        # It gets both.
         self.follow_mode: Callable[[torch.dtype | None, object], None] = lambda autocast, adapters: None
         self._asked: tuple[torch.dtype | None, object] = (None, None)
         self._device = ""  # the device on which autocast is checked
-        self._adapted: ref[nn.Module] | None = None  # the layer with the adapters that are checked
-        self.trains = False  # whether the process computes gradients between the model's steps
+        self._adapted: ref[nn.Module] | None = None  # the layer whose adapters are checked for changes
+        self.trains = False  # whether the process trains: it computes gradients between the model's steps
         self.weight_version: int | None = None  # how often the first weight that requires a gradient has been changed
         self.looks = 0  # number of recorded steps that have begun
-        self.look_every = LOOK_EVERY  # one recorded step in this number checks the model for changes
+        self.look_every = LOOK_EVERY  # the model is checked for changes in one of this many recorded steps
         # Whether the wrappers that time calls are in place now; None if perhaps only some are.
         self.calls_are_in: bool | None = False
         self.recorded_steps: set[object] = set()  # number of recorded steps that are running
@@ -139,8 +140,8 @@ class TimedModel(ABC):
     def time_on(self, timing: Timing) -> None:
         """From now on, time the model's steps and bricks by the method `timing`."""
         self.timing, self.labelled = timing.path, timing.labelled
-        #: The path that times calls of modules and functions. If the hot path is compiled, this is the hot path
-        #: object itself.
+        #: The path that times calls of modules and functions. If the hot path is compiled, this is the compiled
+        #: object.
         self.path: HotPath | Path = getattr(timing.path, "hot_path", timing.path)
         self.times = timing if timing.backend and not timing.by_kernels else self.path
         self.profiler_steps = self.profiler.parts.steps.on(timing.path)
@@ -150,9 +151,9 @@ class TimedModel(ABC):
         """Stop showing this model after `error` in cbtop's code."""
 
     def follow(self, recorded: object | None) -> None:
-        """Put the wrappers that time calls in place for the step `recorded`.
+        """For the step `recorded`, put the wrappers that time calls in place.
 
-        If `recorded` is None, remove them unless a recorded step is running.
+        If `recorded` is None, remove the wrappers, unless a recorded step is still running.
         """
         if recorded is None and self.calls_are_in is False:
             return
@@ -183,7 +184,7 @@ class TimedModel(ABC):
     def ask(self) -> None:
         """Update the bricks for this step if autocast or the adapters have changed.
 
-        Called once per step, not for each brick, because it takes 0.2 us, or 0.35 us under autocast.
+        This is called once per step and not for each brick, because the call takes 0.2 us (0.35 us under autocast).
         """
         try:
             device, autocast, adapters = self._device, None, None
@@ -199,8 +200,9 @@ class TimedModel(ABC):
             self.failed(error)
 
     def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
-        """From now on, check autocast on `device` and the adapters of the layer `adapted`. `mode` has their current
-        values.
+        """From now on, check autocast on `device` and the adapters of the layer `adapted`.
+
+        `mode` has the current state of both.
         """
         self._device = device if device in AUTOCAST_DEVICES else ""
         self._adapted = None if adapted is None else ref(adapted)
@@ -209,7 +211,7 @@ class TimedModel(ABC):
     def look_through(self, modules: int) -> None:
         """Set how often the model is checked for changes.
 
-        With more `modules`, it is checked in fewer steps, so that the mean time per step is the same.
+        If the model has more `modules`, fewer steps check it. So the mean time of checks per step stays the same.
         """
         # C code expects a multiple of LOOK_EVERY.
         self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))
@@ -221,10 +223,11 @@ class TimedModel(ABC):
                 self.changed()
 
     def may_begin_training(self) -> bool:
-        """Return whether a call with gradients may be a forward of the first training step, which has not ended yet.
+        """Return whether a call with gradients may be a forward pass of the first training step. That step has not
+        ended yet.
 
-        True in training mode, if the process has made an optimizer. After MOST_FIRST_FORWARDS such calls, the model
-        does not train.
+        This is true in training mode, if the process has made an optimizer. After MOST_FIRST_FORWARDS such calls,
+        cbtop assumes that the model does not train.
         """
         if self._first_forwards >= MOST_FIRST_FORWARDS or self.path is not self.times or not self.training_mode():
             return False
@@ -241,15 +244,17 @@ class TimedModel(ABC):
         root = self.root()
         if root is None:
             return None
-        inside = submodules(root).get("_orig_mod")  # the wrapper of torch.compile has no mode of its own
+        # The wrapper of torch.compile has no training mode; use the mode of the model inside it.
+        inside = submodules(root).get("_orig_mod")
         mode: bool | None = dictionary_of(root if inside is None else inside).get("training")
         return mode
 
     def look_for_gradients(self) -> None:
-        """Check the first weight that requires a gradient. If it is being trained, announce that the process trains.
+        """Check the first weight that requires a gradient.
 
-        In training, the weight has a gradient, or torch has counted that an optimizer changed it in place. The
-        gradient alone does not suffice, because most programs clear gradients before the next step.
+        If this weight is being trained, announce that the process trains. A weight in training has a gradient, or
+        torch has counted that an optimizer changed the weight in place. Looking only at the gradient does not
+        suffice, because most programs clear gradients before the next step.
         """
         root = self.root()
         if root is None:
@@ -257,7 +262,7 @@ class TimedModel(ABC):
         with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             weight = first_trained(root)
             if weight is None or not weight.is_leaf:
-                return  # this tensor was computed, so it has no gradient; reading it would make torch warn
+                return  # this tensor was computed, so it has no gradient; reading its gradient would make torch warn
             before, self.weight_version = self.weight_version, version_of(weight)
             if weight.grad is not None or before not in (None, self.weight_version):
                 self.trains = True

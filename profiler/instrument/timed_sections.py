@@ -1,4 +1,4 @@
-"""Plans how a model is timed, and makes the wrappers that time the modules of the plan, section by section."""
+"""Makes the plan of a model, and the wrappers that time the modules in the plan. Works section by section."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class TimedSection:
 def plan_for(
     root: nn.Module, timing: Timing | None, known: Mapping[Hashable, TimedSection] | None = None
 ) -> Plan | None:
-    """Return the plan of `root` in its current mode, timed by `timing` (None: by the host). See `plan_of`."""
+    """Return the plan of `root` in its current mode.
+
+    `timing` is the method of timing (None: the host). See `plan_of`.
+    """
     is_there, by_kernels = (False, False) if timing is None else (timing.is_there, timing.by_kernels)
     return plan_of(root, is_timed_there=is_there, by_kernels=by_kernels, known=known, mode=mode_of(root))
 
@@ -56,14 +59,15 @@ class CallMaker:
         self._said = said
         self._mode = mode
         self._is_timed_there = is_timed_there
-        # Id of a `Product` -> its brick, which similar layers share.
+        # Id of a `Product` -> the brick of this product. Similar layers share the brick.
         self._made: dict[int, tuple[Hashable, KeyIn]] = {}
 
     def sections(
         self, sections: list[Section], former: Mapping[Hashable, TimedSection] = MappingProxyType({})
     ) -> dict[Hashable, TimedSection]:
-        """Return the sections of the plan with their wrappers. The keys say which section it is. Sections that have
-        not changed are taken from `former`.
+        """Return the sections of the plan with their wrappers, by the place of the section.
+
+        If a section has not changed, the section in `former` is used.
         """
         return {
             section.place: former[section.place] if section.is_unchanged else self._timed(section)
@@ -93,7 +97,7 @@ class CallMaker:
         return call
 
     def _key_of(self, part: TimedModule, product: Product) -> tuple[Hashable, KeyIn]:
-        """Return the brick of `part`. Also returns a function that returns its brick for a different mode."""
+        """Return the brick of `part`, and a function that returns the brick of `part` in a different mode."""
         key, place = part.key, part.place
         if isinstance(key, BrickDefinition):
             key = self._said.definitions.setdefault(said_at(place, key), key)

@@ -1,8 +1,8 @@
 """The private names of torch that the instrumentation uses. Checked with torch 2.11 and 2.13.
 
 Two sorts of private names are elsewhere. Some are used directly in hot code, to save a function call. Others are in
-`call_attribute`, because every process with torch loads that file. A name that a build of torch without CUDA lacks is
-read only inside a function.
+`call_attribute`, because every process with torch loads that file. Some names do not exist in a build of torch
+without CUDA. These are read only inside functions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ without_torch_function = DisableTorchFunction
 has_torch_function = _has_torch_function_unary
 #: A context in which no `__torch_dispatch__` mode sees operations: `with without_dispatch():`.
 without_dispatch = _DisableTorchDispatch
-#: Returns the transform of functorch that is running in this thread, such as `vmap`, or None.
+#: Returns the transform of functorch (such as `vmap`) that is running in this thread, or None.
 _transform: Callable[[], object] = peek_interpreter_stack
 #: Returns whether `torch.jit.trace` is running.
 is_tracing = _is_tracing
@@ -42,10 +42,11 @@ is_tracing = _is_tracing
 dispatch_modes = _len_torch_dispatch_stack
 #: Returns the active dispatch mode with the given key (see SYMBOLIC_MODES), or None.
 dispatch_mode = _get_dispatch_mode
-#: The keys of two sorts of modes: in the first, tensors have no contents; in the second, `make_fx` traces calls.
+#: The keys of two sorts of modes. In a mode of the first sort, tensors have no contents. In the second, `make_fx`
+#: traces.
 SYMBOLIC_MODES = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY)
 
-#: Returns torch's setting for the precision of float32, for a backend and an operator. None in torch before 2.9.
+#: Returns torch's precision setting for float32, by backend and operator. It is None in torch before 2.9.
 precision_of_float32: Callable[[str, str], str] | None = getattr(_C, "_get_fp32_precision_getter", None)
 
 #: These functions return the children, parameters or buffers of one module, by name. They are C functions, so they
@@ -73,17 +74,20 @@ def modes_of_host() -> int:
 
 
 def is_transforming() -> bool:
-    """Return whether a transform of functorch runs in this thread, such as `vmap` or `grad`."""
+    """Return whether a transform of functorch (such as `vmap` or `grad`) runs in this thread."""
     return _transform() is not None
 
 
 def compiled_versions(code: CodeType) -> list[Any]:
-    """Return Dynamo's cache entries for `code`, one for each compiled version."""
+    """Return the entries for `code` in Dynamo's cache. There is one entry for each compiled version."""
     return list(_C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
 def is_compile_used() -> bool:
-    """Return whether this process has called `torch.compile`. Also True if this version of torch does not tell."""
+    """Return whether this process has called `torch.compile`.
+
+    Also True if this version of torch does not tell whether it was called.
+    """
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is None:
         return False
@@ -95,7 +99,10 @@ def is_compile_used() -> bool:
 
 
 def has_made_optimizer() -> bool:
-    """Return whether the process has made an optimizer. When one is made, torch wraps `step` of its class."""
+    """Return whether the process has made an optimizer.
+
+    When a process makes an optimizer, torch wraps `step` of the optimizer's class.
+    """
     kinds: list[type] = [optim.Optimizer]
     for kind in kinds:
         kinds += type.__subclasses__(kind)
@@ -108,7 +115,7 @@ def has_made_optimizer() -> bool:
 
 
 def is_in_bad_fork() -> bool:
-    """Whether this process cannot use CUDA, because it was forked from a process that uses CUDA."""
+    """Whether this process cannot use CUDA. It cannot if it was forked from a process that uses CUDA."""
     return bool(cuda._is_in_bad_fork())
 
 

@@ -8,8 +8,8 @@ Rules
   other step. Micro-batches with gradients that are added up are in one step.
 - The time of the thread is divided into the parts of the step without gaps, so the parts add up to the step.
 - If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
-- Every training step is counted with its time. Some are recorded with the calls of modules (training_calls.py), or
-  on a GPU with their kernels (training_kernels.py).
+- Every training step is counted with its time. Some steps are also recorded in detail: the calls of their modules
+  (training_calls.py), or on a GPU their kernels (training_kernels.py).
 - If code of cbtop fails, the model is detached, and the host continues.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
     from cbtop.profiler.profiler import BrickProfiler
 
-#: The bricks for the parts of a step outside of the model.
+#: The bricks (timed parts) of a training step that are outside of the model.
 BRICKS = {
     part: BrickDefinition(name, BrickCategory.OTHER, backend="torch")
     for part, name in (
@@ -58,12 +58,12 @@ BRICKS = {
         (TrainingPart.ZERO_GRAD, "ZeroGrad"),
     )
 }
-MOST_RANGES = 8_000  # most ranges of time in a step that are kept for its record
+MOST_RANGES = 8_000  # most ranges of time that are kept for the record of a step
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements of the parts of a model's steps
-EARLY = 4, 16  # after these numbers of steps, the parts of steps are announced without waiting
+EARLY = 4, 16  # after 4 steps and after 16 steps, the parts of steps are announced at once
 NEVER_NS = 1 << 62
-# Most forward passes in one step: before its first backward pass, and in all. If there are more, they are shown as
-# separate steps, as in inference.
+# Most forward passes of one step before its first backward pass, and most in the whole step. If there are more, each
+# forward pass is shown as a separate step, as in inference.
 MOST_WITHOUT_BACKWARD, MOST_FORWARDS = 32, 4096
 
 Parts = dict[TrainingPart, int]  # part of a training step -> its time in ns
@@ -87,7 +87,7 @@ class StepClock:
     __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "changed", "has_backward", "parts", "ranges")
 
     def __init__(self) -> None:
-        # a function that is called with each part of the step that begins
+        # a function that is called when a part of the step begins; its argument is the part
         self.changed: Callable[[TrainingPart], None] | None = None
         self.restart(None)
 
@@ -103,7 +103,7 @@ class StepClock:
 
     @property
     def is_in(self) -> TrainingPart | None:
-        """The part of the step that the running call belongs to, or None outside of such calls."""
+        """The part of the step that the running call belongs to. None if no call of a part is running."""
         return self._part if self._around else None
 
     def begin(self, part: TrainingPart, now_ns: int) -> None:
@@ -139,7 +139,7 @@ class StepClock:
     def finish(self, now_ns: int) -> tuple[int, Parts, list[tuple[TrainingPart, int, int]]]:
         """End the step, and begin the next.
 
-        Returns the begin of the ended step in ns, its parts, and the ranges of its parts.
+        Returns three values of the ended step: its begin in ns, the times of its parts, and the ranges of its parts.
         """
         self._count(now_ns)
         begun_ns = now_ns if self.begun_ns is None else self.begun_ns
@@ -180,23 +180,23 @@ class ThreadTraining:
         """Forget the step, and begin a new one without data."""
         self.steps: TimedModel | None = None  # the model that was called first in this step
         self.tokens = self.sequences = 0
-        self.own_ns = 0  # time in ns that cbtop took to begin the forward passes of this step
+        self.own_ns = 0  # time in ns of cbtop's own work to begin the forward passes of this step
         # The object that records the calls of this step; None if the step is not recorded.
         self.calls: StepCalls | None = None
         self.noting: Noting | None = None
         self.communication = StepCommunication()
         self.forwards = 0
-        # If not empty, the step ends together with the running backward pass, and this is its phase.
+        # If this is not empty, the step ends when the running backward pass ends, and the step gets this phase.
         self.phase_after_backward = ""
 
     def give_up(self) -> None:
-        """Drop the step: it does not count, and its times are lost."""
+        """Drop the step: the step does not count, and its times are lost."""
         self.record_no_more()
         self.forget()
         self.clock.restart(None)
 
     def end_evaluation(self) -> None:
-        """A step of inference between the micro-batches of this step has ended."""
+        """End the step of inference that has run between the micro-batches of this training step."""
         if self.clock.is_in is TrainingPart.EVALUATION:
             self.clock.end(clock.perf_counter_ns())
 
@@ -274,9 +274,9 @@ class EndedStep(NamedTuple):
 
 
 class TrainingSteps:
-    """The training steps of one model. Decides which of them are recorded, and records them."""
+    """The training steps of one model. Decides which steps are recorded, and records these steps."""
 
-    steady = 1.0  # the part of the allowed share that recording uses once FLOOR steps are recorded
+    steady = 1.0  # once FLOOR steps are recorded, recording uses this fraction of the overhead that is allowed
 
     def __init__(self, steps: TimedModel) -> None:
         self._steps = ref(steps)
@@ -290,19 +290,21 @@ class TrainingSteps:
         self._due_ns = 0
         self._recorded = self._seen = 0
         self._first_ns = self._paid_ns = 0
-        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # cost in ns of recording, for the latest recorded steps
-        self._plain_ns: deque[float] = deque(maxlen=SAMPLES)  # cost in ns of the latest steps that were not recorded
+        # For the latest recorded steps: cost in ns of recording the step.
+        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)
+        # For the latest steps that were not recorded: cost in ns of the step.
+        self._plain_ns: deque[float] = deque(maxlen=SAMPLES)
         self._latest: dict[str, deque[StepTimes]] = {}  # phase -> times in ns of the latest steps
         self._told_ns: dict[str, int] = {}
-        self._next_ns = 0  # begin of the next step in ns, if it follows the last step without a gap
+        self._next_ns = 0  # the expected begin of the next step in ns, if no gap follows the last step
         self._untold = 0  # number of steps since the last announcement
-        self._no_memory: set[str] = set()  # phases for which it was announced that their memory is not known
+        self._no_memory: set[str] = set()  # phases with an announcement that the memory of their steps is unknown
         self.mode: bool | None = None  # the model's training mode when an optimizer last changed it; None if unknown
 
     def forward(self, model: TimedModel, call: Call) -> Forward | None:
         """Begin a call of the model in a training step.
 
-        Returns None inside a forward or backward pass, because the time of the call is part of that.
+        Returns None inside a forward or backward pass. The time of the call then belongs to this pass.
         """
         here = training_here()
         if here.clock.is_in in (TrainingPart.FORWARD, TrainingPart.BACKWARD):
@@ -311,8 +313,8 @@ class TrainingSteps:
         here.forwards += 1
         if here.forwards > (MOST_FORWARDS if here.clock.has_backward else MOST_WITHOUT_BACKWARD):
             here.give_up()
-            # The steps of this model end in another thread, or in a way that cbtop does not see. So show its forward
-            # passes as steps of inference.
+            # The steps of this model end in another thread, or in a way that cbtop does not see. So show the model's
+            # forward passes as steps of inference.
             model.training, model.in_python = False, model.guard is not None
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
@@ -326,7 +328,7 @@ class TrainingSteps:
                 here.noting.begin(call)
         elif here.calls is not None:
             here.calls.model_own = model.own
-            here.calls.begin(None, None)  # otherwise the nodes of this other model would belong to the loss
+            here.calls.begin(None, None)  # without this call, the nodes of this other model would belong to the loss
         here.tokens += call.tokens
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns
@@ -336,9 +338,9 @@ class TrainingSteps:
         return forward
 
     def begin_evaluation(self) -> Callable[[], None] | None:
-        """Begin a step of inference, which interrupts the part of the training step that has begun in this thread.
+        """Begin a step of inference. It interrupts the part of the training step that this thread is in.
 
-        Returns the function that ends the interruption, or None without a training step.
+        Returns the function that ends the interruption. Returns None if there is no training step.
         """
         here = training_here()
         if here.steps is None or here.clock.is_in is TrainingPart.EVALUATION:
@@ -347,8 +349,9 @@ class TrainingSteps:
         return here.end_evaluation
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
-        """Return an object that records the calls of the step that begins its first forward pass now, or None if the
-        step is not recorded.
+        """Return an object that records the calls of this step, or None if the step is not recorded.
+
+        The first forward pass of the step begins now.
         """
         return StepCalls(model.labelled) if self._is_due(model, now_ns) else None
 
@@ -368,9 +371,9 @@ class TrainingSteps:
             model.path.publish(position, there, now_ns, call.tokens, call.sequences or None)
 
     def ended(self, here: ThreadTraining, phase: str, now_ns: int) -> None:
-        """Count the training step of the thread `here`, which ends now.
+        """Count the training step that ends now in the thread `here`.
 
-        Records the step if it was chosen for that.
+        Also record the step, if it was chosen for recording.
         """
         model = self._steps()
         begun_ns, parts, ranges = here.clock.finish(now_ns)
@@ -403,7 +406,7 @@ class TrainingSteps:
         """
 
     def _record(self, model: TimedModel, name: str, step: EndedStep, calls: StepCalls | None) -> None:
-        """Record an ended step under `name`, with its `calls` if there are any.
+        """Record an ended step under `name`, together with its `calls` if some were recorded.
 
         Announce the parts of the latest steps.
         """
@@ -423,8 +426,10 @@ class TrainingSteps:
             warm_ups.took(step.phase, model.model, step.wall_ns, step.tokens or step.sequences)
 
     def _announce(self, model: TimedModel, step: EndedStep, own_ns: int) -> None:
-        """Announce the times of the parts of the latest steps. Before, subtract `own_ns`, the time that cbtop took in
-        the backward passes of this step.
+        """Announce the times of the parts of the latest steps.
+
+        First, subtract `own_ns` from the time of this step's backward passes. `own_ns` is the time of cbtop's own
+        work in these passes.
         """
         phase, times = step.phase, step.times
         latest = self._latest.setdefault(phase, deque(maxlen=MAX_TIMED_STEPS))
@@ -436,7 +441,10 @@ class TrainingSteps:
             self._tell(phase, latest)
 
     def _is_time_to_tell(self, phase: str, steps: int) -> bool:
-        """Count a step with known parts. Returns whether to announce the parts of the latest `steps` steps now."""
+        """Count a step with known parts.
+
+        Returns whether to announce the parts now. `steps` steps have known parts.
+        """
         now_ns = clock.perf_counter_ns()
         self._untold += 1
         is_early = now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS
@@ -485,18 +493,24 @@ class TrainingSteps:
         return TrainingMemory(phase, self._model, 0, why_unknown=NO_GPU)
 
     def _steps_by_kernels(self, phase: str) -> int:
-        """Return the number of recorded steps whose kernels give the times of the parts. 0: the host's clock."""
+        """Return how many recorded steps give the times of the parts by their kernels.
+
+        0 if the host's clock gives the times.
+        """
         return 0
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
-        """Measure what it cost to record the step that ended at `now_ns`."""
+        """Measure the cost of recording the step that ended at `now_ns`."""
         cost = noting_cost()
         paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns + calls.guard_ns
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
         self._count_paid(model, paid_ns, now_ns)
 
     def _count_paid(self, model: TimedModel, paid_ns: int, now_ns: int) -> None:
-        """Count a recorded step. It has cost `paid_ns`, which decides when to record the next one."""
+        """Count a recorded step.
+
+        Recording it has cost `paid_ns`. This cost decides when the next step is recorded.
+        """
         self._recorded += 1
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)
@@ -516,11 +530,11 @@ class TrainingSteps:
 
 
 def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[BrickDefinition, int, int]]:
-    """Yield the bricks of a step outside of the model, each with its begin and end in ns.
+    """Yield the bricks (timed parts) of a step that are outside of the model, each with its begin and end in ns.
 
-    Communication inside the model's forward or backward pass is left out, because it has its own bricks there
-    (training_calls.py). If several ranges before a backward count for the loss, the longest of them is the call of
-    the loss: the loop may clear gradients in between.
+    Communication inside the model's forward or backward pass is left out, because training_calls.py records bricks
+    for it. If several ranges before a backward count for the loss, the longest of them is the call of the loss: the
+    loop may clear gradients in between.
     """
     around, loss = TrainingPart.OTHER, (0, 0)
     for part, begin_ns, end_ns in [*ranges, (TrainingPart.BACKWARD, 0, 0)]:
@@ -537,11 +551,11 @@ def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[Br
 
 
 def is_in_training(model: TimedModel) -> bool:
-    """Return whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
+    """Return whether a call of `model` now belongs to a training step. Otherwise the call is a step of inference.
 
-    A call belongs to a training step in two cases. In the first, a part of such a step is running. In the second,
-    gradients are enabled, and a training step has begun or the model is in the mode (training or evaluation) in which
-    an optimizer last changed it.
+    A call belongs to a training step in two cases. In the first case, a part of a training step is running. In the
+    second, gradients are enabled, and one of two conditions holds: a training step has begun, or the model is in the
+    mode (training or evaluation) in which an optimizer last changed the model.
     """
     if not model.profiler.enabled:
         return False
@@ -554,6 +568,6 @@ def is_in_training(model: TimedModel) -> bool:
     if not is_trained and here.steps is None:
         here.give_up()  # the model is called for an evaluation between two training steps
     elif not is_trained and here.calls is not None:
-        # The model is called for an evaluation between two micro-batches, which has steps of its own.
+        # The model is called for an evaluation between two micro-batches. This evaluation has steps of its own.
         here.record_no_more()
     return is_trained

@@ -9,9 +9,10 @@ Rules
 - A node belongs to the innermost call that made it. Nodes outside of the model's calls belong to the loss.
 - If the inputs of a node are recomputed (non-reentrant checkpoints), the node's time before the recomputation belongs
   to no brick, because the node only looks up its inputs then.
-- A node that adds a gradient to a weight runs right after the node that computed the gradient, and counts with it.
+- A node that adds a gradient to a weight runs right after the node that computed the gradient. Both count for the
+  same call.
 - If a module is called while the backward runs, the call is a recomputation (gradient checkpointing).
-- A backward has one matrix product for each operand that needs a gradient. The FLOP of the backward are those of
+- A backward has one matrix product for each operand that needs a gradient. The FLOP of the backward are the FLOP of
   these products.
 - The hooks return None and are removed after the backward, so the gradients are bit for bit the same.
 """
@@ -39,13 +40,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 Keys = tuple[Hashable, ...]
-Part = tuple[Keys, int, int, int]  # a part: its keys from below the step, begin in ns, end in ns, elements
+# A part: its keys (the path from the step down to the part), begin in ns, end in ns, elements.
+Part = tuple[Keys, int, int, int]
 Handle = Any  # the handle of a hook, with a method `remove`
 
 MAX_NODES = 100_000  # if autograd's graph is larger than this, the backward pass is not split into bricks
-#: Returns the number that the next node of this thread will get. None if this torch has no such function.
+#: Returns the number that the next node of this thread will get. It is None if torch has no function for this.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
-_ACCUMULATES = 1 << 63  # nodes with a number from here on add a gradient to a weight
+_ACCUMULATES = 1 << 63  # a node with this number or a higher one adds a gradient to a weight
 # These values take the place of a call's number. OUTSIDE means no call. LOSS means nodes that no call of the model
 # made. _AFTER means the end of a backward pass, after its last node. _SYNC means the wait of DistributedDataParallel
 # for gradients, which also comes after the last node.
@@ -93,8 +95,8 @@ class Products:
     def scale(self, flops: float | None) -> float:
         """Return the FLOP of the backward pass, divided by the FLOP of the forward pass. Returns 0 without a product.
 
-        `flops` are the FLOP of the forward pass. If they are unknown, its products are counted by their nodes. This
-        leaves out products of frozen operands, which have no node.
+        `flops` are the FLOP of the forward pass. If they are unknown, the products of the forward pass are counted by
+        their nodes in autograd. Products of frozen operands have no node, so they are left out.
         """
         if not self._forward:
             return 0.0
@@ -111,28 +113,33 @@ def _size_of(node: Any) -> int:
 
 
 class StepCalls(Capture):
-    """The calls of modules in one training step, in the order of their begins. A call is identified by its index."""
+    """The calls of modules in one training step, in the order in which they begin.
+
+    The index of a call identifies it.
+    """
 
     def __init__(self, labelled: Callable[[Any], Any]) -> None:
         super().__init__(lambda: None)
         self._labelled = labelled
         self._keys: list[Hashable] = []  # the brick or layer of each call; None: a call of the model itself
-        self._owns: list[OwnOperations | None] = []  # own operations, for each call of a model itself
-        self._around: list[int] = []  # for each call, the call around it
+        # For a call of a model itself: the operations that the model runs outside of its modules.
+        self._owns: list[OwnOperations | None] = []
+        self._around: list[int] = []  # for each call: the innermost call that contains it
         self._begins_ns: list[int] = []
         self._ends_ns: list[int] = []
         self._elements: list[int] = []
         self._repeats: list[bool] = []  # call -> whether it ran during a backward pass
         self._running: list[int] = []
-        # The number that autograd's next node would get, at each begin and end of a call.
+        # the number that autograd's next node would get; one entry for each begin and end of a call
         self._numbers: list[int] = []
         self._innermost: list[int] = []  # the innermost running call, after each begin and end of a call
-        # when a backward pass began to run nodes of a call, in ns, and the call (or OUTSIDE, LOSS, …)
+        # Each entry is a time in ns, and the call whose nodes a backward pass began to run then (or OUTSIDE, LOSS,
+        # …).
         self._runs: list[tuple[int, int]] = []
         self._products: dict[int, Products] = {}  # call -> the matrix products in its backward pass
         self._backwards = 0  # number of running backward passes, which may be nested
-        self.own_ns = 0  # time in ns that cbtop took in this step, without the guard
-        self.guard_ns = 0  # time in ns that the guard took in forward passes
+        self.own_ns = 0  # time in ns of cbtop's own work in this step, except for the time of the guard
+        self.guard_ns = 0  # time in ns that the guard took in forward passes of this step
         self.has_failed = False
         self.is_full = False  # True if calls are missing here, because there were more than MAX_CALLS
 
@@ -180,8 +187,9 @@ class StepCalls(Capture):
         return self._keys[self._running[-1]] if self._running else None
 
     def enter_part(self, part: TrainingPart) -> None:
-        """The training loop is in this part of the step from now on. Subclasses that need this override the
-        method.
+        """Handle that the training loop enters this part of the step.
+
+        Does nothing here. A subclass may override it.
         """
 
     def drop(self) -> None:
@@ -240,11 +248,12 @@ class StepCalls(Capture):
             if owner != before:
                 handles.append(node.register_prehook(functools.partial(self._reached, owner)))
             before = owner
-        if nodes:  # the time after the last node, such as a wait for gradients, is not the time of that node
+        # This time comes after the last node, such as a wait for gradients; it is not the time of that node.
+        if nodes:
             handles.append(nodes[-1][1].register_hook(self._done))
 
     def _owner(self, number: int) -> int:
-        """Return the innermost call that has made the node of autograd with this `number`."""
+        """Return the innermost call that has made the node of autograd with the number `number`."""
         at = bisect_right(self._numbers, number) - 1
         return self._innermost[at] if at >= 0 else OUTSIDE
 
@@ -255,8 +264,9 @@ class StepCalls(Capture):
         self._runs.append((clock.perf_counter_ns(), _AFTER))
 
     def backward_scale(self, owner: int) -> float:
-        """Return the FLOP of the backward pass of the call `owner`, divided by the FLOP of its forward pass. Returns
-        0 if this is unknown.
+        """Return the FLOP of the backward pass of the call `owner`, divided by the FLOP of its forward pass.
+
+        Returns 0 if the result is unknown.
         """
         products = self._products.get(owner)
         if products is None:
@@ -276,8 +286,8 @@ class StepCalls(Capture):
             begin_ns = self._begins_ns[number]
             end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
-                # If a layer checkpoints its own parts, the layer itself is not called again. So use the layer that
-                # the backward pass is in. Communication is not assigned to a layer here.
+                # If a layer checkpoints its own parts, the backward pass does not call the layer again. So use the
+                # layer whose backward pass is running. Communication gets no layer here.
                 if not layers_of(keys) and not _is_communication(self._keys[number]):
                     keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
                 keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
@@ -285,7 +295,7 @@ class StepCalls(Capture):
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
         found += _model_parts(self._owns, self._around, self._begins_ns, self._ends_ns)
         found += self._backward_parts(places)
-        # Sort parts by their ends, so that a part comes before the parts that contain it.
+        # Sort parts by their ends. So a part comes before the parts that contain it.
         return sorted(found, key=lambda part: (part[2], -part[1]))
 
     def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:
@@ -294,7 +304,7 @@ class StepCalls(Capture):
         return () if owner < 0 else layers_of(places[owner])
 
     def _places(self) -> list[Keys]:
-        """Return the keys that lead to each call, from below the step."""
+        """Return for each call the keys that lead from the step down to the call."""
         places: list[Keys] = []
         for key, around in zip(self._keys, self._around, strict=True):
             outer = () if around == OUTSIDE else places[around]
@@ -302,8 +312,9 @@ class StepCalls(Capture):
         return places
 
     def _backward_parts(self, places: Sequence[Keys]) -> list[Part]:
-        """Return the parts of the backward pass: its bricks, and its layers. The calls that a layer recomputes belong
-        to it.
+        """Return the bricks and the layers of the backward pass as parts.
+
+        If a layer recomputes calls, these calls belong to it.
         """
         again = [number for number, repeats in enumerate(self._repeats) if repeats and self._ends_ns[number]]
         outermost = [number for number in again if self._around[number] == OUTSIDE]
@@ -335,7 +346,7 @@ class StepCalls(Capture):
                 elements = 0 if owner < 0 or owner in is_counted else self._elements[owner]
                 is_counted.add(owner)
                 lefts = _around(inside, begin_ns, end_ns)
-                # A recomputation splits the time of the node, so keep only the longest range.
+                # A recomputation splits the time of the node into ranges. Keep only the longest range.
                 if len(waits) < len(inside):
                     lefts = sorted(lefts, key=lambda left: left[0] - left[1])[:1]
                 found += [(keys, *left, elements) for left in lefts]
@@ -345,9 +356,11 @@ class StepCalls(Capture):
 def _model_parts(
     owns: Sequence[OwnOperations | None], around: Sequence[int], begins_ns: Sequence[int], ends_ns: Sequence[int]
 ) -> list[Part]:
-    """Return the own operations of models: the ranges of their calls in which none of their modules is called.
+    """Return the time of the operations that models run themselves: the ranges of a model's call in which no module
+    of the model is called.
 
-    The arguments have one entry for each call of the step. `owns` has the own operations of models' calls.
+    Each argument has one entry for each call of the step. For a call of a model, the entry of `owns` has the model's
+    own operations.
     """
     found: list[Part] = []
     at_ns: dict[int, int] = {}  # the end of the last call inside each call of a model
@@ -370,8 +383,10 @@ _Stay = tuple[int, int, Keys | None]  # begin in ns, end in ns, and the layer; (
 
 
 def _layers_from(ranges: list[_Stay]) -> list[Part]:
-    """Return one part for each range of time that the backward pass spends in one layer. Communication separates two
-    ranges.
+    """Return the layers of the backward pass as parts. Each part is a range of time that the pass spends in one
+    layer.
+
+    If communication comes in between, there are two ranges.
     """
     found: list[Part] = []
     has_communicated = False
@@ -399,7 +414,7 @@ class _Cut(NamedTuple):
 def _around(inside: Sequence[_Cut], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
     """Return the ranges of time between `begin_ns` and `end_ns` without the calls `inside`.
 
-    The time between two recomputed calls belongs to the recomputation, so it is not left.
+    The time between two recomputed calls belongs to the recomputation, so it is not returned.
     """
     left = []
     is_backward = True
@@ -450,10 +465,10 @@ def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
     """Return the keys for the backward pass, or the recomputation, of the call at `keys`.
 
     `scale` is the FLOP of this pass divided by the FLOP of the forward pass, or 0 if unknown. Layers get a stack of
-    their own, and bricks a name of their own. The backwards of bricks follow each other, so none is inside another.
-    Recomputed calls are inside the backward of their layer.
+    their own, and bricks a name of their own. The backward passes of bricks follow each other, so they are not
+    nested. Recomputed calls are inside the backward pass of their layer.
     """
-    # Layers with equal keys may have different own operations.
+    # Equal layer keys may have different own operations, so pass these operations, too.
     return _renamed(keys, suffix, scale, tuple([key.own for key in keys if isinstance(key, OwningKey)]))
 
 
@@ -480,10 +495,10 @@ def _brick_renamed(brick: Any, suffix: str, scale: float) -> Any:
 
 
 def _scaled(work: Any, scale: float) -> Work | None:
-    """Return the work of a pass: `work` multiplied by `scale`, or None if one of them is unknown.
+    """Return the work of a pass: `work` multiplied by `scale`. Returns None if `work` or `scale` is unknown.
 
-    The bytes are scaled too. Like the product of the forward pass, the product for a gradient reads two of the three
-    matrices and writes the third.
+    The bytes are multiplied by `scale` too. The product for a gradient reads two of the three matrices and writes the
+    third, as the product of the forward pass does.
     """
     if not isinstance(work, Work) or not scale:
         return None

@@ -6,14 +6,14 @@ hook (training_calls.py) runs before the nodes of each call, in autograd's threa
 this thread to that call. Other kernels belong to the part of the step that the loop is in.
 
 Rules
-- A window is one recorded step, and begins at the end of the step before it. First, the host waits until the device
-  has finished all earlier work.
+- A recording covers one step, and begins at the end of the step before it. Before the recording, the host waits until
+  the device has finished all earlier work.
 - The host may be many steps ahead of the device. So the time of a plain step is measured on the device, from the end
   of the step before it to its own end. The first step after an evaluation has the host's time instead.
-- The time of a recorded step is the mean of the latest plain steps. The time of a part is that of its kernels. Time
-  counts once if kernels overlap. In the rest of the step, no kernel runs.
-- While the program waits for data, or does other work, it launches no kernels of the model. Two events around each
-  such wait measure how long the device is idle meanwhile. This time counts as a part of the wait.
+- The time of a recorded step is the mean of the latest plain steps. The time of a part is the time of its kernels. If
+  kernels overlap, their common time counts once. In the rest of the step, no kernel runs.
+- While the program waits for data, or does other work, it launches no kernels of the model. An event before and an
+  event after this wait measure how long the device is idle. The idle time counts as a part of the wait.
 - If CUPTI is not available, the parts of a step are the host's times, and bricks are not recorded. The same applies
   if records of a step were lost, because the kernels that are missing would look like time without a kernel.
 """
@@ -82,11 +82,13 @@ if TYPE_CHECKING:
     from cbtop.profiler.profiler import BrickProfiler
 
 _LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
-_UNDATED: Hashable = "step"  # this is used in place of the step's key until the name of the step is known
-# Number of steps that are not measured after a recorded one, because the host is not ahead of the device yet.
+_UNDATED: Hashable = "step"  # this stands for the step's key until the name of the step is known
+# Number of steps that are not measured after a recorded step. In these steps, the host is not ahead of the device
+# yet.
 UNSETTLED = 2
-WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER  # parts in which the program launches no kernels of the model
-# After FLOOR measured steps, only one step in this number is measured, because an event costs the host 3 us.
+# Parts of a step in which the program launches no kernels of the model.
+WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER
+# Once FLOOR steps are measured, only one in this number of steps is measured, because an event costs the host 3 us.
 MEASURED_EVERY = 4
 MOST_RUNNING = 64  # most steps that may be unfinished on the device
 MOST_STAYS = 16  # maximum number of measured waits (parts in WAITS) in one step
@@ -101,13 +103,14 @@ class StepKernels(StepCalls):
         super().__init__(labelled)
         self.recording = recording
         self.begun_ns = begun_ns
-        self.part_of: dict[Keys, TrainingPart] = {}  # the part of the step, by place
-        self.elements: Counter[Keys] = Counter()  # elements of all calls, by place
-        self._called: list[Keys] = []  # for each call: its keys from below the step
+        # Place of a call -> the part of the step that the call belongs to.
+        self.part_of: dict[Keys, TrainingPart] = {}
+        self.elements: Counter[Keys] = Counter()  # place of a call -> elements of all calls in this place
+        self._called: list[Keys] = []  # for each call: the keys that lead from the step down to the call
         self._where: list[Keys] = []  # for each call: the place that its kernels are assigned to
         self._in_backward = LOSS  # the call that the running nodes of the backward belong to
         self._of_owner: dict[int, Keys] = {}  # the place of the backward of each call
-        self._threads: list[int] = []  # autograd's threads that have run nodes in this backward
+        self._threads: list[int] = []  # threads of autograd that have run nodes in this backward pass
         self.memory = StepMemory()
         self._moved: Keys = ()  # the place outside of calls
         self.enter_part(TrainingPart.OTHER)
@@ -197,14 +200,14 @@ class StepKernels(StepCalls):
 
 
 class IdleTimes:
-    """Measures how long the device is idle while the host is in one of the parts WAITS.
+    """Measures how long the device is idle while the host waits.
 
-    Uses two events for each such wait.
+    A wait is one of the parts WAITS. Two events are recorded for each wait.
     """
 
     def __init__(self) -> None:
         self._steps = self._known = 0
-        # The events at the begin and the end of each wait; they are used again for later steps.
+        # The events at the begin and the end of each wait. The same events are used again for later steps.
         self._events: list[tuple[Any, Any]] = []
         self._parts: list[TrainingPart] = []  # the part of each wait in the measured step
         self._is_inside = self._is_measured = self._is_complete = False
@@ -241,11 +244,12 @@ class IdleTimes:
     def end_step(self, *, follows: bool = True) -> dict[TrainingPart, int] | None:
         """Return the idle times of the last measured step, in ns by part.
 
-        None without one, or if the device still runs it. If `follows` is False, the step began later than its
-        measurement, because an evaluation, or the end of an epoch, came first. Then it counts as not measured.
+        Returns None if no step was measured, or if the device still runs the measured step. If `follows` is False, an
+        evaluation or the end of an epoch came between the begin of the measurement and the begin of the step. Such a
+        step counts as not measured.
         """
         if self._is_measured:
-            self.changed(TrainingPart.FORWARD)  # ends a running wait, because this part is not in WAITS
+            self.changed(TrainingPart.FORWARD)  # this ends a running wait, because the part FORWARD is not in WAITS
             self._is_measured, self._is_complete = False, bool(self._parts) and follows
         if not self._is_complete or not self._events[len(self._parts) - 1][1].query():
             return None
@@ -266,8 +270,7 @@ class StepEvents:
     def __init__(self) -> None:
         self._free: list[Any] = []  # CUDA events that are not in use and can be used again
         self._before: Any = None  # the event at the end of the latest step that the device has finished
-        # The end of the latest step that the device has finished, in ns on the host's clock; the next step begins
-        # then.
+        # Time when the device finished its latest step, in ns on the host's clock. The next step begins at this time.
         self._end_ns = 0
         self._running: deque[tuple[Any, bool, str, EndedStep]] = deque()
 
@@ -278,10 +281,10 @@ class StepEvents:
         self._end_ns = now_ns
 
     def ended(self, name: str, step: EndedStep, *, follows: bool) -> list[tuple[str, EndedStep]]:
-        """`step` ends now on the host. Returns the steps that have ended on the device since the last call, with the
-        device's times.
+        """Note that the host ends `step` now. Returns the steps that the device has ended since the last call.
 
-        If `follows` is True, the step began when the previous step ended. Otherwise the step keeps the host's times.
+        If `follows` is True, the step began when the previous step ended, and it gets the device's times. Otherwise
+        the step keeps the host's times.
         """
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         event.record()
@@ -311,7 +314,8 @@ class GpuTrainingSteps(TrainingSteps):
         self.burst = KernelBurstResults()
         self.is_running = False
         self._has_failed = False
-        self._is_anew = False  # True if the last step was recorded, so that the device's times must begin anew
+        # True if the last step was recorded; the measurement of the device's times must then start again.
+        self._is_anew = False
         self._unsettled = 0
         self._walls_ns: dict[str, deque[int]] = {}  # phase -> wall times in ns of the latest plain steps
         # Phase -> idle times in ns of the device in the latest measured steps.
@@ -322,7 +326,7 @@ class GpuTrainingSteps(TrainingSteps):
         self._memories: dict[str, RecordedMemory] = {}  # by phase
         self._idle = IdleTimes()
         self._events = StepEvents()
-        self._told = 0  # number of steps that were recorded by their kernels
+        self._told = 0  # number of steps whose kernels were recorded
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
         return here.calls
@@ -370,7 +374,7 @@ class GpuTrainingSteps(TrainingSteps):
         return None
 
     def recorded(self, step: Hashable) -> None:
-        """The kernels of a recorded step have been read."""
+        """Handle that the kernels of a recorded step have been read."""
         self.is_running = False
 
     def records_around_unseen(self) -> bool:
@@ -422,7 +426,7 @@ class GpuTrainingSteps(TrainingSteps):
             return
         if self._unsettled:
             self._unsettled -= 1
-        # if this were not done, the time of the evaluation would count as `no kernel`
+        # without this test, the time of the evaluation would count as `no kernel`
         elif TrainingPart.EVALUATION not in step.times.parts:
             self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(step.wall_ns)
 
@@ -454,8 +458,8 @@ class GpuTrainingSteps(TrainingSteps):
     def _closed(self, phase: str) -> list[StepTimes]:
         """Return the times of the latest plain steps.
 
-        All of them get the mean wall time of these steps, and the mean kernel times of the recorded steps. Each has
-        its own idle times in waits. In the rest of a step, no kernel runs.
+        Every step gets the mean wall time of these steps, the mean kernel times of the recorded steps, and its own
+        idle times in waits. The remaining time of a step counts as time without a kernel.
         """
         windows = self._windows[phase]
         kernels: Parts = {}
@@ -511,7 +515,7 @@ def _close_at_exit(recording: KernelRecording) -> None:
 
 
 def _close(pid: int) -> None:
-    """Close a recording that is still open, if this is the process that opened it."""
+    """Close a recording that is still open. Do nothing in a process that has not opened the recording."""
     recording = _open[0]() if os.getpid() == pid else None
     if recording is not None and recording.window.is_on:
         recording.end_step()
@@ -529,8 +533,9 @@ def _communication() -> StepCommunication:
 
 
 def _dated(burst: KernelBurstResults, key: Hashable) -> KernelBurstResults:
-    """Return a copy of `burst`, with the key of the step for its kernels. This key was unknown when the step
-    began.
+    """Return a copy of `burst`, in which all kernels have `key` as the key of their step.
+
+    This key was unknown when the step began.
     """
     found = KernelBurstResults()
     found.kernels = {((key, *keys[1:]), kernel): durations for (keys, kernel), durations in burst.kernels.items()}

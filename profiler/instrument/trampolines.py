@@ -11,7 +11,7 @@ import inspect
 from types import CodeType, FunctionType
 from typing import Any
 
-_PLACE = 0x5CB70B  # this constant is compiled into the code, and then replaced by the callable
+_PLACE = 0x5CB70B  # a placeholder in the compiled code; the callable replaces it
 _UNUSUAL = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -46,8 +46,9 @@ calls: dict[int, Any] = {}
 
 
 def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
-    """Return code that does the same as that of `trampoline_of`, and that Dynamo can trace. Each call takes 0.3 µs
-    longer.
+    """Return code that does the same as the code of `trampoline_of`, but that Dynamo can trace.
+
+    Each call takes 0.3 µs longer.
     """
     number = len(calls)
     calls[number] = called
@@ -57,7 +58,8 @@ def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
 def _code(own: CodeType, called: str, before: str = "") -> CodeType:
     parameters, arguments = _signature(own)
     cells = "".join(f"    {name} = None\n" for name in own.co_freevars)
-    # This expression names the free variables, so that the code has them, but does not read them.
+    # This expression contains the names of the free variables, so that the code has these variables. It does not read
+    # them.
     uses = f"        if 0: ({', '.join(own.co_freevars)},)\n" if own.co_freevars else ""
     call = _free_name(own)
     body = f"{uses}{before}        {call} = {called}; return {call}({arguments})\n"
@@ -76,7 +78,7 @@ def _code(own: CodeType, called: str, before: str = "") -> CodeType:
 
 
 def _signature(own: CodeType) -> tuple[str, str]:
-    """Return the source of two lists: the parameters of a function, and the arguments that pass these on."""
+    """Return the source of two lists: the parameters of a function, and the arguments that pass the parameters on."""
     names = list(own.co_varnames)
     given = names[: own.co_argcount]
     only_named = names[own.co_argcount : own.co_argcount + own.co_kwonlyargcount]

@@ -15,7 +15,7 @@ from cbtop.profiler.instrument.trouble import first_said
 MAX_KINDS = 256
 
 _called: dict[str, int] = {}  # name of a class -> number of its modules that were called
-_once: set[str] = set()  # names of classes of models without a list of layers, each called once
+_once: set[str] = set()  # names of classes without a list of layers; one model of each class was called, once
 
 
 def note_call(module: nn.Module) -> None:
@@ -29,8 +29,9 @@ def note_call(module: nn.Module) -> None:
 
 
 def note_once(module: nn.Module) -> None:
-    """Remember that `module` was called once. It has no list of layers, so it is shown only from its second call
-    on.
+    """Remember that `module` was called once.
+
+    The module has no list of layers, so it is shown only from its second call on.
     """
     if len(_once) < MAX_KINDS:
         _once.add(type(module).__name__)

@@ -12,9 +12,10 @@ Rules
   verify.
 - The tokens of a step are the scheduled tokens. If all requests of a step verify a draft, the accepted tokens are
   counted instead, if the host has them.
-- If vLLM compiles the model, only replays of graphs that contain a whole call have bricks, as decode steps do by
-  default. The pieces of compiled code between two calls of attention get their names from Dynamo's records, and
-  attention from its layer. Prompts and mixed steps run pieces, in graphs of their own, and have no bricks.
+- If vLLM compiles the model, only replays of graphs that contain a whole call have bricks (timed parts). By default,
+  these are decode steps. A piece of compiled code between two calls of attention gets its name from Dynamo's records.
+  A call of attention gets its name from its layer. Prompts and mixed steps run each piece in a graph of its own, so
+  they have no bricks.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.instrument.phases import Call
 
-# The Python modules of vLLM's runners, each with the names of the methods that prepare inputs and choose tokens.
-# Runners for other devices are derived from the first one.
+# The Python modules that contain vLLM's runners. The value has the names of two methods of the runner: one prepares
+# inputs, the other chooses tokens. Runners for other devices are derived from the first runner.
 RUNNERS = {
     "vllm.v1.worker.gpu_model_runner": ("_prepare_inputs", "_sample"),
     "vllm.v1.worker.gpu.model_runner": ("prepare_inputs", "sample"),
 }
-# The class that compiles the pieces of a model, with the first argument `graph`.
+# The class that compiles the pieces of a model. The first argument of its method `compile` is `graph`.
 COMPILERS = "vllm.compilation.backends", "CompilerManager"
 WHOLE = 2  # the value of vLLM's CUDAGraphMode for graphs that contain a whole call of the model
 # Method of an attention backend that runs kernels outside of compiled code -> its brick, or None for the brick of the
@@ -95,7 +96,7 @@ def _model_of(runner: Any) -> nn.Module:
 
 def _bricks(runner: Any) -> tuple[bool, str]:
     config = runner.vllm_config.compilation_config
-    # cudagraph_mode is one number, or a pair of numbers for decode steps and for other steps
+    # cudagraph_mode is one number, or two numbers: the first for decode steps, the second for other steps
     graphs = config.cudagraph_mode.value
     # before vLLM 0.11, the setting `mode` was called `level`
     if int(config.mode if hasattr(config, "mode") else config.level):

@@ -38,7 +38,7 @@ SEEN_IN = ("0.22.0", "0.32.0")  # the versions of vLLM that CONTRACT was compare
 VLLM_SCHEDULER = "vllm.v1.core.sched.scheduler", "Scheduler"
 ENGINE_CORE = "vllm.v1.engine.core", "EngineCore"
 FRONT_END = "vllm.v1.engine.output_processor", "OutputProcessor"
-# By (module, class): the methods that are wrapped, each with its first parameters after `self`.
+# (module, class) -> {method that is wrapped: the first parameters of the method after `self`}.
 CONTRACT: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     VLLM_SCHEDULER: {
         "add_request": ("request",),
@@ -49,10 +49,10 @@ CONTRACT: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ENGINE_CORE: {"step": (), "step_with_batch_queue": ()},
     FRONT_END: {"process_outputs": ("engine_core_outputs",)},
 }
-# By class: attributes of its objects that are read.
+# vLLM class -> the attributes that cbtop reads from objects of this class.
 ATTRIBUTES = {
     "Scheduler": ("running", "waiting", "requests", "kv_cache_manager"),
-    "SchedulerOutput": ("scheduled_new_reqs",),  # and preempted_req_ids, if there is one
+    "SchedulerOutput": ("scheduled_new_reqs",),  # and preempted_req_ids, if the object has this attribute
     "NewRequestData": ("req_id", "num_computed_tokens"),
     "Request": ("request_id", "arrival_time", "num_prompt_tokens"),
     "EngineCoreOutputs": ("outputs",),
@@ -95,7 +95,7 @@ def _wrap(module: str, kind: str, methods: dict[str, Callable[[Function], Functi
 
 
 def differences(owner: Any, methods: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return the names of the methods that `owner` lacks, or whose first parameters are others."""
+    """Return the names of the methods that `owner` lacks, or that have other first parameters than expected."""
     found = []
     for name, expected in methods.items():
         try:
@@ -123,7 +123,8 @@ def log_of(scheduler: Any) -> ServingLog | None:
 def names_engine(original: Function) -> Function:
     """Wrap the constructor of a runner, which runners for all devices call.
 
-    It announces the process that started this one. If this process has no engine core, that process has it.
+    The wrapper announces the process that started this one, if the engine core is not in this process. The engine
+    core is then in the announced process.
     """
 
     def announce() -> None:

@@ -27,15 +27,15 @@ class WarmUps:
 
     def __init__(self) -> None:
         self.settled: set[Kind] = set()
-        # Kind of step in its warm-up -> the duration, and the duration per token, of each step, in ns.
+        # Kind of step -> (duration, duration per token) of each of its steps in the warm-up, in ns.
         self._took_ns: dict[Kind, list[tuple[float, float]]] = {}
 
     def named(self, phase: str, model: str) -> str:
         """Return the name of a step that begins now: `phase`, with a suffix during the warm-up."""
         kind = (phase, model)
         if self._took_ns.get(kind) and any([other == model for _, other in self.settled]):
-            # A different kind of this model's steps has ended its warm-up, and this is not the first step of this
-            # kind.
+            # A different kind of this model's steps has ended its warm-up. At least one step of this kind has run
+            # before.
             self._settle(kind)
         if kind in self.settled or len(self.settled) + len(self._took_ns) > MAX_KINDS:
             return phase
@@ -43,10 +43,10 @@ class WarmUps:
         return phase + WARM_UP
 
     def took(self, phase: str, model: str, duration_ns: int, size: int = 0) -> None:
-        """Store the duration of a warm-up step, and end the warm-up if the steps no longer become faster.
+        """Store the duration of a warm-up step. End the warm-up if the steps no longer become faster.
 
-        `size` is the number of tokens of the step. If that is unknown, it is the number of sequences, or 0 if both
-        are unknown.
+        `size` is the number of tokens of the step. If the tokens are unknown, it is the number of sequences, or 0 if
+        that is unknown too.
         """
         took_ns = self._took_ns.get((phase, model))
         if took_ns is None:

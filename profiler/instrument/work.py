@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 _NORM_FLOPS = 4  # FLOP of an RMS norm per element: square, add, scale, multiply by the weight
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
-# Names of the attributes with the sizes of a linear layer. They are from torch and most libraries, in AutoGPTQ, in
-# vLLM and SGLang (for one rank, for all ranks), in GPT-2's Conv1D.
+# Names of the attributes that store the sizes of a linear layer. In order: torch and most libraries, AutoGPTQ, vLLM
+# and SGLang for one rank, vLLM and SGLang for all ranks, GPT-2's Conv1D.
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes of a module that decide its work
@@ -126,7 +126,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if packed is not None:
         return _work_of_packed(packed, columns, rows)
     if any([first_tensor(child) is not None for _, child in children_of(module)]):
-        return UNKNOWN_WORK  # the layer computes its weights when it is called, or multiplies by several matrices
+        return UNKNOWN_WORK  # this layer computes its weights during a call, or multiplies by several matrices
     if all([one is None for one in (*own_parameters(module).values(), *own_buffers(module).values())]):
         return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # the layer does not store its weights itself
     weight = own_parameters(module).get("weight", attribute_of(module, "weight"))
@@ -202,8 +202,9 @@ def _packed_weights(module: nn.Module) -> _Packed | None:
 
 
 def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
-    """Return the work of a product with packed weights. Scales are left out, because they are at most 8 bytes per
-    row.
+    """Return the work of a product with packed weights.
+
+    The bytes of scales are left out, because a row has at most 8 bytes of scales.
     """
     return Work(
         flops_per_element=2 * rows,
@@ -214,7 +215,7 @@ def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
 
 
 def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int, str]:
-    """Return the bytes of one activation (0 if unknown), and the number type that the product multiplies."""
+    """Return the bytes of one activation (0 if unknown). Also return the number type that the product multiplies."""
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in held if tensor is not None]
     if not tensors:
@@ -231,8 +232,9 @@ def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int,
 
 
 def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
-    """Return the number type that grouped experts multiply. It is unknown under autocast, because their kernels may
-    ignore it.
+    """Return the number type that grouped experts multiply.
+
+    The type is unknown under autocast, because the kernels of grouped experts may ignore autocast.
     """
     weights = first_tensor(experts)
     return UNKNOWN_TYPE if weights is None or mode.autocast is not None else type_name(weights.dtype, mode)
@@ -241,7 +243,7 @@ def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
 def _read_bytes(module: nn.Module, mode: Mode) -> int:
     """Return the least number of bytes that a call reads from weights.
 
-    Under autocast, it may read cached copies in a smaller type.
+    Under autocast, the call may read cached copies of the weights in a smaller type.
     """
     stored = stored_bytes(module)
     if mode.autocast is None:
@@ -266,7 +268,10 @@ def adapted_in(root: nn.Module) -> nn.Module | None:
 
 
 def device_of(*modules: nn.Module) -> str:
-    """Return the kind of device (`cpu`, `cuda`) of the first of `modules` that has weights, or else `cpu`."""
+    """Return the kind of device (`cpu`, `cuda`) of the first of `modules` that has weights.
+
+    Returns `cpu` if none has weights.
+    """
     for module in modules:
         tensor = first_tensor(module)
         if tensor is not None:
@@ -277,7 +282,7 @@ def device_of(*modules: nn.Module) -> str:
 def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
     """Return the backend of the first of `modules` that has weights.
 
-    Adds LAUNCHES if the host times another device.
+    If the host times the work of a different device, the suffix LAUNCHES is added.
     """
     device = device_of(*modules)
     if device == "cpu":
@@ -287,7 +292,7 @@ def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _may_add(kind: Any) -> bool:
-    """Whether a norm of class `kind` may first add a residual, as norms of vLLM and SGLang do."""
+    """Whether a norm of class `kind` may add a residual before it normalises. Norms of vLLM and SGLang do so."""
     methods = (getattr(kind, name, None) for name in ("forward", "forward_native"))
     return any(["residual" in inspect.signature(method).parameters for method in methods if method is not None])
 
@@ -310,8 +315,8 @@ def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [tensor for tensor in held if tensor is not None]
     if not tensors or home_of_class(type(module)) == _TORCHS:
-        # Either torch hides the weights of this layer (dynamic quantisation), or the layer's sizes are known to be
-        # right.
+        # There are two cases. In dynamic quantisation, torch hides the weights of this layer. In other layers of
+        # torch, the sizes are known to be right.
         return True
     if all([tensor.is_floating_point() and tensor.element_size() > 1 for tensor in tensors]):
         return bool(max([tensor.numel() for tensor in tensors]) >= elements)

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to a module, mode, image size) -> brick
-MAX_KEYS = 64  # most bricks of one module; for further image sizes of a convolution, the work is unknown
+# Most bricks of one module. If a convolution gets images of further sizes, the work of these calls is unknown.
+MAX_KEYS = 64
 
 
 def is_symbolic() -> bool:
@@ -61,10 +62,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 class CallWrapper:
-    """Takes the place of a module's call. Subclasses do more before and after the call.
+    """Takes the place of a module's call. Subclasses add work before and after the call.
 
-    `instead` is called in place of the module: the wrapper of another model, or the callable that `module.compile()`
-    has set. If `instead` is None, the module itself is called.
+    `instead` is called in place of the module. It is the wrapper of another model, or the callable that
+    `module.compile()` has set. If `instead` is None, the module itself is called.
     """
 
     __slots__ = ("__weakref__", "instead", "module")
@@ -82,7 +83,7 @@ class CallWrapper:
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the module as torch would without cbtop."""
-        instead = self.instead  # read this only once, because another thread may change it
+        instead = self.instead  # read this attribute only once, because another thread may change it
         if instead is not None:
             return instead(*args, **kwargs)
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # alive while it is called
@@ -110,7 +111,7 @@ class CallWrapper:
         if there is self:
             put(module, self.instead if isinstance(self.instead, CallWrapper) else None)
             return
-        for other in _chain(there):  # several models share this module, and each has a wrapper for it
+        for other in _chain(there):  # several models share this module, and each model has a wrapper for it
             if other.instead is self:
                 other.instead = self.instead
 
@@ -123,9 +124,9 @@ class CallWrapper:
 
 
 def _chain(there: object) -> list[CallWrapper]:
-    """Return the wrappers of a module that follow `there`, beginning with `there`.
+    """Return `there` and all wrappers of the module that come after `there`.
 
-    Each model has one wrapper for the module, which calls the next.
+    Each model has one wrapper for the module. A wrapper calls the next wrapper.
     """
     found = []
     while isinstance(there, CallWrapper):
@@ -142,18 +143,20 @@ def follow_host(module: nn.Module) -> None:
 
 
 class TimedSteps(Protocol):
-    """The interface of the steps of one model, as the wrappers use it."""
+    """The interface of a model's steps that the wrappers use."""
 
     path: HotPath | Path
     model: str
 
 
 class BrickCall(CallWrapper):
-    """A wrapper that times each call of a module as one brick or layer. It counts the elements of the first tensor
-    argument.
+    """A wrapper that times each call of a module as one brick or layer.
 
-    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode, because the mode decides
-    the multiplied number type, which is a part of the brick's work. Without `key_in`, the brick is always the same.
+    The wrapper also counts the elements of the first tensor argument.
+
+    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode (autocast and adapters).
+    The mode decides which number type is multiplied, and this type is a part of the brick's work. Without `key_in`,
+    the brick is always the same.
 
     Only calls in steps of this wrapper's model are timed. If another model shares the module, that model's wrapper
     times the calls in its steps. Calls outside of steps (a layer by itself, the recomputation in a backward pass) are
@@ -175,15 +178,15 @@ class BrickCall(CallWrapper):
     def __init__(
         self, module: nn.Module, key: Hashable, steps: TimedSteps, key_in: KeyIn | None = None, mode: Hashable = None
     ) -> None:
-        # Does the same as CallWrapper.__init__, but without calling it, because attaching makes thousands of
-        # wrappers.
+        # Does the same as CallWrapper.__init__, but does not call it. Attaching makes thousands of wrappers, so a
+        # call would cost time.
         self.module = weakref.ref(module)
         self.instead = of_host(module)
         self._key = key
         self._key_in = key_in
         self._mode = mode
-        # (mode, size) -> key of the brick. None while there is only one key. C code may borrow references to these
-        # keys, because `key_in` keeps all keys alive that it has returned.
+        # (mode, size) -> key of the brick. None if there is only one key. C code may borrow references to these keys,
+        # because `key_in` keeps all keys that it has returned alive.
         self._keys: dict[Hashable, Hashable] | None = None
         self.asks: Callable[[], None] | None = None
         self.may_be_first = False  # whether this module may be the first matrix product in a step
@@ -250,7 +253,7 @@ class BrickCall(CallWrapper):
 
 
 class SizedCall(BrickCall):
-    """A wrapper that times each call of a convolution with work that depends on the size of the image."""
+    """A wrapper that times each call of a convolution. The work of a convolution depends on the size of the image."""
 
     __slots__ = ("_axes", "_image_mode")
 
@@ -260,9 +263,11 @@ class SizedCall(BrickCall):
         self._image_mode: Hashable = None
 
     def follow(self, mode: Hashable) -> None:
-        self._image_mode = mode  # this function is used at each call, when the size of the image is known
+        # _key_of uses this mode at each call, because only then the size of the image is known.
+        self._image_mode = mode
 
-    # This is the Python method even if the hot path is compiled, because C code does not look at sizes.
+    # Use the Python method even if the hot path is compiled, because the compiled method ignores the size of the
+    # image.
     __call__ = BrickCall.__call__
 
     def _key_of(self, args: Any, kwargs: Any) -> Hashable:
@@ -295,7 +300,8 @@ class NotedCall(CallWrapper):
             capture.failed(error)
         try:
             result = self.plain(*args, **kwargs)
-        # This may raise an exception: for example, checkpointing ends a recomputed forward pass early.
+        # The module may raise an exception. For example, checkpointing ends a recomputed forward pass early by an
+        # exception.
         except BaseException:
             self._end(span, 0)
             raise
@@ -313,8 +319,8 @@ class NotedCall(CallWrapper):
 def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception | None = None) -> Any:
     """Return the number of elements of the first tensor among the arguments, or 0 without a tensor.
 
-    Returns the exception if they cannot be read. `failed` is the exception of an earlier attempt in C, if there was
-    one.
+    If the elements cannot be read, returns the exception. `failed` is the exception of an earlier attempt in C, if
+    there was one.
     """
     try:
         if failed is not None:

@@ -1,6 +1,6 @@
 """Traces measure the results of a model in each forward pass. There is one file for each kind of trace."""
 
-# Do not import NumPy here, because code that needs only the names should not load it.
+# Do not import NumPy here. Code that needs only the names of traces should not load it.
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Trace MLT-01: for each layer, its input, its contributions and its output, and whether their values explode or
-vanish.
+"""Trace MLT-01.
+
+For each layer, it shows the input, the contributions and the output, and whether values explode or vanish.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class LayerActivationTrace:
     @property
     def residual_ratio(self) -> float | None:
         """The share of the residual stream that this layer leaves unchanged: |input| / (|input| + |attention| +
-        |ffn|), in L2 norms. It is 1 if the layer adds nothing.
+        |ffn|), in L2 norms.
+
+        The share is 1 if the layer adds nothing.
         """
         norms = [stats.l2_norm for stats in (self.input, self.post_attn, self.post_ffn)]
         total = sum(norm for norm in norms if norm is not None)
@@ -74,8 +77,9 @@ def anomalies(trace: LayerActivationTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[LayerActivationTrace]]) -> Iterator[TraceNumber]:
-    """Yield one row per layer, computed from all `passes`: the extremes of min and max, and the means of all other
-    values.
+    """Yield one row per layer, computed from all `passes`.
+
+    The min of a row is the lowest min, and the max is the highest max. All other values are means.
     """
     layers = sorted({trace.layer for one in passes for trace in one})
     for layer in spread(layers):

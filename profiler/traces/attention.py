@@ -1,5 +1,6 @@
-"""Trace MLT-02: for each head, the attention of one query. It has the top positions, the entropy, sinks and the sum
-of the weights.
+"""Trace MLT-02.
+
+For each head, it shows the attention of one query: the top positions, the entropy, sinks, and the sum of the weights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cbtop.protocol.messages import TraceNumber
 ABOUT = "weights of the last query, over all its heads; sink, uniform and recent are shares of the heads"
 # The error of a float32 softmax over 100,000 positions is below 1e-5. A larger error does not come from rounding.
 SUM_TOLERANCE = 1e-4
-SINK_WEIGHT = 0.5  # a head has a sink if the first position has more weight than all others together
+SINK_WEIGHT = 0.5  # a head has a sink if the weight of the first position is larger than the sum of all other weights
 # If the entropy of a head is above this share of the entropy of equal weights, the head attends to everything alike.
 UNIFORM_ENTROPY_SHARE = 0.95
 RECENCY_WINDOW = 4
@@ -81,7 +82,7 @@ def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig
 
 def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
     """Yield a sentence for each head with weights that do not sum to 1."""
-    # NaN must count as an anomaly. Every comparison with NaN is false, so this is written with `~`.
+    # NaN must count as an anomaly. Every comparison with NaN is false, so the condition is negated with `~`.
     for place in np.flatnonzero(~(np.abs(trace.total - 1.0) <= SUM_TOLERANCE)):
         yield (
             f"layer {trace.layer} head {trace.heads[place]}: weights of position {trace.query_pos} sum to "
@@ -90,7 +91,7 @@ def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[AttentionWeightTrace]]) -> Iterator[TraceNumber]:
-    """Yield one row per layer. It has means over heads and passes, and the sum of weights that is farthest from 1."""
+    """Yield one row per layer: means over heads and passes, and the sum of weights that differs most from 1."""
     layers = sorted({trace.layer for one in passes for trace in one})
     for layer in spread(layers):
         traces = [trace for one in passes for trace in one if trace.layer == layer]

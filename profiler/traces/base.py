@@ -1,6 +1,6 @@
 """What all traces have in common: their configuration, and the named numbers of a summary."""
 
-# Do not import NumPy here, because code that only chooses traces should not load it.
+# Do not import NumPy here. Code that only chooses traces should not load it.
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TypeVar
 
 from cbtop.protocol.messages import TraceNumber
 
-HISTORY_FORWARDS = 32  # number of traced passes that are kept; a summary has figures of these passes
-MAX_ANOMALIES = 16  # most anomalies that are kept for each trace; these are the latest
-MAX_ROWS = 48  # most rows of a summary; for a model with more layers, the rows show evenly spread ones
+HISTORY_FORWARDS = 32  # number of latest traced passes that are kept; a summary covers these passes
+MAX_ANOMALIES = 16  # most anomalies that are kept for each trace; the latest anomalies are kept
+MAX_ROWS = 48  # most rows of a summary; if a model has more layers, the rows show some of them at even distances
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """The layers and heads to trace attention for. None means all.
+    """The layers and heads whose attention is traced. None means all layers or all heads.
 
-    Weights below `weight_threshold` are never among the top weights.
+    A weight below `weight_threshold` is never among the top weights.
     """
 
     top_k: int = 10
@@ -33,7 +33,10 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class TracerConfig:
-    """The traces that are on. Without `tracked_tokens`, the logit trace follows each pass's most likely tokens."""
+    """The traces that are on.
+
+    If `tracked_tokens` is not given, the logit trace follows the most likely tokens of each pass.
+    """
 
     trace_activations: bool = False
     trace_attention: bool = False
@@ -78,7 +81,10 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def spread(items: Sequence[Item], most: int = MAX_ROWS) -> list[Item]:
-    """Return at most `most` of `items`: the first, the last, and evenly spread ones between them."""
+    """Return at most `most` of `items`.
+
+    Returns the first item, the last item, and evenly spread items between these two.
+    """
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

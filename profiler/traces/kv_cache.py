@@ -9,8 +9,9 @@ from cbtop.profiler.traces.base import mean, number
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "the cache as the latest traced pass left it"
-HIGH_EVICTION_SHARE = 0.1  # if a larger share of all steps evicts positions, that is reported
-# If a larger share of steps between the first and the last kept pass evicts positions, that is reported.
+HIGH_EVICTION_SHARE = 0.1  # if a larger share of all steps evicts positions, the trace reports an anomaly
+# If a larger share of the steps from the first kept pass to the last kept pass evicts positions, the trace reports
+# thrashing.
 THRASHING_EVICTION_SHARE = 0.5
 THRASHING_HIT_RATE = 0.5
 
@@ -52,7 +53,10 @@ def has_high_eviction(latest: KvCacheStateTrace) -> bool:
 
 
 def has_thrashing(states: Sequence[KvCacheStateTrace]) -> bool:
-    """Return whether more than half of the steps among `states` evicted, and the hit rate is low or unknown."""
+    """Return whether more than half of the steps from the first to the last of `states` evicted positions.
+
+    The hit rate must also be low or unknown.
+    """
     if len(states) < 2:
         return False
     first, last = states[0], states[-1]

@@ -1,6 +1,7 @@
 """Trace MLT-03: how the ranks of likely tokens rise from layer to layer, according to the logit lens."""
 
-# The logit lens (nostalgebraist 2020) treats every layer's output like the last one: final norm, then output matrix.
+# The logit lens (nostalgebraist 2020) treats the output of each layer as if the layer were the last one. It applies
+# the final norm, then the output matrix.
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ class TokenLogitEvolution:
 
     @property
     def decisive_layer(self) -> int | None:
-        """The first layer after which the token always has rank 1, or None if it does not have rank 1 at the end."""
+        """The first layer after which the token always has rank 1.
+
+        None if the token does not have rank 1 at the end.
+        """
         decisive = None
         for layer in reversed(range(len(self.per_layer_rank))):
             if self.per_layer_rank[layer] != RANK_FIRST:
@@ -42,8 +46,9 @@ class TokenLogitEvolution:
 
 @dataclass(frozen=True, slots=True)
 class LogitEvolutionTrace:
-    """The ranks of the tracked tokens in one pass. Unless the config names tokens, the first one is the most likely
-    token.
+    """The ranks of the tracked tokens in one pass.
+
+    Unless the config names tokens, the first tracked token is the most likely one.
     """
 
     position: int
@@ -91,8 +96,10 @@ def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
-    """Yield the numbers of the first tracked token: the layers after which it was always the most likely, and one row
-    per layer over all passes.
+    """Yield the numbers of the first tracked token.
+
+    The first numbers tell after which layers the token was always the most likely. Then follows one row per layer,
+    over all passes.
     """
     winners = [trace.tokens[0] for trace in passes if trace.tokens]
     decided = [winner.decisive_layer for winner in winners]

@@ -1,8 +1,8 @@
 """Computes the mean, the deviation and other statistics of a tensor, in one pass over memory."""
 
-# The mean and the sum of squares of a chunk are computed in float64 while the chunk is in cache. They are merged with
-# the earlier chunks as in Chan, Golub & LeVeque (1979). This is exact enough at any length. A running sum of squares
-# is not.
+# The mean and the sum of squares of a chunk are computed in float64 while the chunk is in cache. Both are merged with
+# the earlier chunks as in Chan, Golub & LeVeque (1979). This method is exact enough at any length. A running sum of
+# squares is not exact enough.
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Number of values in a chunk; as float64 they take 128 KiB, which fits into a second-level cache.
+# Number of values in a chunk. As float64, a chunk takes 128 KiB, which fits into a second-level cache.
 CHUNK_ELEMENTS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """Statistics of a tensor's finite values. `count` is of all values. If no value is finite, the mean and all other
-    statistics are None.
+    """Statistics of a tensor's finite values.
+
+    `count` is the number of all values, finite or not. If no value is finite, the mean and all other statistics are
+    None.
     """
 
     count: int
@@ -40,7 +42,7 @@ class TensorStats:
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """The mean of the values after scaling, and the sum of their squared distances from the mean."""
+    """The mean of the scaled values, and the sum of the squared distances of the values from this mean."""
 
     count: int
     mean: float

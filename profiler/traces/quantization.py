@@ -1,7 +1,7 @@
 """Trace MLT-04: the error of a brick's output because of quantisation, compared with exact arithmetic."""
 
 # The available data decides what can be measured. A quantised model file contains no float weights, so the error of
-# quantising them is unknown. Each trace names its `source`.
+# quantising them is unknown. The field `source` of a trace names the compared outputs.
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ WARNING_COSINE = 0.99
 
 
 class ErrorSource(Enum):
-    """What is compared with the exact product of stored weights and float activations."""
+    """The output that is compared with the exact product of stored weights and float activations."""
 
-    KERNEL = "kernel as it ran"  # measured on the output of the kernel itself, as the model used it
+    KERNEL = "kernel as it ran"  # the output of the kernel itself, as the model used it
     ACTIVATIONS = (
-        # Measured on the exact product with activations in Q8_0, which the model itself does not use.
+        # the exact product with activations in Q8_0; the model itself does not use Q8_0 activations
         "if activations were Q8_0"
     )
-    # For this source, both products are exact: one has the float weights, the other the quantised weights.
+    # Two exact products are compared: one uses the float weights, the other uses the quantised weights.
     WEIGHTS = "weights"
 
 
 class QuantizationVerdict(Enum):
-    """The verdict on an output, from its cosine with the exact one: ok above 0.995, a warning from 0.99 on, critical
-    below that.
+    """The verdict on an output.
+
+    It depends on the cosine between the output and the exact output: ok above 0.995, a warning from 0.99 on, critical
+    below 0.99.
     """
 
     OK = "ok"
@@ -49,7 +51,7 @@ class QuantizationVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationErrorTrace:
-    """The error of one output of a brick. `snr_db` is None if no value differs from the exact one."""
+    """The error of one output of a brick. `snr_db` is None if every value is exact."""
 
     brick: str
     layer: int | None  # number of the layer; None for a brick outside of the layers
@@ -67,7 +69,7 @@ class QuantizationErrorTrace:
 
 
 def verdict_of(cosine: float) -> QuantizationVerdict:
-    """Return the verdict on the cosine between an output and the exact one. NaN is critical."""
+    """Return the verdict on the cosine between an output and the exact output. A cosine of NaN is critical."""
     if cosine > OK_COSINE:
         return QuantizationVerdict.OK
     return QuantizationVerdict.WARNING if cosine >= WARNING_COSINE else QuantizationVerdict.CRITICAL
@@ -82,8 +84,9 @@ def quantization_error(
     expected: NDArray[Any],
     actual: NDArray[Any],
 ) -> QuantizationErrorTrace:
-    """Compare the output `actual` of a brick with the exact one, `expected`. Both have the same shape and at least
-    one element.
+    """Compare the output `actual` of a brick with the exact output `expected`.
+
+    Both arrays have the same shape and at least one element.
     """
     wanted, found = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
     # If a value is infinite, its error is undefined: the cosine becomes NaN, and the verdict critical.

@@ -1,6 +1,7 @@
 """ModelTracer collects the measurements of each traced forward pass and summarises them."""
 
-# Memory is bounded: the last HISTORY_FORWARDS passes, the last MAX_ANOMALIES sentences of each trace, and counts.
+# Memory is bounded. The tracer keeps the last HISTORY_FORWARDS passes, the last MAX_ANOMALIES sentences of each
+# trace, and some counts.
 
 from __future__ import annotations
 

@@ -53,8 +53,7 @@ def test_a_ratio_is_that_of_steps_that_have_settled_and_of_no_switch(world: Worl
 @pytest.mark.slow
 def test_what_a_recorded_step_adds_is_its_own_and_what_those_after_it_pay(world: World) -> None:
     told: list[bool] = []
-    # The recorded step takes 3,000 ns and the step after it 1,500 ns. The keys are the distance from the recorded
-    # step.
+    # Distance from the recorded step -> time of the step in ns. All other steps take 1,000 ns.
     pays = {0: 3000, 1: 1500}
 
     def tell(is_recorded: bool) -> None:

@@ -22,7 +22,8 @@ def test_every_bound_in_a_contract_is_measured_beside_its_roof() -> None:
         (1.0, "AMD EPYC", "AVX2", False),
         (1.29, "AMD EPYC", "AVX2", False),
         (1.31, "AMD EPYC", "AVX2", True),
-        (1.31, "AMD EPYC", "AVX-512 VNNI", False),  # The contract of this kernel has no usual value for this machine.
+        # The kernel's contract has no usual value for this kind of machine.
+        (1.31, "AMD EPYC", "AVX-512 VNNI", False),
         (1.31, "Intel(R) Xeon(R) Processor", "AVX2", False),
     ],
 )
@@ -32,7 +33,7 @@ def test_a_kernel_that_takes_longer_than_its_contract_allows_is_named(
     monkeypatch.setattr(kernels, "cpu_name", lambda: processor)
     monkeypatch.setattr(kernels, "TIER", tier)
     bound = contract("linear").performance
-    # CPU time in ns: first of the kernel, then of a plain read of the same memory.
+    # two CPU times in ns: first the time of the kernel, then the time of a plain read of the same memory
     taken_ns = cycle([slower / bound.fraction, 1.0])
 
     def timed(call: Callable[[], object]) -> float:

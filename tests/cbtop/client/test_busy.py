@@ -1,4 +1,7 @@
-"""Tests of a rank's time slices in the last seconds. They stay right if the process begins a new phase meanwhile."""
+"""Tests of a rank's time slices in the last seconds.
+
+The slices stay right if the process begins a new phase meanwhile.
+"""
 
 from __future__ import annotations
 

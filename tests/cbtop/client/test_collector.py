@@ -139,7 +139,7 @@ def test_records_come_only_while_they_are_followed(runtime: Path) -> None:
         (asked,) = eventually(lambda: collector.poll() or publisher.hear(20) or publisher.questions(JOIN_PREFIX))
         publisher.answer_frames([asked], [codec.encode(message) for message in (HELLO, *source.snapshot())])
         eventually(lambda: collector.poll(20) or source.key in collector.store.sources)
-        assert say_another() == 0  # When this message has arrived, the whole answer before it has arrived, too.
+        assert say_another() == 0  # When this message arrives, all of the earlier answer has arrived, too.
         received = collector.received
         assert say_another() == 0
         assert collector.received == received + 1  # only the statistics have arrived

@@ -212,7 +212,7 @@ def said_of(key: str, nodes: int, name: str = "brick") -> SourceCatalog:
 
 
 def cells_of(key: str, nodes: int) -> StatsUpdate:
-    """Return a message of statistics for `nodes` nodes. It needs three bytes a node.
+    """Return a message of statistics for `nodes` nodes. The message takes three bytes per node.
 
     Each node has one call in every octave of its histogram of durations.
     """

@@ -1,4 +1,4 @@
-"""Tests of the trend: time and work of a limited number of bricks in each of the last seconds."""
+"""Tests of the trend, which has time and work of a limited number of bricks for each of the last seconds."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_of_each_second_it_is_the_time_a_token_that_ended_in_it(runtime: Path) -
             decode(run, tokens=2, down_us=us)
         run.hear(second)
     rows = run.rows()
-    # Two layers take this time in each step, and a step has two tokens. The first second is not in the trend.
+    # The trend is the time per token. A step has two layers and two tokens, so this is the time of one layer. The
+    # first second is not in the trend.
     assert rows["Down"].trend_us == (10, 30, None, 20)
     assert rows["Norm"].trend_us == (1, 1, None, 1)
     down = rows["Down"]
@@ -162,7 +163,7 @@ def test_who_comes_later_sees_the_same_seconds(runtime: Path) -> None:
         for store in (run.store, late):
             apply(store, said)
     rows = source_view(late.sources[run.source.key]).bricks
-    # The viewer that connected late knows only a part of its first second, so this second is not compared.
+    # This viewer connected late. It knows only a part of its first second, so this second is not compared.
     seen = next(row.trend_us for row in rows if row.name == "Down")[1:]
     assert len(seen) > 5
     assert run.rows()["Down"].trend_us[-len(seen) :] == seen

@@ -40,7 +40,7 @@ class Watched:
         self.clock = Clock()
         self.profiler: BrickProfiler = profiler_in(directory, self.clock)
         self.store = Store(window_s)
-        # time in s of the hello message of the daemon; None: the present time of the viewer
+        # time of the daemon's hello message in s; None: the viewer's present time
         self.began_s: float | None = None
         self._directory = directory
         self._source: Source | None = None
@@ -185,7 +185,7 @@ def test_calls_count_when_they_end_and_exclusive_time_when_its_step_ends(runtime
     for second in range(20):
         with watched.profiler.step("decode", 1):
             with watched.profiler.brick("head", 1):
-                watched.clock.sleep_us(1000 - second)  # each call takes less time than the one before
+                watched.clock.sleep_us(1000 - second)  # each call takes less time than the call before
             watched.look(second)
     (row,) = watched.recent().bricks
     assert row.total_inclusive_us == sum(1000 - second for second in range(10, 20))
@@ -309,7 +309,7 @@ TABLE.grow(10)
 
 
 def growth(count: int) -> Growth:
-    """Return what the statistics of ten nodes grew by: `count` calls of each node."""
+    """Return the growth of the statistics of ten nodes: each node has `count` more calls."""
     node, many = np.arange(10), np.full(10, count)
     return Growth.made(node, np.array([many] * len(SUMS)), node * BUCKETS, many, {})
 

@@ -35,7 +35,7 @@ def _the_same_recording_is_read_once() -> Iterator[None]:
         key = path.read_bytes(), path.name, *selected
         if key not in known:
             known[key] = (*read(path, selected),)
-        # New objects, as from a file, so that no test changes what the next test gets.
+        # Return new objects, as if they were read from a file. So no test changes the objects of the next test.
         return [replace(run) for run in known[key]]
 
     with pytest.MonkeyPatch.context() as patched:

@@ -64,7 +64,10 @@ def made_repository(at: Path) -> MadeRepository:
 
 
 def bench_repository(at: Path, programs: list[str]) -> tuple[MadeRepository, list[str]]:
-    """Create a repository with one commit for each program, followed by BENCH. Returns the hashes."""
+    """Create a repository with one commit for each program. The content of a commit is the program and then BENCH.
+
+    Returns the hashes.
+    """
     found = made_repository(at)
     commits = [
         found.commit(f"commit {number}", {"bench.py": f"# {number}\n{program}{BENCH}"})

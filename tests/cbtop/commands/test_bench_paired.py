@@ -36,7 +36,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Return a list that records each forward pass: bytes of a number in the KV cache, and number of tokens."""
+    """Return a list that gets (bytes of a number in the KV cache, number of tokens) for each forward pass."""
     found: list[tuple[int, int]] = []
     forward = Decoder._forward
 
@@ -122,9 +122,9 @@ def test_other_commands_are_timed_as_a_whole_and_count_no_tokens(capsys: pytest.
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Create a git repository whose last two commits print the JSON of `cbtop bench`. Its oldest commit cannot.
+    """Create a git repository and return its folder.
 
-    Returns its folder.
+    Its last two commits print the JSON of `cbtop bench`. Its oldest commit cannot print this JSON.
     """
     root = tmp_path / "checkout"
     (root / "cbtop" / "commands").mkdir(parents=True)
@@ -193,8 +193,8 @@ def test_ctrl_c_between_two_tokens_ends_a_turn_in_this_process(
     def counted(self: Decoder, token: int) -> int:
         nonlocal calls
         calls += 1
-        # Send Ctrl-C at the first token of round 4. A round generates two tokens with each of two settings. There are
-        # a warm-up and three rounds before.
+        # Send Ctrl-C at the first token of round 4. A round generates two tokens with each of two settings. One
+        # warm-up round and three other rounds come before round 4.
         if calls == 4 * 2 * 2 + 1:
             os.kill(os.getpid(), signal.SIGINT)
         return decode(self, token)

@@ -183,7 +183,7 @@ def test_a_bisection_that_was_interrupted_goes_on_and_leaves_no_worktree(
             assert list(temporary.iterdir()) == []
             if number == signal.SIGINT:
                 assert json.loads(out)["end"] == "interrupted"
-        # The next bisection removes the worktrees of a killed one.
+        # The next bisection removes the worktrees that a killed bisection has left.
         with started() as process:
             wait_for_rounds(process, repository, 3)
             process.kill()
@@ -230,7 +230,7 @@ def test_a_bad_commit_that_is_as_fast_as_good_leaves_nothing_to_find(
     assert re.match(r"nothing to find: BAD compared with GOOD: all \d hold\n", capfd.readouterr().out)
 
 
-# A program with a real clock. The Attention brick of layer 2 takes 1.5 times as long.
+# A program with a real clock. Its Attention brick takes 1.5 times as long in layer 2 as in other layers.
 SPINS = """\
 import time
 from cbtop import BrickProfiler

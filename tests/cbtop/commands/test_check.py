@@ -126,7 +126,7 @@ def test_every_format_has_the_guilty_brick_and_layer_and_its_reader_takes_it(
     wanted = ("no brick slower", "no longer step", "no fewer tokens/s")
     assert rules == [f"decode: {what} beyond noise" for what in wanted]
     places = {result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for result in results}
-    # If there are several baselines, the results point to the file of the first one.
+    # If there are several baselines, the results point to the file of the first baseline.
     assert places == {Path(str(runs["base"])).as_uri()}
     *errors, last = said["github"].splitlines()
     assert len(errors) == 3
@@ -135,7 +135,7 @@ def test_every_format_has_the_guilty_brick_and_layer_and_its_reader_takes_it(
 
 
 def said_in_every_format(folder: Path, *arguments: object, code: int) -> dict[str, str]:
-    """Return the output of one check in each format."""
+    """Return the outputs of one check, one for each format."""
     wanted = [word for name in FORMATS for word in ("--format", f"{name}={folder / name}")]
     assert check(*arguments, *wanted) == code
     return {name: (folder / name).read_text() for name in FORMATS}
@@ -441,7 +441,7 @@ def test_a_recording_that_was_cut_off_is_said_also_where_all_holds(
     out = capsys.readouterr().out
     assert "all 4 hold\n" in out
     assert "error::x.cbtop was never closed" in out
-    assert "\n::error::" not in out  # GitHub reads a line that begins like this as an annotation.
+    assert "\n::error::" not in out  # GitHub reads a line with this beginning as an annotation.
 
 
 @pytest.mark.parametrize(

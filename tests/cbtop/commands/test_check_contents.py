@@ -24,7 +24,7 @@ SAID = "Layer 1 › DownProjection: one more kernel elementwise_kernel"
 
 
 def written(path: Path, made: Contents, **changed: object) -> str:
-    """Write a recording of a short run. Its steps have the contents `made`. Returns its path."""
+    """Write a recording of a short run whose steps have the contents `made`. Returns the path of the recording."""
     write_runs(path, [replace(made_run(1, steps=60), parts=(), contents=made, **changed)])  # type: ignore[arg-type]
     return str(path)
 

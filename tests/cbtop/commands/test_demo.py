@@ -16,9 +16,9 @@ from cbtop.profiler.profiler import BrickProfiler
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[str | None]:
-    """Return a list that records the guard's reaction that each demo run is started with.
+    """Return a list that gets the guard's reaction that each demo run is started with.
 
-    The guard then stops the run.
+    Each run ends as if the guard had stopped it.
     """
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)

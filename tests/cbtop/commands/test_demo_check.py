@@ -13,8 +13,8 @@ from cbtop.cli import main
 from cbtop.commands import demo
 from cbtop.compute.demo_model import TINY, write_model
 
-# A demo process that knows how many were started before. Its bricks become slower from process 7 on, or only in
-# process 7.
+# A demo process that knows how many demo processes were started before it. Its bricks become slower from process 7
+# on, or only in process 7.
 WORKLOAD = """
 import sys
 from pathlib import Path

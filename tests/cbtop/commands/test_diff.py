@@ -66,7 +66,7 @@ def test_what_bricks_and_gaps_cost_more_is_what_a_token_takes_longer(
     wall = balance["wall"][1] - balance["wall"][0]
     others = sum(balance[name][1] - balance[name][0] for name in balance if name not in ("wall", "off"))
     assert wall == pytest.approx(others, abs=1e-6)
-    assert wall == pytest.approx(8, rel=0.3)  # DownProjection takes 80 µs a step, and 10 % more in the new run.
+    assert wall == pytest.approx(8, rel=0.3)  # DownProjection takes 80 µs per step, and 10 % longer in the new run
     bricks = [place["delta_us"] for place in part["places"] if place["brick"] and not place["layer"]]
     between = balance["between_bricks"][1] - balance["between_bricks"][0]
     assert sum(bricks) == pytest.approx(balance["bricks"][1] - balance["bricks"][0] + between, abs=1e-6)
@@ -160,7 +160,8 @@ def test_a_tree_has_the_extra_cost_of_each_layer_and_brick_and_adds_up(
         if children := below.pop(depth[at] + 1, None):
             assert sum(children) == pytest.approx(added[at], abs=0.01 * len(children))
     assert depth[0] == 0
-    assert depth.count(1) == 4 + 1  # Below the step, the tree has four layers and the time between steps.
+    # Below the step, the tree has four layers and one entry for the time between steps.
+    assert depth.count(1) == 4 + 1
     assert run(runs["base"], runs["other model"], "--format", "tree") == 5
     assert "not comparable: another model" in capsys.readouterr().out
 

@@ -46,7 +46,7 @@ def test_map_of_one_kernel_counts_its_launches_alone(model: str, capsys: pytest.
     whole = json.loads(called(capsys, "map", model, "--json")[1])["launches"]
     chosen = json.loads(called(capsys, "map", model, "--kernel", "rope", "--json")[1])["launches"]
     assert chosen == [one for one in whole if "rope" in one["kernel"]]
-    assert chosen[0]["launches"] == 2  # one for queries, one for keys
+    assert chosen[0]["launches"] == 2  # one launch for queries and one for keys
     _, out, _ = called(capsys, "map", model, "--reverse", "rope")
     assert out.splitlines()[1].split()[:2] == [chosen[0]["kernel"], "RopeEmbedding"]
 

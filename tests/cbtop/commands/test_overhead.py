@@ -1,4 +1,7 @@
-"""Tests of `cbtop overhead`: medians with intervals, whether they are below noise, and what was measured."""
+"""Tests of `cbtop overhead`.
+
+It reports medians with intervals, whether a median is below noise, and what was measured.
+"""
 
 from __future__ import annotations
 

@@ -235,7 +235,10 @@ def test_an_entry_of_several_has_a_block_of_its_own(tmp_path: Path, capsys: pyte
 def test_findings_of_one_cause_are_one_line_unless_verbose(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Eight loads with one mask each are one finding; a different message, or another lint, is another."""
+    """Eight loads that each have one mask give one finding.
+
+    A finding with a different message or lint is separate.
+    """
     path = tmp_path / "layer_norm.ptx"
     path.write_bytes((CLEAN / "triton_layer_norm.ptx").read_bytes())
 

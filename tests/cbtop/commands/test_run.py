@@ -58,7 +58,8 @@ def test_the_command_is_this_process_and_finds_its_signals_as_they_were() -> Non
     with subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout
         assert process.stdout.read() == f"[True, False, False]\n{process.pid}\n".encode()
-    # `yes` must end with SIGPIPE when its reader ends. Python ignores SIGPIPE, and its children would inherit that.
+    # `yes` must end with SIGPIPE when its reader ends. Python ignores SIGPIPE, and its children would inherit this
+    # setting.
     with subprocess.Popen([*RUN, "--", "yes"], stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()
@@ -169,7 +170,7 @@ def test_marks_of_runs_that_were_killed_go_with_the_next_one(runtime: Path) -> N
     assert len(list(runtime.glob("run-*"))) == 1
     (runtime / "run-notes").touch()
     assert run("sh", "-c", 'test -e "${CBTOP_RUN_ID#*:}"').returncode == 0
-    # one file of the last run, and run-notes, which cbtop did not create and must not delete
+    # the two files are a file of the last run, and run-notes; cbtop did not create run-notes and must not delete it
     assert len(list(runtime.glob("run-*"))) == 2
 
 

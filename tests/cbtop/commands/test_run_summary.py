@@ -170,7 +170,8 @@ def test_the_command_waits_for_its_summary_no_longer_than_it_may(tmp_path: Path,
         finally:
             os.kill(reader, signal.SIGKILL)
         assert process.stderr.read() == b""
-    assert 0.25 < waited_s < 3  # The command waits 0.3 s for the summary. A busy machine can add to that.
+    # The command waits 0.3 s for the summary. On a busy machine, the command can take longer.
+    assert 0.25 < waited_s < 3
 
 
 def _who_reads(runtime: Path) -> list[int]:

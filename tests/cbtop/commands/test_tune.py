@@ -38,8 +38,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
     """Simulate requests whose duration depends only on the settings.
 
-    Two threads need half of the time, exact products twice the time. The bricks are simulated, too, because on a busy
-    machine one of them can take all of a request.
+    With two threads, a request takes half of the time. With exact products, it takes twice the time. The bricks are
+    simulated, too, because on a busy machine a single brick can take the whole time of a request.
     """
     ran: list[Setting] = []
 

@@ -19,7 +19,7 @@ def kernel(layer: str, name: str, attributes: KernelAttributes = GEMM, brick: st
 
 
 def layers(count: int = 3, *, dtype: str = "float32", name: str = "gemm") -> dict[Piece, Range]:
-    """Return a norm and a projection for each layer, each with one kernel."""
+    """For each layer, return a norm with one kernel, and a projection with one kernel."""
     found: dict[Piece, Range] = {}
     for number in range(count):
         layer = f"Layer {number}"

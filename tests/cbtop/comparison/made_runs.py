@@ -41,11 +41,12 @@ class Noise:
     pauses: float = 1e-4  # probability that a call takes 20 ms more
     drift: float = 0.0  # drift: relative change of all times from the first to the last step, with a random sign
     neighbour: float = 0.0  # noise added in bursts of 12 steps, in a tenth of all steps
-    warm_up: float = 0.0  # time added to step 1, and a tenth of it to step 20
+    warm_up: float = 0.0  # time added to step 1; step 20 gets about a tenth of it
     bimodal: float = 0.0  # time added to 40 % of the calls of Attention in Layer 2
     late: float = 0.0  # time added to the last 40 % of the steps
     tail: float = 0.0  # time added to DownProjection of all layers in 4 % of the steps
-    run: float = 0.0  # noise between runs: common to all bricks, and another third of it for each single brick
+    # Noise between runs: a part that all bricks share, and for each brick a part of its own that is a third as large.
+    run: float = 0.0
 
 
 STEADY = Noise(pauses=0)
@@ -55,7 +56,7 @@ STEADY = Noise(pauses=0)
 def made_table(layers: int = 6, rename: str = "") -> NodeTable:
     """Return the node table of a step that has layers with bricks.
 
-    If given, `rename` is the name of the last brick.
+    If `rename` is given, the last brick gets this name.
     """
     table = NodeTable()
     table.add(Node(1, None, NodeKind.STEP, "decode"))
@@ -85,8 +86,8 @@ def made_batch(
     """Return the records of `steps` simulated steps.
 
     DownProjection takes `slower` times as long in layer `in_layer` (None: in all layers). Every brick takes
-    `all_longer` times as long. Attention takes `us_a_position` more for each cached position. The last `unnamed_us`
-    of each step are outside all bricks.
+    `all_longer` times as long. Attention takes `us_a_position` more for each cached position. In the last
+    `unnamed_us` µs of each step, no brick runs.
     """
     rng = np.random.default_rng(seed)
     usual = np.tile([us for _, us in BRICKS.values()], layers)

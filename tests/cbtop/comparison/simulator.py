@@ -35,8 +35,8 @@ RING_BYTES = 1 << 20
 class SimulatedBrick:
     """A simulated brick that may run in every layer.
 
-    In each step, it runs in a layer with probability `rate`, then 1 to `most` times. A call takes `us` µs, and
-    `us_a_token` more for each token after the first.
+    In each step, the brick runs in a layer with probability `rate`. If it runs, it runs 1 to `most` times. A call
+    takes `us` µs, and `us_a_token` µs more for each token after the first.
     """
 
     name: str
@@ -52,9 +52,9 @@ class SimulatedBrick:
 class Program:
     """A simulated program: steps with layers, and layers with bricks.
 
-    In each layer, `experts` out of `of_experts` bricks called `Expert 0`, … run after the other bricks. The number of
-    tokens of each step is drawn from `batches`. With probability `prefill`, a step is a prefill of `prefill_tokens`
-    instead.
+    Each layer also has `of_experts` bricks, called `Expert 0`, `Expert 1`, …. Of these bricks, `experts` run in a
+    layer, after the other bricks. The number of tokens of each step is drawn from `batches`. With probability
+    `prefill`, a step is a prefill of `prefill_tokens` instead.
     """
 
     bricks: tuple[SimulatedBrick, ...]
@@ -76,9 +76,9 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A deliberate change of one brick in one layer (None: in all layers), for a comparison to find.
+    """A deliberate change of one brick in one layer (None: in all layers). A comparison should find it.
 
-    It multiplies the duration or the rate of the calls, or renames the brick.
+    The change multiplies the duration or the rate of the brick's calls, or renames the brick.
     """
 
     brick: str
@@ -139,9 +139,9 @@ def recorded(
 
 
 class _Plan:
-    """What happens in every step of a simulated run: its phase, its tokens, and its calls with their durations.
+    """The random content of a simulated run.
 
-    All of it is drawn in advance.
+    For each step, it has the phase, the tokens, and the calls with their durations. Everything is drawn in advance.
     """
 
     def __init__(self, program: Program, seed: int, noise: Noise, planted: Planted) -> None:
@@ -180,7 +180,10 @@ class _Plan:
 
 
 def _pace(rng: np.random.Generator, noise: Noise, shape: tuple[int, int, int]) -> NDArray[np.float64]:
-    """Return by which factor noise of the machine changes each brick's time in each step."""
+    """Return a factor for each brick in each step.
+
+    The noise of the machine changes the brick's time by this factor.
+    """
     steps, layers, bricks = shape
     moved = noise.machine * wander(rng, steps, 1, noise.memory)
     moved = moved + noise.brick * wander(rng, steps, layers * bricks, noise.memory)

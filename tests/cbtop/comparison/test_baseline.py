@@ -1,4 +1,7 @@
-"""Tests of a stored baseline: the kinds of its places (the step, bricks, bricks of a layer) and its duration."""
+"""Tests of a stored baseline.
+
+It has the duration of the baseline, and the kinds of its places (the step, bricks, and bricks of a layer).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the number of calls per step: it is either exact or has an error of its own."""
+"""Tests of the number of calls per step. The number is either exact or has an error of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_calls_in_every_step_alike_are_exact_and_others_have_an_error() -> None:
     assert [(one.mean, one.error) for one in (exact, twice)] == [(1.0, 0.0), (2.0, 0.0)]
     assert half.error == pytest.approx((0.25 / 240) ** 0.5, rel=0.4)
     assert odd.error > 0
-    # If there are few calls, only one block differs from the others, so few blocks tell about the variation.
+    # If there are few calls, only one block differs from the others. So the blocks say little about the variation.
     assert odd.blocks < 6 < half.blocks
 
 
@@ -130,7 +130,7 @@ def test_runs_that_scatter_more_than_their_blocks_show_do_so_for_all_places() ->
     (one,) = learned_calls([moved])
     assert one.scatter == pytest.approx(3**-0.5)
     (alike,) = learned_calls([[Figure(0.3, 0.02, 60)] * 3])
-    # The variation between blocks is larger than that between runs, so it is used.
+    # The variation between blocks is larger than the variation between runs. So the variation between blocks is used.
     assert alike.scatter == pytest.approx(0.02)
 
 

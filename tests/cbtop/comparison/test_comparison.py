@@ -1,4 +1,7 @@
-"""Tests of which processes are compared: only with an equal baseline. For all others, the reason is given."""
+"""Tests of which processes are compared.
+
+A process is compared only with an equal baseline. For all other processes, a reason is given.
+"""
 
 from __future__ import annotations
 

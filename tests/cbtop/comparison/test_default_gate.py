@@ -41,7 +41,7 @@ def test_where_a_threshold_stands_is_said_with_what_became_of_it() -> None:
 
 
 def outcomes_of(base: Run, now: Run) -> dict[str, Judged]:
-    """Return the results of the default gate by rule. If a rule has several, the first one is returned."""
+    """Return the results of the default gate by rule. If a rule has several results, the first one is returned."""
     found: dict[str, Judged] = {}
     for one in default_gate(diff(base, now)):
         found.setdefault(one.rule, one)
@@ -56,14 +56,14 @@ STEADY_RULES = ("decode: no more drift beyond noise", "decode: no longer p99 bey
 
 
 def gate_of(**changed: object) -> dict[str, Judged]:
-    """Change figures of the comparison `steady`. Return the results of the default gate by rule."""
+    """Return the results of the default gate by rule, for the comparison `steady` with `changed` figures."""
     (part,) = steady().parts
     changed_part = replace(part, **changed)  # type: ignore[arg-type]
     return {one.rule: one for one in default_gate(found_of(changed_part))}
 
 
 def found_of(*parts: PartDiff) -> RunDiff:
-    """Return the comparison `steady` with these parts (phases). Its time per token is that of the first part."""
+    """Return the comparison `steady` with these parts (phases). Its time per token is taken from the first part."""
     (rate,) = steady().rates
     return replace(steady(), parts=parts, rates=(replace(rate, time_us=parts[0].wall, parts=parts[:1]),))
 
@@ -77,7 +77,7 @@ def with_wall(run: Run, wall: Figure, **changed: object) -> Run:
 
 
 def places_as(one_change: Change | None, **changed: object) -> tuple[PlaceDiff, ...]:
-    """Return the places (bricks and bricks of a layer) of `steady`. Each gets `one_change` as its change."""
+    """Return the places of `steady` (bricks, and bricks of a layer). Each place gets `one_change` as its change."""
     (part,) = steady().parts
     return tuple(replace(one, change=one_change, **changed) for one in part.places)  # type: ignore[arg-type]
 
@@ -234,7 +234,7 @@ def test_the_part_of_a_longer_typical_step_in_no_call_lies_between_steps() -> No
 def test_with_several_tokens_a_step_each_side_counts_its_own() -> None:
     (part,) = steady().parts
     before, now = (replace(one, tokens=tokens) for one, tokens in ((part.before, 8.0), (part.now, 7.9)))
-    # A step takes 80 µs, as before, and a token more: the batch has fewer tokens (7.9 instead of 8).
+    # A step takes 80 µs, as before. A token takes longer, because the batch has fewer tokens (7.9 instead of 8).
     step = replace(part.step, call=Change(80.0, 80.0, 0.01), change=Change(10.0, 10.0, 0.01))
     more = Change(11.0, 11.0 + 80 / 7.9 - 10, 0.01, least_percent=1.0)
     balance = Balance(*[(10.0, 10.0)] * 5)
@@ -245,10 +245,10 @@ def test_with_several_tokens_a_step_each_side_counts_its_own() -> None:
 
 @pytest.mark.slow
 def test_where_no_change_would_have_been_found_nothing_holds() -> None:
-    """A rule only holds if the comparison could have found a slowdown.
+    """A rule holds only if the comparison could have found a slowdown.
 
-    If each brick varies by 10 %, a brick that is 10 % slower cannot be found. If each varies by 50 %, a brick that
-    takes twice as long cannot be found.
+    If each brick varies by 10 %, a slowdown of a brick by 10 % cannot be found. If each brick varies by 50 %, not
+    even a brick that takes twice as long can be found.
     """
     for brick, outcome in ((0.1, Outcome.UNSURE), (0.5, Outcome.UNKNOWN)):
         noise = Noise(brick=brick, memory=0.98)
@@ -260,9 +260,10 @@ def test_where_no_change_would_have_been_found_nothing_holds() -> None:
 
 
 def test_fewer_tokens_a_second_within_a_wide_interval_are_unsure() -> None:
-    """Fewer tokens/s are unsure in two cases.
+    """A lower rate of tokens/s is unsure in two cases.
 
-    The loss is larger than runs usually differ, or the interval is too wide to find a loss of one half.
+    In the first, the loss is larger than the usual difference of two runs. In the second, the interval is so wide
+    that a loss of one half cannot be found.
     """
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     assert outcomes_of(base, now)[RATE].outcome is Outcome.HOLDS
@@ -325,7 +326,7 @@ def test_what_the_clock_cannot_tell_holds_nowhere() -> None:
 def test_fewer_tokens_a_second_are_said_where_the_typical_step_takes_as_long() -> None:
     """40 % of the calls of one brick take five times as long.
 
-    So the mean step takes 5 % longer, but the brick's typical call does not change.
+    So the mean step takes 5 % longer, but the typical call of this brick takes as long as before.
     """
     quiet = replace(STEADY, memory=0)
     (judged,) = [
@@ -560,7 +561,10 @@ def test_a_slower_brick_shows_no_figure_that_became_smaller() -> None:
 
 
 def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> None:
-    """Two new runs fail for different reasons. Both are slower than the baseline, so this is not a pass either."""
+    """Two new runs fail for different reasons.
+
+    Both runs are slower than the baseline, so the result is not a pass either.
+    """
     first = [Judged("no brick slower", "decode: A", Outcome.BROKEN, "1.2×", brick="A")]
     for second in (replace(first[0], about="decode: B", brick="B"), replace(first[0], rule="no longer step")):
         found = confirmed(first, [second])

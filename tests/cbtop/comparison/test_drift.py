@@ -121,7 +121,7 @@ def test_what_is_not_known_of_one_side_is_no_drift() -> None:
 def test_thirds_with_other_numbers_of_tokens_tell_no_drift(last: int, is_known: bool) -> None:
     """Steps have 50 tokens in the first half of the run and `last` tokens in the second.
 
-    Drift is reported if these numbers differ by at most 2 %.
+    Drift is reported only if the two numbers of tokens differ by at most 2 %.
     """
     batch, table = made_batch(1, STEADY, 60), made_table()
     elements = np.where(np.arange(len(batch.node)) < len(batch.node) // 2, 50, last) * batch.elements

@@ -88,8 +88,8 @@ def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -
 def test_a_gate_says_how_small_a_change_it_finds() -> None:
     """A gate reports the smallest slowdown that it can find.
 
-    It grows with more variation and with fewer records. A drifting clock adds nothing because it affects all bricks
-    alike.
+    This smallest slowdown grows with more variation and with fewer records. A drifting clock does not make it larger,
+    because the drift affects all bricks alike.
     """
     findable = {}
     machines = {"usual": (USUAL, 240), "short": (USUAL, 80), "drift": (Noise(drift=0.06), 240), "loud": (LOUD, 240)}

@@ -1,4 +1,4 @@
-"""Tests of the results of thresholds: which pass, which are sure, and what has no baseline to compare with."""
+"""Tests of the results of thresholds: which results pass, which are sure, and which have no baseline."""
 
 from __future__ import annotations
 

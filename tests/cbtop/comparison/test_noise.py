@@ -84,7 +84,8 @@ def test_an_interval_is_students_shared_out_among_what_is_compared() -> None:
     one = Figure(100.0, 1.0, 10)
     for compared, quantile in ((1, 2.878), (10, 3.922)):
         assert change(one, one, compared).half == pytest.approx(quantile * 2**0.5, rel=1e-3)
-    # Only one of the two runs has noise, so there are 4 degrees of freedom. Student's t is then 4.604 at 99 %.
+    # Only one of the two runs has noise, so there are 4 degrees of freedom. For 4 degrees of freedom, Student's t is
+    # 4.604 at 99 %.
     assert change(Figure(100.0, 0.0, 5), Figure(100.0, 1.0, 5), 1).half == pytest.approx(4.604, rel=1e-3)
 
 
@@ -137,7 +138,10 @@ def alike_their_neighbours(seed: int, blocks: int, columns: int = 3) -> NDArray[
 def test_a_ratio_has_the_error_of_block_means_and_like_neighbours_count_less(
     seed: int, blocks: int, is_line: bool
 ) -> None:
-    """The test computes the expected values from the residuals and the bias-corrected correlation of neighbours."""
+    """The test computes the expected values itself, from the residuals and the correlation of neighbours.
+
+    The correlation is corrected for bias.
+    """
     rng = np.random.default_rng(seed)
     weight = rng.uniform(1.0, 6.0, blocks)
     along = rng.uniform(0.0, 100.0, blocks)
@@ -252,7 +256,8 @@ def test_told_by_others_alone_means_beyond_noise_only_relative_to_them() -> None
     for one, is_told in (
         (Change(100.0, 110.0, 20.0, own=own), True),
         (Change(0.1, 0.11, 0.02, own=Change(0.1, 0.11, 0.001)), True),
-        # The measured time shows this change beyond noise, too, without a comparison with other bricks.
+        # The measured time by itself also shows this change beyond noise. A comparison with other bricks is not
+        # needed.
         (Change(100.0, 110.0, 1.0, own=own), False),
         (Change(100.0, 110.0, 20.0), False),
         (Change(100.0, 110.0, 1.0), False),
@@ -274,10 +279,11 @@ def test_a_change_is_of_median_calls_where_both_sides_know_theirs() -> None:
 
 
 def test_a_single_run_is_no_surer_than_runs_scatter_and_few_runs_tell_little() -> None:
-    """Student's t at 99.5 % is 4.773 for six runs (5 degrees of freedom) and 14.089 for three runs (2).
+    """Student's t at 99.5 % is 4.773 for six runs (5 degrees of freedom). It is 14.089 for three runs (2 degrees of
+    freedom).
 
-    The level is 99.5 % because bricks and bricks of single layers are both tested, and each test gets half of the 1
-    %.
+    The two tests (of bricks, and of bricks of single layers) share an error of 1 %. Each test gets half, so the level
+    is 99.5 %.
     """
     now = Figure(100.0, 0.1, 1_000)
     for runs, error, quantile in ((6, 1.0, 4.773), (6, 2.0, 4.773), (3, 1.0, 14.089)):
@@ -384,9 +390,9 @@ def test_a_change_must_move_the_median_call_and_in_the_same_direction() -> None:
 
 
 def test_what_all_places_share_is_no_part_of_a_change_beside_them() -> None:
-    """All places (bricks and bricks of a layer) take 1.06 times as long. One place takes 1.166 times as long.
+    """All places (bricks and bricks of a layer) take 1.06 times as long, and one place takes 1.166 times as long.
 
-    Compared with the other places, this change is known to 1 %. By itself, it is known to 6 %.
+    Compared with the other places, the change of this place is known to 1 %. By itself, the change is known to 6 %.
     """
     before = Figure(100.0, 4.0, 60, own_error=0.5)
     now = replace(before, mean=116.6)
@@ -421,7 +427,10 @@ def test_each_of_two_looks_has_half_the_chance_and_one_no_surer_is_skipped() -> 
 
 
 def test_runs_moved_alike_by_a_machine_give_a_scatter_relative_to_others() -> None:
-    """The runs differ by 10 % from each other. Compared with the others of its run, each brick varies by 1 % only."""
+    """The runs differ by 10 % from each other.
+
+    Relative to the other bricks of its run, each brick varies by only 1 %.
+    """
     paces = [0.9, 1.0, 1.1]
     rows = [[100.0 * pace * off for pace, off in zip(paces, offs, strict=True)] for offs in ((1.01, 1.0, 0.99),) * 3]
     figures_of = [[Figure(one, 0.1, 20, own_error=0.05) for one in row] for row in rows]
@@ -437,7 +446,7 @@ def test_runs_moved_alike_by_a_machine_give_a_scatter_relative_to_others() -> No
 def test_a_clock_that_drifts_while_caches_grow_is_no_cache() -> None:
     """The clock slows down, so every brick takes 1 % longer in each block of steps.
 
-    One brick takes another 1 % longer. Only this part comes from its growing cache.
+    One brick takes another 1 % longer. Only this additional part comes from the brick's growing cache.
     """
     along = np.arange(40.0)
     pace = 1 + along / 100
@@ -511,7 +520,7 @@ def test_a_figure_per_call_has_the_error_of_its_calls() -> None:
 
 
 def test_a_time_far_from_before_has_an_interval_as_wide_as_itself_scatters() -> None:
-    """The measured time is five times as long as before, but the true ratio may be 3 or 8."""
+    """The measured time is five times as long as before. The true ratio may be anything between 3 and 8."""
     before, now = Figure(100.0, 10.0, 60), Figure(500.0, 90.0, 60)
     found = change(before, now, 100)
     assert found.is_beyond_noise

@@ -119,9 +119,9 @@ def test_a_first_block_is_slow_from_four_usual_deviations_on(first_ms: float, is
 
 
 def test_a_phase_in_four_blocks_after_the_slow_first_one_has_no_known_error() -> None:
-    """A prompt begins in every fifth block of steps, so the phase has few blocks.
+    """A prompt begins in every fifth block of steps, so the phase of prompts has few blocks.
 
-    If the first block is slow, it is excluded, and too few blocks remain to know an error.
+    If the first block is slow, it is left out. The remaining blocks are too few to compute an error.
     """
     for first_ms, is_known in ((1.0, True), (400.0, False)):
         rows = steps(first_ms, *[1.0 + at % 3 / 100 for at in range(99)])

@@ -1,6 +1,6 @@
-"""Tests of how a change of a brick is judged: by the time of a call.
+"""Tests of how a change of a brick is judged.
 
-If the number of its calls changes, its total time is judged.
+The time of a call decides. If the number of calls changes, the total time decides.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ def test_too_few_calls_for_a_median_are_not_judged_but_counted() -> None:
 
 
 def of_layers(calls: dict[str, float], us: dict[str, float], outside: float = 0.0) -> dict[Place, PlaceTimes]:
-    """Return the figures of a brick that runs in several layers, with its calls and its µs per call in each of them.
+    """Return the figures of a brick that runs in several layers. `calls` and `us` have its calls, and its µs per
+    call, by layer.
 
-    In addition, it has `outside` calls of 10 µs outside layers.
+    In addition, the brick has `outside` calls of 10 µs outside of layers.
     """
     total = sum(calls.values()) + outside
     mean = (sum(calls[layer] * us[layer] for layer in calls) + 10 * outside) / total

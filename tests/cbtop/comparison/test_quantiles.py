@@ -1,4 +1,7 @@
-"""Tests of quantiles from histograms of blocks of steps: they equal those of the calls, and have right errors."""
+"""Tests of quantiles that are computed from histograms of blocks of steps.
+
+They equal the quantiles of the calls, and their errors are right.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,7 @@ def test_a_quantile_is_off_by_what_its_error_says(fraction: float) -> None:
     figures = [one for one in found if one is not None]
     assert len(figures) == 60
     off = np.std([one.mean for one in figures])
-    # The reported error of a p90 is its error towards long calls, which is larger than that towards short calls.
+    # The reported error of a p90 is the error towards long calls. It is larger than the error towards short calls.
     assert 0.9 < np.median([one.error for one in figures]) / off < (1.4 if fraction == MEDIAN else 1.7)
 
 
@@ -123,9 +126,9 @@ def test_typical_times_sum_to_that_many_medians_and_slow_blocks_have_more() -> N
 
 
 def growing(by_ns: float, pace: NDArray[np.float64], along: NDArray[np.float64]) -> list[Calls]:
-    """Return blocks of steps. In each, two nodes have 80 calls of 100 µs.
+    """Return blocks of steps. In each block, two nodes have 80 calls of 100 µs each.
 
-    From block to block, calls of the first node become longer, by `by_ns` times the values of `along`.
+    The calls of the first node become longer from block to block: by `by_ns` times the value of `along`.
     """
     random = np.random.default_rng(3)
     made = []

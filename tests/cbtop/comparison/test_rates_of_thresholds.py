@@ -169,7 +169,8 @@ def test_a_rate_of_millions_of_tokens_is_lower_as_any_other() -> None:
         assert found.is_lower is is_lower
 
 
-# `sides` and `squares` are multiples of the error of 1 ns. The error of the slope doubles it over 100 positions.
+# `sides` are the expected times in µs. The expected error is the root of the sum of `squares` squared errors of 1 ns
+# each. Over 100 positions, the error of the slope is also 1 ns.
 @pytest.mark.parametrize(("slope", "sides", "squares"), [(1e-3, (0.6, 0.6), 4), (1e-2, (1.5, 0.7), 3)])
 def test_a_rate_is_compared_at_one_length_unless_that_were_no_time(
     slope: float, sides: tuple[float, float], squares: int

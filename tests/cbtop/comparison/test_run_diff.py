@@ -90,7 +90,7 @@ def test_where_long_calls_hide_in_the_mean_that_a_brick_is_slower_it_is_said() -
         assert sentence(part, place).endswith(f" µs/token{said}")
         brick = default_gate(diff(base, slower))[0]
         assert brick.guilty == place.name
-        # The sentence about the brick ends with its time only if this time decided.
+        # The sentence about the brick ends with the brick's time only if this time decided the verdict.
         assert brick.said.endswith(" µs/token") is not bool(said)
 
 
@@ -230,7 +230,7 @@ def test_runs_taken_together_may_have_any_pace_and_widen_what_is_the_same() -> N
     bases = [paced(seed, (1_000.0, 1_000.0 * seed), (1_000.0, 1_000.0 * seed)) for seed in (1, 2, 3)]
     assert diff_of(bases, [paced(4, (1_000.0, 3_000.0), (1_000.0, 3_100.0))]).why_not == ""
     assert together(bases).paces == tuple(pace for run in bases for pace in run.paces)
-    # One of these runs has no measured pace of the machine, so the set of runs has none.
+    # One of these runs has no measured pace of the machine. So the set of runs has no pace.
     assert together([*bases[:2], paced(3)]).paces == ()
 
 
@@ -257,7 +257,8 @@ def test_runs_of_other_lengths_are_said_where_nobody_says_how_much_is_cached() -
         assert any(note.startswith(said) for note in notes) is is_said
     assert not diff(made_run(1, STEADY, 240, cached_from=0), made_run(2, STEADY, 280, cached_from=0)).notes
     bases = [made_run(seed, STEADY, 80) for seed in (3, 4, 5)]
-    # The three base runs have 80 steps each, as the new run, so there is no note. Their sum of 240 does not count.
+    # The new run and each of the three base runs have 80 steps, so there is no note. The sum of the base runs (240
+    # steps) does not count.
     assert not diff_of(bases, [made_run(6, STEADY, 80)]).notes
     assert diff_of(bases, [made_run(6, STEADY, 240)]).notes
 
@@ -318,7 +319,7 @@ def test_how_small_a_change_is_found_follows_from_interval_and_error() -> None:
     assert findable_percent(Change(0, 101, half=1, error=0.1)) is None
     (part,) = diff(made_run(1, STEADY), made_run(2, STEADY)).parts
     known = sorted(findable_percent(one.change) or 0 for one in part.bricks if one.change)
-    # The gate reports the median of what the five bricks allow to find.
+    # Each of the five bricks has a smallest change that can be found. The gate reports the median of these changes.
     assert part.findable(part.bricks) == pytest.approx(known[len(known) // 2])
     assert part.findable([]) is None
 

@@ -1,4 +1,4 @@
-"""A machine whose load is set by the test. The processes of cbtop read it from a file instead of /proc/stat."""
+"""A machine whose load is set by the test. cbtop's processes read the load from a file instead of /proc/stat."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Python imports this file when it starts. It makes the measurements short and independent of the load. Idle processes
-# would wait for other tests.
+# Python imports this file when it starts. The file makes the measurements short and independent of the load. It also
+# removes idle priority, because idle processes would wait for other tests.
 SITECUSTOMIZE = """
 import os
 from cbtop.commands.shared import machine_load, short_measurement, short_roofs
@@ -38,7 +38,7 @@ class QuietMachine:
     def environment(self, more: str = "") -> dict[str, str]:
         """Return the environment of a process on this machine.
 
-        `more` has further lines of Python that run at its start.
+        `more` has additional lines of Python that run when the process starts.
         """
         (self._folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(stat=str(self.stat), more=more))
         path = os.pathsep.join(filter(None, [str(self._folder), os.environ.get("PYTHONPATH")]))

@@ -49,7 +49,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets an entry each time that the code asks for a GPU. The fake GPU has enough memory."""
+    """Return a list that gets an entry whenever the code asks for a GPU. The fake GPU has enough memory."""
     found: list[str] = []
 
     def gpu() -> Any:
@@ -88,7 +88,7 @@ def test_work_from_the_crossover_on_goes_to_the_gpu_and_less_never_asks_it(model
 def test_prompts_alone_go_by_their_own_crossover(model: Path, asked: list[str]) -> None:
     keep(1, 64 * layer_bytes(model))
     assert [settled(model, tokens)[0] for tokens in (63, 64)] == ["cpu", "cuda"]
-    assert len(asked) == 2  # The code asked for the GPU twice, and only for the 64 tokens that select cuda.
+    assert len(asked) == 2  # The code asked for the GPU twice, both times for the 64 tokens that select cuda.
 
 
 @pytest.mark.parametrize(

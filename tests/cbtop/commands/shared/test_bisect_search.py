@@ -97,7 +97,7 @@ def test_the_first_bad_commit_is_always_among_the_suspects(
     repository, commits = line
     runs = MadeRuns(since(commits, first), [commits[at] for at in skipped])
     result = search(repository, runs, commits[0], commits[-1])
-    # The remaining suspects are the first bad commit and the commits before it that cannot run.
+    # The remaining suspects are the first bad commit that can run, and the commits directly before it that cannot.
     low = max(at for at in range(first) if at not in skipped)
     high = min(at for at in range(first, COMMITS) if at not in skipped)
     assert named(result) == commits[low + 1 : high + 1][::-1]
@@ -156,7 +156,10 @@ def test_a_good_commit_that_differs_from_itself_is_not_trusted(line: tuple[MadeR
 
 @pytest.mark.slow
 def test_a_commit_that_is_as_fast_as_its_parent_is_not_confirmed(line: tuple[MadeRepository, list[str]]) -> None:
-    """Commits are slower than GOOD until one is suspected. Compared with its parent, the suspect is not slower."""
+    """Commits are slower than GOOD until the search suspects one commit.
+
+    The suspect is then not slower than its parent.
+    """
     repository, commits = line
 
     class Misled(MadeRuns):
@@ -235,7 +238,8 @@ def test_a_search_that_was_stopped_names_the_commits_that_are_left(
     line: tuple[MadeRepository, list[str]], error: BaseException, end: End
 ) -> None:
     repository, commits = line
-    halves = [commits[4:], commits[5:]]  # Either commit splits the seven suspects evenly.
+    # The search may test either commit, because each splits the seven suspects evenly.
+    halves = [commits[4:], commits[5:]]
     for runs_before, left in ((5, [[]]), (3 * 3 + 1, [commits[1:]]), (3 * 3 + 6, halves)):
         runs = MadeRuns(since(commits, 6))
 
@@ -286,7 +290,7 @@ def test_no_wrong_commit_is_named_on_a_noisy_machine(
 ) -> None:
     """The times of the runs vary by 0.5 %.
 
-    The machine also slows down: each run takes `longer_each` times as long as the last.
+    The machine also slows down: each run takes `longer_each` times as long as the run before.
     """
     repository, commits = line
     noisy, seeds, found = Noise(run=0.005), count(10_000), []

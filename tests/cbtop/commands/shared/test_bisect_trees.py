@@ -44,7 +44,7 @@ def log(tmp_path: Path) -> Iterator[int]:
 def test_a_worktree_comes_first_on_the_path_of_its_commands(
     repository: MadeRepository, log: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # PYTHONPATH is set as an editable install would: it puts the checkout on the path of every Python process.
+    # An editable install would set PYTHONPATH like this. It puts the checkout on the path of every Python process.
     monkeypatch.setenv("PYTHONPATH", str(repository.at))
     trees = Trees(Repository.here(), None, inf)
     for revision, which in (("HEAD~1", "1"), ("HEAD", "2")):

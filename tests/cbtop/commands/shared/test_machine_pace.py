@@ -25,7 +25,7 @@ profiler.close("done")
 
 
 def test_work_that_takes_longer_is_another_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A fixture has replaced `machine_pace` by a constant. A reload restores the real function.
+    # A fixture has replaced `machine_pace` by a constant. Reloading the module restores the real function.
     measured = importlib.reload(machine_pace).machine_pace
     ns = 0
 

@@ -14,7 +14,8 @@ from cbtop.commands.shared.ranks import FirstRank, job_of, run_ranks
 from cbtop.errors import CbtopError
 from tests.representatives import first_by_default
 
-# A program whose ranks write their numbers and settings into files. The inserted code `end` decides how they exit.
+# A program whose ranks write their numbers and settings into files. The inserted code `end` decides how the ranks
+# exit.
 RANK = """
 import os, signal, sys, time
 from pathlib import Path
