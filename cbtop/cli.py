@@ -99,7 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _name_errors_of(stdout: TextIO) -> None:
-    """Let errors in writing to `stdout` name it as STDOUT, because Python gives such errors no file name."""
+    """Make an error in writing to `stdout` carry the file name STDOUT. Without it, Python gives the error no file
+    name.
+    """
     buffer = getattr(stdout, "buffer", None)
     # If Python runs with -u (unbuffered), `buffer` is already the raw file.
     raw: Any = getattr(buffer, "raw", buffer)
@@ -126,15 +128,15 @@ def _in_one_line(message: str) -> str:
     """Return an error message with its unprintable characters escaped. A name in the message may contain such
     characters.
     """
-    # Imported only for errors, because this import takes 40 ms.
+    # This module is imported only to report an error, because the import takes 40 ms.
     from cbtop.profiler.analysis.graph.nodes import printable
 
     return printable(message)
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser. It reports an error in one line that names the `--help` to read. It raises an error if its
-    help cannot be written.
+    """An argument parser that reports an error in one line. The line ends with the `--help` command to try. If the
+    help text cannot be written, the parser raises an error.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -161,7 +163,8 @@ def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
         hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if name in NEED_ENGINE:
-        # Imported only for commands that need it, because every import at the top of this file delays all commands.
+        # This module is imported only if a command needs it, because every import at the top of this file delays all
+        # commands.
         from cbtop.commands.shared.engine import require_engine
 
         require_engine(f"cbtop {name}")
@@ -181,7 +184,8 @@ def _in_full(arguments: list[str]) -> list[str]:
     if first.endswith(RECORDING_SUFFIX):
         return ["replay", *arguments]
     if first and not first.startswith("-") and first not in COMMANDS:
-        # Imported only for errors, because every import at the top of this file delays all commands.
+        # This module is imported only to report an error, because every import at the top of this file delays all
+        # commands.
         from cbtop.commands.shared.names import unknown
 
         _Parser(prog="cbtop").error(unknown("command", first, COMMANDS))

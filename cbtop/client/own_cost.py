@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from cbtop.client import DEFAULT_WINDOW_S
 
-# Seconds between two readings of the CPU time. A figure that changes with every redraw is hard to read.
+# Seconds between two readings of the CPU time. A displayed number that changes with every redraw is hard to read.
 SPACING_S = 1.0
 
 
 def resident_bytes() -> int | None:
-    """Resident memory of this process in bytes, or None if there is no /proc."""
+    """Resident memory of this process in bytes, or None if the system has no /proc."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

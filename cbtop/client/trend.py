@@ -21,14 +21,14 @@ SECONDS = 60
 # Each second begins at a whole second of the daemon's clock, so all viewers show the same values.
 _SECOND_NS = 1_000_000_000
 MAX_BRICKS = 256  # Each source has trends for at most this many bricks.
-_SECOND_BYTES = 400  # approximate bytes of a `_Second` without its arrays
+_SECOND_BYTES = 400  # approximate memory of a `_Second` in bytes, without the memory of its arrays
 
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """The totals of each brick since the source began: its time and its units of work.
+    """Two totals of each brick since the source began: the brick's time, and its units of work.
 
-    Inside a step, the units are the tokens of the step. Outside steps, they are the calls of the brick.
+    Inside a step, the units are the tokens of the step. Outside steps, the units are the calls of the brick.
     """
 
     brick: Column  # id of the first node of each brick (see NodeTable.first_of), in ascending order
@@ -36,12 +36,15 @@ class _Totals:
     units: Column
     step: Column  # for each brick, the id of the step that contains it, or -1
     tokens: dict[int, int]  # number of tokens of each step, by the id of the step
-    work: NDArray[np.float64]  # the work of each brick, shape (5, bricks); `_work` explains the rows
+    # The work of each brick, shape (5, bricks); the docstring of `_work` explains the five rows
+    work: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Second:
-    """Time per token or call (µs) of each brick between two moments. It is NaN for a brick without an ended call."""
+    """The mean time (µs) per token, or per call, of each brick between two moments. It is NaN for a brick of which no
+    call ended.
+    """
 
     end_ns: int
     brick: Column
@@ -79,11 +82,12 @@ class BrickTrend:
             # The bricks have not changed. Share the array of their ids to save memory.
             now = replace(now, brick=before.brick)
         if self._begin_ns is not None:
-            # False for a brick that was measured in the last second but has been pushed beyond MAX_BRICKS by new
-            # bricks.
+            # An entry is false if the brick was measured in the last second, but new bricks have pushed it beyond
+            # MAX_BRICKS.
             known = np.isin(before.brick, now.brick)
             at = np.searchsorted(now.brick, before.brick[known])
-            # Begin to count the tokens of a new brick at its first call. Earlier steps did not contain the brick.
+            # For a new brick, count only the tokens since the last second. The brick was not called in the step's
+            # earlier runs.
             units = now.units - np.array([before.tokens.get(step, 0) for step in now.step.tolist()], np.int64)
             units[at] = now.units[at] - before.units[known]
             took_ns = now.time_ns.copy()
@@ -161,9 +165,9 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """Return the column of `brick` from `rows`, an array with one column for each of `bricks`.
+    """Return the values of `brick` from `rows`, an array with one column for each of `bricks`.
 
-    Returns NaN values if `bricks` does not contain the brick.
+    Returns NaN values if `bricks` does not contain `brick`.
     """
     at = int(np.searchsorted(bricks, brick))
     found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
@@ -199,8 +203,9 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
     """Return the work of each brick, shape (5, bricks).
 
     The rows are FLOP, bytes, time (ns), the number of calls that did not declare FLOP, and the number of calls that
-    did not declare bytes. If no brick declares work, all values are zero. Sums are made as in `brick_stats`. `at`
-    contains the brick index of each node in `ran`. For a node that is left out, it contains the number of bricks.
+    did not declare bytes. If no brick declares work, all values are zero. Calls are added up as in `brick_stats`.
+    `at` contains the brick index of each node in `ran`. The index of a node that does not count is the number of
+    bricks.
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))
@@ -226,9 +231,9 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
 
 
 def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
-    """Return the declared FLOP and bytes of each node, per call and per element, shape (2, 2, nodes).
+    """Return the FLOP and bytes that each node declares: per call, then per element.
 
-    Values that are not declared are NaN.
+    The shape is (2, 2, nodes). Values that are not declared are NaN.
     """
     likes, which = np.unique(nodes.column("like_of")[ran], return_inverse=True)
     works = [nodes[like].work for like in likes.tolist()]

@@ -3,8 +3,8 @@
 Only the module of the given subcommand is imported, so that `cbtop keys` does not wait for all imports.
 """
 
-# The name of each subcommand, and its line in `cbtop --help`. If the name contains `-`, its module is called the same
-# with `_`.
+# The name of each subcommand, and its line in `cbtop --help`. In the name of the subcommand's module, `_` replaces
+# each `-`.
 COMMANDS = {
     "demo": "decode a model with instrumented bricks, and watch it",
     "run": "start a program whose torch models are shown, without a change to it",

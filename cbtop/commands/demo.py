@@ -133,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sampling_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the options that decide how each token is drawn."""
+    """Add the options for drawing the next token from the model's probabilities."""
     group.add_argument(
         "--temperature", type=temperature, metavar="T", default=GREEDY.temperature,
         help="draw tokens at this temperature (default: 0, the likeliest each time)",
@@ -153,7 +153,7 @@ def _add_sampling_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_watching_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the options that decide what is traced and checked while the model computes."""
+    """Add the options for traces and checks while the model computes."""
     group.add_argument(
         "--trace", type=_traces, metavar="NAMES", default=(),
         help=f"trace one decode step in {TRACED_EVERY_STEPS}: a comma list of {', '.join(TRACES)}, or all "
@@ -235,7 +235,7 @@ def serve(options: argparse.Namespace) -> int:
     profiler.announce(Activity("starting"))
     first_rank = FirstRank.of(os.environ)
     stopped_by = _stopping_signals(options)
-    # If this process is not the first rank, the first rank normally stops it. SIGTERM must end it in case that fails.
+    # The first rank normally stops all other ranks. If it cannot, SIGTERM must end this rank.
     if first_rank and first_rank.number:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     line = ProgressLine(sys.stderr)
@@ -290,7 +290,9 @@ def _train(
     progress: Callable[[str, float | None], None],
     line: ProgressLine,
 ) -> None:
-    """Train the demo's model. The progress line shows the loss. The last line shows the first and the last loss."""
+    """Train the demo's model. The progress line shows the current loss. The last line of the output shows the losses
+    of the first and the last step.
+    """
     from cbtop.compute.training.workload import run
 
     losses: list[float] = []
@@ -313,10 +315,11 @@ def _workload_options(
     progress: Callable[[str, float | None], None],
     line: ProgressLine,
 ) -> WorkloadOptions:
-    """Return the options of the workload. The backend `auto` is replaced by `cpu` or `cuda`.
+    """Return the options of the workload. `cpu` or `cuda` replaces the backend `auto`.
 
     The choice of a backend needs a model, so without `--model` the random model is written into the cache. `progress`
-    is called while the model is written. The reason for the choice is written on stderr, after clearing `line`.
+    is called while the model is written. The reason for the choice is written on stderr, after the progress `line` is
+    cleared.
     """
     from cbtop.compute.demo_model import demo_model  # imported here, because it loads numpy
 
@@ -352,10 +355,10 @@ def _workload_options(
 
 
 def _stopping_signals(options: argparse.Namespace) -> list[int]:
-    """Install handlers for the signals that stop this process. Returns a list, and the handlers append each received
-    signal to it.
+    """Install handlers for the signals that stop this process.
 
-    A workload that is watched ignores Ctrl-C, because the terminal also sends it to the watching process.
+    The handlers append each received signal to the returned list. A workload that is watched ignores Ctrl-C. The
+    terminal sends Ctrl-C to the watching process, too.
     """
     stopped_by: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -545,7 +548,7 @@ class _Prompted:
         self._process.terminate()
 
     def resize(self, columns: int, rows: int) -> None:
-        """Ignore a new size of the screen, because the screen wraps the text itself."""
+        """Ignore a resize of the screen. The screen wraps this program's text without help."""
 
 
 def _write(text: str) -> None:

@@ -59,7 +59,7 @@ VECTORS = ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon")  # LLVM's names of
 class Fact:
     """One fact about this machine. `state` is `ok`, `missing` or `failed`.
 
-    If a fact is `missing`, an optional feature cannot be used. If a fact has `failed`, nothing can be recorded.
+    With `missing`, an optional feature cannot be used. With `failed`, nothing can be recorded.
     """
 
     name: str
@@ -170,7 +170,7 @@ def _daemon(endpoint: str) -> Fact:
 
 def _sources(directory: Path) -> Fact:
     rings = [directory / name for name in rings_of(os.listdir(directory))]
-    # Leave out processes that have recorded nothing. They have not made their ring file yet.
+    # Skip these processes. They have recorded nothing, so they have not made their ring file yet.
     rings = [ring for ring in rings if ring.exists()]
     live = [int(ring.stem.partition("-")[0]) for ring in rings if runs(ring)]
     ended = len(rings) - len(live)
@@ -251,7 +251,7 @@ def _numba() -> Iterator[Fact]:
 
 
 def _cuda() -> Iterator[Fact]:
-    """Yield the facts about CuPy and NVIDIA's compiler. `--backend cuda` needs both, and a driver."""
+    """Yield the facts about CuPy and NVIDIA's compiler. `--backend cuda` needs CuPy, the compiler, and a driver."""
     from cbtop.compute.errors import ComputeError
 
     way_out = "pip install 'cbtop[cuda]': `cbtop demo --backend cuda` needs it"

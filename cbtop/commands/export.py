@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _export_html(options: argparse.Namespace) -> int:
-    """Write the report on a recording at its end."""
+    """Write an HTML report that shows a recording at its end."""
     from cbtop.feeds.replay import ReplayFeed
 
     if options.file is None:
@@ -112,7 +112,7 @@ def _chosen(processes: dict[str, RecordedProcess], options: argparse.Namespace) 
     if options.source is not None:
         chosen = {key: recorded for key, recorded in processes.items() if options.source in (key, str(recorded.pid))}
     elif not holds_many:
-        # Leave out processes that ended before the recording began, because the recording has no records of them.
+        # Skip processes that ended before the recording began, because the recording has no records of them.
         chosen = {key: recorded for key, recorded in processes.items() if len(recorded.records)} or processes
     if not chosen or (len(chosen) > 1 and not holds_many):
         known = "; ".join(f"{key} ({one.process}, pid {one.pid})" for key, one in (chosen or processes).items())
