@@ -38,7 +38,7 @@ class Slice:
 
 
 class BusySlices:
-    """Stores the totals of one process at each update in which a step ended.
+    """Stores the totals of one process at each update that reports an ended step.
 
     A slice is the time between two stored totals.
     """
@@ -77,7 +77,9 @@ class BusySlices:
         return self._now_ns - self._taken[-1].monotonic_ns > MAX_SILENT_SLICES * max(longest_ns, SLICE_S * 1e9)
 
     def slices(self, nodes: NodeTable, phase: str) -> list[Slice]:
-        """Return those of the last SLICES slices in which a step of `phase` ended, oldest first."""
+        """Return the slices with an ended step of `phase`, from the last SLICES slices. The oldest slice comes
+        first.
+        """
         step = next((n for n in nodes.children[None] if n.kind is NodeKind.STEP and display_name(n) == phase), None)
         if step is None:
             return []

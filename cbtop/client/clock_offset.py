@@ -77,7 +77,9 @@ class ClockExchange:
         return self._number
 
     def answer(self, reading: ClockReading, now_ns: int, realtime_ns: int) -> None:
-        """Store the daemon's answer. `now_ns` and `realtime_ns` are the times on our clocks when the answer arrived."""
+        """Store the daemon's answer. `now_ns` and `realtime_ns` are the times on our clocks when the answer
+        arrived.
+        """
         if reading.asked != self._number or self._asked_ns is None:
             return  # This answer belongs to an earlier question and came too late.
         half_ns = (now_ns - self._asked_ns) // 2 + 1

@@ -64,8 +64,8 @@ class Collector:
 
     @property
     def trouble(self) -> str:
-        """The reason why there is no connection to the daemon. Empty if the viewer is connected, or if the reason is
-        unknown.
+        """The reason why the connection to the daemon is missing. Empty if the viewer is connected, or if the reason
+        is unknown.
         """
         return self._subscriber.trouble
 

@@ -102,7 +102,7 @@ class Links:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The addresses of the daemons whose messages have arrived but are not applied yet."""
+        """The addresses of the daemons with messages that have arrived but are not applied yet."""
         return tuple(link.endpoint for link in self._links if link.is_behind)
 
     @property

@@ -31,7 +31,7 @@ class ProcessMoment(NamedTuple):
 
     cpu_percent: float | None
     resident_bytes: float | None
-    # share of time in which the process's busiest thread was waiting for a processor
+    # share of time that the process's busiest thread has waited for a processor
     waiting_percent: float | None = None
 
 

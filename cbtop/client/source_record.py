@@ -131,7 +131,9 @@ class SourceRecord:
         return self.sampling is not None or self.sample_every > 1
 
     def kept(self) -> int:
-        """Number of entries that use memory. Nodes, announcements, and the parts of announcements are such entries."""
+        """Number of entries that use memory. Nodes, announcements, and the parts of announcements are such
+        entries.
+        """
         places = max(len(self.nodes), len(self.stats))
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         traced += len(self.burst.kernels) if self.burst else 0

@@ -42,8 +42,8 @@ class _Totals:
 
 @dataclass(frozen=True, slots=True)
 class _Second:
-    """The mean time (µs) per token, or per call, of each brick between two moments. It is NaN for a brick of which no
-    call ended.
+    """The mean time (µs) per token, or per call, of each brick between two moments. It is NaN for a brick without an
+    ended call.
     """
 
     end_ns: int

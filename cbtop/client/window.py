@@ -71,8 +71,8 @@ class _Slice:
     begin_ns: int
     losses: Losses | None  # all records that were lost before the slice began; None if unknown
     parts: list[Growth] = field(default_factory=list)
-    # If a range begins with this slice, its step time includes this much time from before the slice, for each step
-    # node (see `TimeRange.before_ns`).
+    # For each step node: the step time from before this slice that counts if a range begins with this slice (see
+    # `TimeRange.before_ns`).
     before_ns: dict[int, int] = field(default_factory=dict)
 
     @property

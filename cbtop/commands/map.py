@@ -226,7 +226,7 @@ def _sizes(sizes: Sequence[int] | None) -> str:
 
 
 def _layers(layers: Sequence[int | None]) -> str:
-    """Return layer numbers as text, such as `0-3, 5`. The text `-` stands for launches outside of all layers."""
+    """Return layer numbers as text, such as `0-3, 5`. The text `-` means launches outside of all layers."""
     runs: list[list[int]] = []
     for number in sorted({layer for layer in layers if layer is not None}):
         if runs and number == runs[-1][-1] + 1:

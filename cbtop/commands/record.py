@@ -37,8 +37,8 @@ examples:
 POLL_MS = 100
 DEFAULT_MAX_BYTES = 1 << 30
 ANSWER_WITHIN_S = 5.0
-# Maximum seconds to read after the recorded process has ended. Usually a quarter of a second is enough, because the
-# daemon reads four times a second. On an overloaded machine, it may take longer.
+# Read for at most this many seconds after the recorded process has ended. Usually a quarter of a second is enough,
+# because the daemon reads four times a second. An overloaded machine may need longer.
 READ_ON_S = 60.0
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -113,8 +113,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Beside:
-    """The `cbtop run --record` process that has started this recorder. That process waits until the recording has
-    begun.
+    """The `cbtop run --record` process that started this recorder. The starting process waits until the recording
+    begins.
     """
 
     def __init__(self, beside: str, there_before: set[str]) -> None:
@@ -126,9 +126,10 @@ class _Beside:
         os.close(begun)
 
     def is_over(self, recorder: StreamRecorder) -> bool:
-        """Return whether the watched process has ended and the data of all new processes is read.
+        """Return whether the recorder may stop: the watched process has ended, and the data of all new processes was
+        read.
 
-        Also returns True if the process ended at least READ_ON_S ago.
+        Also returns True if the watched process ended at least READ_ON_S ago.
         """
         if process_start(self._pid) == self._start:
             return False

@@ -19,8 +19,8 @@ from cbtop.protocol.process import is_running, pid_namespace, process_start
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.protocol.signals import suppressed
 
-# Only type checkers take this for true. Importing the real `TYPE_CHECKING` from `typing` takes longer than starting
-# Python.
+# Only type checkers treat `TYPE_CHECKING` as true. Importing the real constant from `typing` takes longer than
+# starting Python.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
@@ -52,7 +52,7 @@ Not shown: Python with -I, -E or -S, and children with another environment (with
 Put `cbtop run` before a wrapper: cbtop run -- opentelemetry-instrument python app.py. If a shell script puts a
 directory with a sitecustomize first on PYTHONPATH, Python does not load cbtop: append that directory instead.
 """
-# The options of `cbtop run` that have a value. For each option: the value's name in the help, the default, and the
+# The options of `cbtop run` that take a value. Each option has the value's name in the help, the default, and the
 # help text.
 OPTIONS: dict[str, tuple[str, str | None, str]] = {
     "--overhead": (
@@ -73,7 +73,7 @@ HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "imp
 # A shell ends with these exit codes if a command is not found, or if it may not be executed.
 NOT_FOUND, NOT_ALLOWED = 127, 126
 MAX_MARK_CHARS = 80
-# Suffix of the name of a run's FIFO. The import hook and the module `launched` contain the same suffix.
+# The name of a run's FIFO ends with this suffix. The import hook and the module `launched` contain the same suffix.
 END_SUFFIX = ".end"
 SHELL = "/bin/sh"
 PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
     if options.watch:
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
-        # Importing the modules of a screen takes a third of a second.
+        # The modules of a screen are imported only here, because importing them takes a third of a second.
         from cbtop.commands.shared.program import Program
         from cbtop.commands.shared.show import settle_options
 
@@ -181,8 +181,8 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
         _say(f"no recorder could be started: {error.strerror}")
         return 1
     if additions and not quiet:
-        # Making the process for the summary may fail, because no descriptor, process or disk space is left. Then run
-        # the command without a summary.
+        # If no descriptor, process or disk space is left, the process for the summary cannot be made. Run the command
+        # without a summary then.
         with suppressed(OSError):
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
     for line in said:  # Print these lines only now, when nothing can keep the command from running any longer.
@@ -403,7 +403,7 @@ def _checked(guard: str | None) -> str | None:
 
 
 def recorded_overhead() -> str:
-    """Return the overhead that a recording may have by default. Every step is recorded unless there may be a GPU.
+    """Return the overhead that a recording may have by default. If the machine has no GPU, every step is recorded.
 
     On a GPU, recording every step of an eager model needs extra timestamps (stamps), and these make the model wait
     for the host. With the smaller default overhead, a step is recorded by the times of its kernels.

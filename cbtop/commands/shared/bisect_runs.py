@@ -1,6 +1,6 @@
-"""Run a command at several commits, which take turns, for `cbtop bisect`.
+"""Run a command at several commits for `cbtop bisect`. The commits are run in turns.
 
-Each round is stored in a file, so that an interrupted bisection can be continued.
+Each round of runs is stored in a file, so that an interrupted bisection can be continued.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class CommitRuns:
         self._numbers: Counter[str] = Counter()
 
     def rounds(self, sides: Sequence[str], number: int) -> list[list[Run]]:
-        """Return `number` rounds. A round has a run of each commit in `sides`. Stored rounds are not made again.
+        """Return `number` rounds. A round has one run of each commit in `sides`. If a round is stored, its runs are
+        not made again.
 
         In every second round, the commits run in the opposite order. Raises BrokenCommitError if a commit does not
         run, and OverdueError if the time limit is reached.

@@ -53,7 +53,7 @@ class Asked:
 
     @property
     def looks(self) -> list[int]:
-        """The numbers of rounds after which a commit is judged."""
+        """A commit is judged after each of these numbers of rounds."""
         return sorted({MIN_LEARNED, self.rounds})
 
 
@@ -165,13 +165,13 @@ class Search:
         return self._confirm()
 
     def _measure(self, base: str, commit: str) -> CommitVerdict:
-        """Measure `commit` in turns with `base`, and return whether `commit` is slower (bad)."""
+        """Run `commit` and `base` in turns, and return the verdict: whether `commit` is slower than `base` (bad)."""
         assert self._wanted is not None
         for number in self._asked.looks:
             bases, news = zip(*self._runs.rounds([base, commit], number), strict=True)
             try:
                 assessment = self._assess(bases, news)
-            except UsageError as error:  # A threshold of the user names a brick that this commit does not have.
+            except UsageError as error:  # A threshold of the user names a brick that does not exist at this commit.
                 raise BrokenCommitError(commit, str(error)) from error
             verdict = verdict_of(assessment, self._wanted, is_last=number == self._asked.rounds)
             if verdict is not CommitVerdict.UNCLEAR:
@@ -180,8 +180,9 @@ class Search:
         return verdict
 
     def _confirm(self) -> tuple[End, str]:
-        """Confirm the first bad commit by comparing it with its parent. || It may be no slower than its parent if
-        small changes of several commits add up.
+        """Compare the first bad commit with its parent.
+
+        If several commits each add a small slowdown, the first bad commit may be no slower than its parent.
         """
         parent = self._repository.parent(self._bad)
         if parent is None or parent == self._asked.good:
