@@ -19,9 +19,10 @@ NOT_BEFORE = "it took no time in the baseline"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A measured value with its interval, or the reason why it is not known.
+    """A measured value with its interval.
 
-    A relative value is a multiple of the baseline. Other values are in µs or per second.
+    If the value is not known, this has the reason. A relative value is a multiple of the baseline. Other values are
+    in µs or per second.
     """
 
     name: str  # name of the judged part of a training step, or "" for the whole step
@@ -33,14 +34,14 @@ class Measure:
 
 
 def bare_name(name: str) -> str:
-    """Return the letters and digits of a name in lower case. Names of parts are compared in this form."""
+    """Return the lower-case letters and digits of a name. Two names of parts are compared in this form."""
     return "".join(sign for sign in name.casefold() if sign.isalnum())
 
 
 def training_part(part: PartDiff, name: str) -> str | None:
-    """Return the part of a training step that is called `name`.
+    """Return the part of a training step with the name `name`.
 
-    Return None if a brick has the name or the step does not train.
+    Return None if a brick has this name, or if the step does not train.
     """
     known = dict.fromkeys([*part.now.training, *part.before.training])
     if not known and not is_training(part.phase):
