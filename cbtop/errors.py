@@ -4,7 +4,7 @@
 class CbtopError(Exception):
     """An error that is shown to the user.
 
-    `exit_code` is the exit code of the process, as listed in `cbtop.cli`.
+    `exit_code` is the exit code of the process. The docstring of `cbtop.cli` lists the codes.
     """
 
     exit_code = 1

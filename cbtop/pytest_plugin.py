@@ -5,8 +5,8 @@ PYTEST_DONT_REWRITE
 """
 
 # Rules
-# - Each measured run of a test is a separate process. `cbtop check` starts pytest with this test alone. Runs in one
-#   process have the same memory layout, so they would not show how runs vary.
+# - Each measured run of a test is a separate process. `cbtop check` starts pytest with this test alone. All runs in
+#   one process would have the same memory layout, so they would not show how runs vary.
 # - The pytest session of the user runs no fixture of a measured test.
 # - Every pytest session imports this module, so nothing slow is imported at its top.
 
@@ -50,11 +50,11 @@ _OF_THE_SESSION = ("PYTEST_ADDOPTS", "COV_CORE_", "COVERAGE_PROCESS_")
 
 
 class ParallelRunWarning(pytest.PytestWarning):
-    """A test was to be measured while xdist ran other tests."""
+    """A test with the mark `cbtop` should be measured while xdist runs other tests."""
 
 
 class MeasurementError(Exception):
-    """The measured test is too slow, or could not be measured or judged."""
+    """The measured test is too slow, or it could not be measured or judged."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -116,7 +116,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def cbtop_budget() -> Callable[..., None]:
     """Return a function that adds thresholds to this test, for example `cbtop_budget("decode.p50 <= 1.05x")`.
 
-    It is for thresholds that are known only while the test runs.
+    The function is for thresholds that are known only while the test runs.
     """
     if EXCHANGE not in os.environ:
         raise pytest.UsageError(f"{FIXTURE} must be an argument of the test, so that the test is measured")
@@ -133,11 +133,11 @@ class MeasuredTest(pytest.Function):
     """A test with the mark `cbtop`. It runs in measured processes, and not in this session."""
 
     def setup(self) -> None:
-        """Set up no fixture, because the measured processes set up fixtures of their own."""
+        """Set up no fixture here, because each measured process sets up its own fixtures."""
 
     def runtest(self) -> None:
-        """Measure the test in other processes and judge it. Raises MeasurementError if it is too slow or could not be
-        judged.
+        """Measure the test in other processes and judge it. Raises MeasurementError if the test is too slow or could
+        not be judged.
         """
         if getattr(self.config, "workerinput", {}).get("workercount", 1) > 1:
             warnings.warn(ParallelRunWarning(AT_THE_SAME_TIME), stacklevel=1)
@@ -190,7 +190,7 @@ class MeasuredTest(pytest.Function):
         """Run `cbtop check` with the arguments `words` and with a command that runs this test.
 
         If `words` contain --new, the run already exists and no command is added. Raises MeasurementError if the check
-        fails. Skips this test if it skips itself in the measured process.
+        fails. If the test skips itself in the measured process, skips it here, too.
         """
         command = [] if "--new" in words else ["--", *self._command(exchange)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_SESSION)}
@@ -237,8 +237,8 @@ def _need_base(thresholds: Sequence[str]) -> bool:
 
 
 def check_names(thresholds: Sequence[str], base_file: Path) -> None:
-    """Raise MeasurementError if a threshold is invalid, or if it has a name that is missing in the runs of the
-    base file.
+    """Raise MeasurementError if a threshold is invalid, or if the runs of the base file lack a name in a
+    threshold.
     """
     from cbtop.comparison.contents import contents_together
     from cbtop.comparison.run_diff import diff_of
@@ -260,9 +260,9 @@ def check_names(thresholds: Sequence[str], base_file: Path) -> None:
 
 
 def _added(exchange: Path) -> list[str]:
-    """Return the thresholds that the test has added while it ran.
+    """Return the thresholds that the test has added during its runs.
 
-    Every run adds the same ones, so each counts once.
+    Every run adds the same thresholds, so each threshold counts once.
     """
     file = exchange / BUDGET
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []

@@ -21,7 +21,8 @@ class DiffStack:
     now_ns: int
 
 
-# Speedscope cannot draw differences. So the file has a profile of each run, one of added time and one of saved time.
+# Speedscope cannot draw differences. So the file has four profiles: one of each run, one of added time, and one of
+# saved time.
 _PROFILES: dict[str, Callable[[DiffStack], int]] = {
     "before": lambda one: one.before_ns,
     "now": lambda one: one.now_ns,

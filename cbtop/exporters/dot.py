@@ -16,7 +16,7 @@ def write_dot(recorded: RecordedProcess, out: TextIO) -> None:
     Steps that were timed only as a whole are left out.
     """
     count, total_ns, elements = Counter[int](), Counter[int](), Counter[int]()
-    uncounted: set[int] = set()  # ids of nodes that have at least one call without a number of elements
+    uncounted: set[int] = set()  # ids of nodes with at least one call that has no number of elements
     for record in (record for record in recorded.records if not record.plain):
         count[record.node] += 1
         total_ns[record.node] += record.end_ns - record.start_ns

@@ -19,7 +19,7 @@ from cbtop.viewmodels.source import SourceView
 
 END_WITHIN_S = 5.0
 MAX_SAID_BYTES = 1 << 16
-ENGINE = "numba"  # a package of the extra `compute`, without which only the short measurement is possible
+ENGINE = "numba"  # This package belongs to the extra `compute`. Without it, only the short measurement is possible.
 GOES_ON = " …"  # A progress line ends with this text if the output is not a terminal.
 
 
@@ -56,7 +56,7 @@ class Calibration:
         fails.
         """
         exit_code = self._process.poll()
-        # Use pread, because it does not move the file position, which calibrate also uses for writing.
+        # Use pread, which does not move the file position. Calibrate shares this position for writing.
         lines = os.pread(self._said.fileno(), MAX_SAID_BYTES, 0).decode("utf-8", "replace").splitlines()
         steps = [line for line in lines if line.endswith(GOES_ON)]
         if exit_code is None:
@@ -87,8 +87,8 @@ class Calibration:
 def arguments(source: SourceView) -> list[str]:
     """Return the command-line arguments of `cbtop calibrate` for this source.
 
-    On a CPU, they are the number of threads and the size of the weights. A GPU needs no arguments, and all of it is
-    measured. Without the extra `compute`, only the short measurement is possible.
+    For a CPU, the arguments are the number of threads and the size of the weights. A GPU needs no arguments, because
+    the whole GPU is measured. Without the extra `compute`, only the short measurement is possible.
     """
     roofs = source.roofline.ceilings
     if source.threads is None or any(roof.gpu for roof in roofs):

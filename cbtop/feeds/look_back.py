@@ -49,7 +49,7 @@ def remembered(feed: Feed) -> list[ReplayFeed]:
         try:
             past = _opened(endpoint, feed.keys, feed.window_s, tuple(feed.seen()), curves_s=0)
         except (CbtopError, ProtocolError, OSError):
-            continue  # Leave out this daemon. It is an older version, or it stores no history.
+            continue  # Skip this daemon. It has an older version, or it stores no history.
         past.is_playing = False
         past.seek(past.duration_s)
         found.append(past)

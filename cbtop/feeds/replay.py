@@ -24,7 +24,7 @@ from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
 def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
     """Return a baseline for each process of the recording at `path`.
 
-    It covers the whole recording, or its last `last_s` seconds. Raises RecordingError or VersionError.
+    A baseline covers the whole recording, or the last `last_s` seconds. Raises RecordingError or VersionError.
     """
     with ReplayFeed(path) as feed:
         duration_s = feed.duration_s
@@ -82,7 +82,7 @@ class ReplayFeed(StoreViews):
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view that merges all sources that belong together.
+        """Return one view that merges all sources of the same job.
 
         If a range is shown, the view covers the range.
         """
@@ -118,12 +118,14 @@ class ReplayFeed(StoreViews):
             self.seek(self.at_s + passed_s * self._speed)
 
     def seek(self, to_s: float) -> None:
-        """Show the moment `to_s` of the recording. A value outside of the recording means its begin or end."""
+        """Show the moment `to_s` of the recording. A moment outside of the recording is replaced by its begin or
+        end.
+        """
         self.aim(to_s)
         self.advance()
 
     def aim(self, to_s: float) -> None:
-        """Set the target of the replay to the moment `to_s` of the recording, and leave a shown range.
+        """Set the target of the replay to the moment `to_s` of the recording, and stop showing a range.
 
         `advance` moves to the target.
         """
@@ -163,7 +165,7 @@ class ReplayFeed(StoreViews):
     def watched(self) -> TimeView:
         """Return the time bar of the whole recording.
 
-        It has the notable events in the part that was read until now.
+        The time bar has the notable events of the part that was read until now.
         """
         return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
 
@@ -188,12 +190,14 @@ class ReplayFeed(StoreViews):
 
     @property
     def is_complete(self) -> bool:
-        """Always True, because a recording needs no answers of a daemon."""
+        """Always True, because a recording does not wait for answers of a daemon."""
         return True
 
     @property
     def left_out(self) -> str:
-        """A text with the number, names and reasons of the sources that were dropped for lack of memory, or ""."""
+        """One text with the number, names and reasons of the sources that were dropped for lack of memory. "" if no
+        source was dropped.
+        """
         return self.store.complaint()
 
     @property
