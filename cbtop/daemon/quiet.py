@@ -59,7 +59,7 @@ class QuietWatch:
         """Read the threads of the process if it has been quiet for MIN_QUIET_NS, or if no thread has ever reported a
         brick.
 
-        A thread that has ended, such as the thread of a request, is no longer in the ring. So it must be read early.
+        An ended thread, such as the thread of a request, cannot be read, because it has left the ring.
         """
         if self._moved_ns is None:
             self._moved_ns = now_ns

@@ -264,7 +264,7 @@ class Source:
     def _look_at_what_is_left(self) -> None:
         """Read only the hello and the number of records of an ended process.
 
-        If there is no hello, mark the source for a complete read.
+        If the catalog has no hello, mark the source for a complete read.
         """
         try:
             self._announced.add(self._catalog_reader.read_first())

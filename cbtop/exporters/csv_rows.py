@@ -37,7 +37,9 @@ def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
 
 
 def _places(recorded: RecordedProcess) -> Iterator[tuple[Any, ...]]:
-    """Yield the fields of the columns PLACES after the step, for each node id from 0 on."""
+    """Yield the fields of each node id from 0 on. The fields are of the columns in PLACES that come after the
+    step.
+    """
     from cbtop.exporters.call_columns import NodePlaces  # imported here, because this module imports NumPy
 
     places = NodePlaces(recorded.nodes)

@@ -115,7 +115,7 @@ def _check_frames(reader: RecordingReader) -> None:
 
 
 class _Said:
-    """The announcements of one process, as far as exporters need them."""
+    """The announcements of one process. Only announcements that exporters need are stored."""
 
     def __init__(self, where: str, key: str, pid: int = 0) -> None:
         self.where = where

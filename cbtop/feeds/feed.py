@@ -176,9 +176,9 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view that merges the source `key` and all sources that belong together with it.
+        """Return one view that merges the source `key` with all related sources, such as the ranks of its job.
 
-        None for `key` means the first source. Returns None without any source.
+        If `key` is None, the first source is used. Returns None if no source exists.
         """
         seen = self.seen()
         if key not in seen:

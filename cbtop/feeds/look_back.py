@@ -39,10 +39,10 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
 
 
 def remembered(feed: Feed) -> list[ReplayFeed]:
-    """Return the history of each daemon of `feed`, limited to the sources in `feed`. Each history is at its end and
-    has no curves.
+    """Return the history of each daemon of `feed`, limited to the sources in `feed`. Each history shows its last
+    moment and has no curves.
 
-    This call blocks, even if a daemon does not answer. The caller must close the results.
+    This call blocks for some time if a daemon does not answer. The caller must close the results.
     """
     found = []
     for endpoint in feed.links.answered:

@@ -87,10 +87,10 @@ class Playback:
                 yield record
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set the target of the playback to a range between two moments. Only steps in the range are shown, until
+        """Set the target of the playback to a range between two moments. Only steps in the range are shown until
         `aim` is called.
 
-        A step belongs to the range if the daemon reported its end within the range.
+        A step belongs to the range if the daemon reported the end of the step within the range.
         """
         begin_ns, end_ns = sorted((moment_ns(self._reader, one_s), moment_ns(self._reader, other_s)))
         self._range = _Range(begin_ns, end_ns)

@@ -55,7 +55,7 @@ class RecordingSearch:
     def _steps_from(self, from_ns: int, steps: int, keys: Container[str] | None) -> list[int] | None:
         """Return the times of the next `steps` updates with ended steps.
 
-        A negative number searches backwards. Returns None if there is no such update.
+        A negative number searches backwards. Returns None if no update with ended steps was found.
         """
         if steps > 0:
             told = self._steps_told(keys, from_ns, from_ns + STEPS_WITHIN_NS)

@@ -82,7 +82,7 @@ class ReplayFeed(StoreViews):
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view that merges all sources of the same job.
+        """Return one view that merges all related sources, such as the ranks of a job.
 
         If a range is shown, the view covers the range.
         """
@@ -138,10 +138,10 @@ class ReplayFeed(StoreViews):
         return self.playback.advance(limit_s)
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set the target of the replay to a range between two moments. Only steps in the range are shown, until `aim`
+        """Set the target of the replay to a range between two moments. Only steps in the range are shown until `aim`
         is called.
 
-        A step belongs to the range if the daemon reported its end within the range.
+        A step belongs to the range if the daemon reported the end of the step within the range.
         """
         self.playback.select(one_s, other_s)
 

@@ -27,11 +27,11 @@ def live(
     """Yield a snapshot of the running processes every `interval_s` seconds, until none of them runs any longer.
 
     A snapshot is the object that `cbtop --headless --format json` prints. Its figures are of the last ten seconds.
-    `source`, `connect` and `phase` are as on the command line. When the loop ends or is left, the connection is
-    closed.
+    `source`, `connect` and `phase` are as on the command line. The connection is closed when the loop ends or the
+    caller leaves the loop.
 
-    Raises NoDataError if no process with data runs within `timeout_s`, and CbtopError if no daemon lets this process
-    in.
+    Raises NoDataError if no process with data runs within `timeout_s`. Raises CbtopError if all daemons reject this
+    process.
     """
     from cbtop.feeds.feed import Feed
     from cbtop.reports.json import json_report

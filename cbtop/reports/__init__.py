@@ -29,8 +29,7 @@ class ReportMaker(Protocol):
     ) -> str: ...
 
 
-# Name of the section that fits on one screen; without other options, only this section is printed
-OVERVIEW = "overview"
+OVERVIEW = "overview"  # name of the section that fits on one screen; it is printed without other sections
 SOURCES, DEVICES = "sources", "devices"  # names of the sections about all sources together
 HTML = "html"  # format with every section, so that it needs every record, too
 # Name of the section that needs every single record. The daemon sends single records only if this section is

@@ -1,4 +1,4 @@
-"""Run a command at several commits for `cbtop bisect`. The commits are run in turns.
+"""Run a command at several commits in turn, for `cbtop bisect`.
 
 Each round of runs is stored in a file, so that an interrupted bisection can be continued.
 """

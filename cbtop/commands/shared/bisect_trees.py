@@ -92,7 +92,7 @@ class Repository:
         return not git("rev-list", "--max-count=1", first, "--not", last, at=self.root)
 
     def between(self, goods: Sequence[str], bad: str, *, first_parent: bool, is_halved: bool = False) -> list[str]:
-        """Return `bad` and its ancestors, except ancestors of `goods`. The newest commit comes first.
+        """Return `bad` and its ancestors, except `goods` and the ancestors of `goods`. The newest commit comes first.
 
         With `is_halved`, the commit that divides the list into halves comes first, as in `git rev-list --bisect-all`.
         """

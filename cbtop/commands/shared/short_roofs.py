@@ -69,7 +69,7 @@ class _Threads:
         """Call `task` in each thread, with the number of the thread.
 
         Returns the seconds from the start of the first thread to the end of the last. The threads themselves read the
-        clock. The caller may get a processor only after the threads have ended.
+        clock, because the caller may get a processor only after the threads have ended.
         """
         self._task = task
         self._gate.wait()
