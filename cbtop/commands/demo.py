@@ -548,7 +548,7 @@ class _Prompted:
         self._process.terminate()
 
     def resize(self, columns: int, rows: int) -> None:
-        """Ignore a resize of the screen. The screen wraps this program's text without help."""
+        """Do nothing when the screen is resized, because the screen itself wraps the text."""
 
 
 def _write(text: str) -> None:

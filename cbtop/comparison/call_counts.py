@@ -174,10 +174,10 @@ def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
 
 
 def looks(befores: Sequence[Figure | None], nows: Sequence[Figure | None]) -> int:
-    """Return the number of figures of two runs that are tested together.
+    """Return the number of figures of two runs that are tested together. This number is used to keep false alarms
+    rare.
 
-    Each brick or layer counts once for the time of a call. If its calls per step vary, it counts a second time. The
-    number keeps false alarms rare.
+    Each brick or layer counts once for the time of a call. If its calls per step vary, it counts a second time.
     """
     return sum(
         1 + any(one and (one.error or one.scatter) for one in both) for both in zip(befores, nows, strict=True)

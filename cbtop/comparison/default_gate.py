@@ -275,8 +275,9 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
             why = f"{_other_causes(found, rate)} took the time"
         said += f"; but the typical step is as long as before: {why}"
         return Judged(rule, rate.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
-    # Pauses by other programs widen the interval of a rate on any machine. So the result is `unknown` only in two
-    # cases: more time is lost than pauses explain, or the typical step is also unknown and the interval is too wide.
+    # Pauses by other programs widen the interval of a rate on any machine. So a wide interval makes the result
+    # `unknown` only if the typical step is also unknown. A loss of more time than pauses explain always makes the
+    # result `unknown`.
     is_typical_known = any(part.typical is not None for part in rate.parts)
     if is_far or (not is_typical_known and (change.noise_percent or inf) > MAX_NOISE_PERCENT):
         return Judged(rule, rate.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")

@@ -38,7 +38,7 @@ BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 Place = tuple[Brick | None, str | None]  # a place: (brick, None), (None, layer), (brick, layer), or WHOLE_STEP
 WHOLE_STEP: Place = (None, None)
 _OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
-# Every call of a brick or layer may be of one kind. Then `Quantile.stretch` is below this value, except by chance.
+# If all calls of a brick or layer are of one kind, its `Quantile.stretch` is below this value, except by chance.
 _UNEVEN = 1.5
 # A common factor of all bricks is computed only from at least this many bricks in layers. Among fewer bricks, a
 # single slow one would change the factor.

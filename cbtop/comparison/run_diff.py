@@ -51,7 +51,7 @@ class RunDiff:
     # Groups of steps that only the new run has, or that are not comparable. In such a PartDiff, the new run's group
     # is also used as the old group.
     alone: tuple[PartDiff, ...] = ()
-    # If both runs have a group of steps but it is not compared, this is the reason.
+    # the reason why a group of steps is not compared although both runs have it
     why_apart: Mapping[PartKey, str] = field(default_factory=dict)
     # Steps in batches with too few steps to compare. If no group of steps of a phase is compared, only the additional
     # time of the phase counts.

@@ -70,7 +70,8 @@ from cbtop.version import __version__
 LOOK_S = 0.1
 PUBLISH_S = 0.25  # Seconds between two updates of the viewers. No screen is drawn more often.
 DISCOVER_S = 0.2
-# If any job is due, other jobs also run if they become due soon. Soon means within this part of the job's period.
+# If any job is due, other jobs that become due soon also run. A job becomes due soon if at most this part of its own
+# period is left.
 EARLY = 0.2
 JOIN_S = 0.1  # Requests of new viewers are answered together if they arrive within this many seconds of each other.
 HEARTBEAT_S = 1.0

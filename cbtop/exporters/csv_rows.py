@@ -37,7 +37,7 @@ def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
 
 
 def _places(recorded: RecordedProcess) -> Iterator[tuple[Any, ...]]:
-    """Yield the fields of each node id from 0 on. The fields are of the columns in PLACES that come after the
+    """Yield the fields of one node after the other, from node id 0 on. The fields are the columns in PLACES after the
     step.
     """
     from cbtop.exporters.call_columns import NodePlaces  # imported here, because this module imports NumPy

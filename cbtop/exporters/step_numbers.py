@@ -78,10 +78,9 @@ class _Numbering:
         yield self._numbered(joined(waiting), is_last=True)[0]
 
     def _numbered(self, batch: Batch, *, is_last: bool) -> tuple[NumberedCalls, Batch]:
-        """Split `batch`.
+        """Return two parts of `batch`: the calls at the beginning that have a known step, and the rest.
 
-        Return the calls at its beginning, if their steps are known, and the rest of the batch. If `is_last`, return
-        all calls.
+        If `is_last`, all calls are in the first part.
         """
         step_of = self._step_of[batch.node]
         is_step = step_of == batch.node

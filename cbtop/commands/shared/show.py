@@ -151,7 +151,7 @@ def open_feed(
 ) -> Feed:
     """Return the feed for the options of `add_connect_arguments`.
 
-    With `looks_back`, and if a daemon must be started inside this process, that daemon keeps a history. Raises
+    If `looks_back` is true and a daemon must be started inside this process, this daemon keeps a history. Raises
     UsageError for invalid keys.
     """
     from cbtop.daemon.history import MAX_HISTORY_S
