@@ -50,11 +50,11 @@ _OF_THE_SESSION = ("PYTEST_ADDOPTS", "COV_CORE_", "COVERAGE_PROCESS_")
 
 
 class ParallelRunWarning(pytest.PytestWarning):
-    """A test with the mark `cbtop` should be measured while xdist runs other tests."""
+    """Raised if a test with the mark `cbtop` would be measured while xdist runs other tests."""
 
 
 class MeasurementError(Exception):
-    """The measured test is too slow, or it could not be measured or judged."""
+    """Raised if the measured test is too slow, or if it could not be measured or judged."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

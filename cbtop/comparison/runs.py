@@ -5,7 +5,8 @@
 #   sequences.
 # - A place is a brick, a layer, a brick in a layer, or the whole step.
 # - A unit is a token, or a step if tokens are not known. Times are exclusive and in µs per unit. Times of calls are
-#   inclusive and per call. Rules
+#   inclusive and per call.
+# Rules
 # - wall = bricks + between bricks + not recorded inside + between steps, per unit. This equation holds even if steps
 #   overlap.
 # - Steps with more cached positions take more time. This growth is not noise. So each time is given at the mean

@@ -1,4 +1,4 @@
-"""Find the steps of a run that are not compared. These are steps that do the same work as too few other steps."""
+"""Find the steps of a run that are not compared, because their group of equal work has too few steps."""
 
 from __future__ import annotations
 

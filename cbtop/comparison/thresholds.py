@@ -108,8 +108,8 @@ def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | No
 
 
 def _named_parts(threshold: Threshold, phase: str, known: Sequence[PartDiff]) -> Sequence[PartDiff]:
-    """Return the groups of steps with the phase and batch of a threshold. Raises UsageError if there is not any such
-    group.
+    """Return the groups of steps with the phase and batch of a threshold. Raises UsageError if no group has this
+    phase and batch.
     """
     parts = [part for part in known if phase in ("", part.phase)]
     if not parts and bare_name(phase) in {bare_name(one.name) for part in known for one in part.bricks}:

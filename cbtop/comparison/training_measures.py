@@ -19,10 +19,9 @@ NOT_BEFORE = "it took no time in the baseline"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A measured value with its interval.
+    """A measured value with its interval. If the value is not known, the reason is stored instead.
 
-    If the value is not known, this has the reason. A relative value is a multiple of the baseline. Other values are
-    in µs or per second.
+    A relative value is a multiple of the baseline. Other values are in µs or per second.
     """
 
     name: str  # name of the judged part of a training step, or "" for the whole step
