@@ -1,4 +1,5 @@
-"""The command line. It finds the command, runs it, and turns errors into one line and an exit code.
+"""The command line. This module finds the command and runs it. If the command raises an error, the user gets one line
+and an exit code.
 
 Exit codes: 0 ran, data seen · 1 runtime error · 2 usage or bad model · 3 no publisher or no data within the timeout ·
 4 a check failed · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate · 141 broken pipe.
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 class Command(Protocol):
     """The interface of the modules in `cbtop.commands`, one for each subcommand.
 
-    If a module has the attribute TAKES_COMMAND, it gets the words after `--` in `options.command`.
+    If a module has the attribute TAKES_COMMAND, the words after `--` are passed to the module in `options.command`.
     """
 
     DESCRIPTION: str
@@ -76,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe. Python flushes stdout again at exit, and this would fail. So replace stdout
-        # by /dev/null.
+        # The reader has closed the pipe. At exit, Python flushes stdout again, and this flush would fail. So replace
+        # stdout by /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -85,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename == STDOUT:
             with contextlib.suppress(OSError):
-                # Python flushes stdout again at exit, and this would fail again. So replace stdout by /dev/null.
+                # At exit, Python flushes stdout again, and this flush would also fail. So replace stdout by
+                # /dev/null.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _fail(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 1)
     except MemoryError:

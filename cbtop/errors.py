@@ -1,4 +1,4 @@
-"""Errors that end a command. Each prints one line and has an exit code of its own."""
+"""Errors that end a command. Each error prints one line and has its own exit code."""
 
 
 class CbtopError(Exception):

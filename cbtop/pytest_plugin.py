@@ -27,12 +27,13 @@ import pytest
 
 MARK, FIXTURE, PROPERTY = "cbtop", "cbtop_budget", "cbtop"
 FOLDER = "cbtop-baselines"
-# This environment variable tells a measured process the folder for its reports to the pytest session.
+# The pytest session sets this environment variable for a measured process. The value is the folder for the reports of
+# the measured process.
 EXCHANGE = "CBTOP_PYTEST"
 # names of the files in the folder that EXCHANGE names
 BUDGET, SKIPPED, VERDICTS, NEW = "budget", "skipped", "verdicts.json", "new.json"
-# Number of base runs that are measured. With 6 runs, an interval is 5.6 times the scatter. With 3 runs, it is 20
-# times the scatter (docs/gate.md).
+# Number of base runs that are measured. With 6 runs, an interval is 5.6 times the scatter. With 3 runs, the interval
+# is 20 times the scatter (docs/gate.md).
 LEARNED_RUNS = 6
 FAILED, TOO_LITTLE, UNTRUSTED = 1, 3, 5  # `cbtop check` ends with these exit codes.
 STEPS_NEEDED = (
@@ -45,12 +46,13 @@ WAYS_OUT = {
     "unknown": "let the test run more steps, or learn from more runs: --cbtop-update --cbtop-runs N",
     "different": "to compare them anyway: --cbtop-anyway; to write a base file on this machine: --cbtop-update",
 }
-# Pytest and coverage set variables with these prefixes for the session. A measured process must not inherit them.
+# Pytest and coverage set variables with these prefixes for their own session. A measured process must not inherit
+# these variables.
 _OF_THE_SESSION = ("PYTEST_ADDOPTS", "COV_CORE_", "COVERAGE_PROCESS_")
 
 
 class ParallelRunWarning(pytest.PytestWarning):
-    """Raised if a test with the mark `cbtop` would be measured while xdist runs other tests."""
+    """Issued if a test with the mark `cbtop` would be measured while xdist runs other tests."""
 
 
 class MeasurementError(Exception):
@@ -130,7 +132,7 @@ def cbtop_budget() -> Callable[..., None]:
 
 
 class MeasuredTest(pytest.Function):
-    """A test with the mark `cbtop`. It runs in measured processes, and not in this session."""
+    """A test with the mark `cbtop`. The test runs in measured processes, and not in this pytest session."""
 
     def setup(self) -> None:
         """Set up no fixture here, because each measured process sets up its own fixtures."""

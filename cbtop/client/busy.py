@@ -30,7 +30,9 @@ Brick = tuple[str, BrickCategory]
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The recorded steps of one phase that ended within a slice, with their wall time and each brick's self time."""
+    """The recorded steps of one phase that ended within a slice. The wall time of these steps and the self time of
+    each brick are added up.
+    """
 
     steps: int
     wall_ns: int
@@ -124,7 +126,7 @@ def _owners(nodes: NodeTable, step: int) -> dict[Brick, tuple[list[int], list[in
     The second has the nodes of other bricks directly inside that brick.
     """
     found: dict[Brick, tuple[list[int], list[int]]] = {}
-    # maps the id of a node to the brick that contains the node, or to None
+    # maps a node id to the brick that contains the node, or to None outside of bricks
     holder: dict[int, Brick | None] = {step: None}
     for node in nodes.descendants(step):
         if node.kind is NodeKind.ADOPTED or (node.parent is not None and node.parent not in holder):

@@ -45,8 +45,8 @@ class _Exchange:
 
 
 class ClockExchange:
-    """Decides when to ask a daemon for its clocks, and estimates their offset from its answers. In all methods,
-    `now_ns` is our monotonic clock.
+    """Decides when a daemon is requested to report its clocks, and estimates the clock offset from the daemon's
+    answers. In all methods, `now_ns` is the time on our monotonic clock.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,9 @@ MAX_DRAIN_S = 0.25
 
 
 class Collector:
-    """Applies the messages of the daemon at `endpoint` to `store`. It never blocks unless a timeout is passed."""
+    """Applies the messages of the daemon at `endpoint` to `store`. Its methods never block unless a timeout is
+    passed.
+    """
 
     def __init__(
         self,

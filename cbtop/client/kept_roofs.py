@@ -1,5 +1,5 @@
-"""Find roofs (speed limits of the hardware) that were measured on this machine after a process had
-announced its own.
+"""Find speed limits of the hardware (roofs) that were measured on this machine after a process announced its
+roofs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def lacks_roofs(record: SourceRecord) -> bool:
 
 
 class StoredRoofs:
-    """Reads the file with the measured roofs of this machine, and reads it again whenever it changes."""
+    """Reads the file with the measured roofs of this machine. Reads the file again whenever it changes."""
 
     def __init__(self) -> None:
         self._boot_id = boot_id()

@@ -1,4 +1,4 @@
-"""A viewer's link to one daemon: the data received from it, and the seconds since its last message."""
+"""A viewer's link to one daemon: the data that the daemon has sent, and the seconds since its last message."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Link:
 
     @property
     def complaint(self) -> str:
-        """The problem with the link to this daemon in one line, or "" without a problem."""
+        """One line about the problem with the link to this daemon. "" if the link works."""
         inside = self._daemon.inside
         if self.refused or self.trouble:
             return f"{self.endpoint}: {'refused' if self.refused else self.trouble}"

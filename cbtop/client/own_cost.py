@@ -51,14 +51,14 @@ class OwnCost:
     def over_s(self) -> float:
         """Seconds between the oldest and the newest stored reading of the CPU time.
 
-        It is 0 during the first second.
+        The result is 0 during the first second.
         """
         return self._read[-1][0] - self._read[0][0]
 
     @property
     def cpu_percent(self) -> float | None:
-        """CPU time of this process over the last `over_s` seconds, in percent of one processor. None during the first
-        second.
+        """CPU time of this process over the last `over_s` seconds, in percent of one processor. It is None during the
+        first second.
         """
         worked_s = self._read[-1][1] - self._read[0][1]
         return 100 * worked_s / self.over_s if self.over_s else None

@@ -37,7 +37,9 @@ class ProcessMoment(NamedTuple):
 
 @dataclass(slots=True)
 class SampledDevices:
-    """The newest sample of one sampler of the daemon, and its samples of the last two minutes, oldest first."""
+    """The newest sample of one sampler of the daemon, and the sampler's history of the last two minutes, oldest
+    first.
+    """
 
     newest: DeviceSample
     # the samples of each device, by the device's uuid

@@ -1,4 +1,4 @@
-"""A viewer's data about one profiled process: its catalog, its totals and its limited history."""
+"""A viewer's data about one profiled process: the catalog, the totals and a limited history."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class SourceRecord:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended or is lost, so that no further data can come from it."""
+        """Whether the process has ended or is lost. In both cases, no further data of the process can arrive."""
         return self.state is not None and self.state.state in _HAVE_ENDED
 
     @property

@@ -36,7 +36,8 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.vocabulary import SourceStatus
 
 MAX_SOURCES = 1024
-# Memory limit in bytes for the data of all daemons together. 64 processes with 365 nodes each use a quarter of it.
+# Memory limit in bytes for the data of all daemons together. 64 processes with 365 nodes each use a quarter of the
+# limit.
 MAX_BYTES = 256 << 20
 MAX_WINDOW_BYTES = 64 << 20  # Recent windows may use this many bytes of MAX_BYTES.
 # The newest single records may use this many bytes of MAX_BYTES. They are stored only while a timeline is shown.
@@ -155,7 +156,7 @@ class Store:
             self._weigh(key)
 
     def shorten_records(self) -> None:
-        """Drop half of the single records of the source that has the most of them."""
+        """Find the source with the most single records, and drop half of these records."""
         key, record = max(self.sources.items(), key=lambda item: len(item[1].recent))
         record.recent.shorten(len(record.recent) // 2)
         self._weigh(key)

@@ -1,6 +1,6 @@
 """Write a daemon's messages to a recording.
 
-They are either live messages, or the daemon's history of the last minutes.
+The messages are either live messages, or the daemon's history of the last minutes.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class _Second:
     end_ns: int
     brick: Column
     us: NDArray[np.float64]
-    # FLOP, bytes and ns of each brick's calls, shape (3, bricks). If no brick declares its work, the shape is (3, 0).
+    # for each brick, the FLOP, bytes and ns of its calls, shape (3, bricks); (3, 0) if no brick declares its work
     work: NDArray[np.float32]
 
 
@@ -129,8 +129,8 @@ class BrickTrend:
         return self._us_tables
 
     def by_second(self, brick: int) -> dict[int, float]:
-        """Return the time of a brick for each second of the daemon's clock: µs per token inside steps, µs per call
-        outside steps.
+        """Return the time of a brick in each second of the daemon's clock. The time is in µs per token inside steps,
+        and in µs per call outside steps.
         """
         return {second.end_ns // _SECOND_NS: us for second, us in self._us(brick) if us == us}
 
@@ -148,8 +148,8 @@ class BrickTrend:
         return ((second, np.nan if at is None else float(second.us[at])) for second, at in self._of(brick))
 
     def _of(self, brick: int) -> Iterator[tuple[_Second, int | None]]:
-        """Yield each stored second, oldest first, with the index of `brick` in its arrays, or with None if the second
-        lacks the brick.
+        """Yield each stored second, oldest first, with the index of `brick` in the arrays of this second. The index
+        is None if the second lacks the brick.
         """
         begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
         bricks, at = _NONE, 0
@@ -243,7 +243,9 @@ def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
 
 
 def _known(work: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return FLOP, bytes and time per brick for a second. FLOP and bytes are NaN if a call did not declare them."""
+    """Return FLOP, bytes and time of each brick for one second. FLOP and bytes are NaN if a call of the brick did not
+    declare them.
+    """
     if not work.any():
         return np.zeros((3, 0), np.float32)
     # Values that are too large for float32 become infinity. Infinite values are not plotted.

@@ -1,7 +1,7 @@
 """The statistics of a source over its last seconds.
 
-A daemon sends statistics as sums since the source began. The viewer stores how much they grow in each slice of about
-a second. The window is the sum over the slices of the last seconds.
+A daemon sends statistics as sums since the source began. The viewer divides time into slices of about a second, and
+stores the growth of the sums in each slice. The window is the sum over the slices of the last seconds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The number of records since the daemon found the process (`seen`), and the number of lost records among them
+    """Two numbers of records since the daemon found the process: all records (`seen`), and the lost ones among them
     (`lost`).
     """
 

@@ -359,7 +359,9 @@ def _not_comparable(found: RunDiff) -> CbtopError:
 
 
 def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
-    """Return the results that need no thresholds: the checks of bricks, and the budgets in definition files."""
+    """Return the results of checks that need no thresholds: the checks of brick outputs, and the checks of budgets in
+    definition files.
+    """
     from cbtop.comparison.judged import Judged, Outcome
     from cbtop.comparison.thresholds import of_definitions
 
@@ -454,8 +456,8 @@ def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator
 def _line(lines: Sequence[str], name: str, value: str) -> int:
     """Return the number (from 1) of the line that defines the budget with this name and value.
 
-    This is the first line that contains both `value` and the last part of the dotted `name`. Returns 1 if no line has
-    both.
+    This is the first line that contains both `value` and the last part of the dotted `name`. Returns 1 if no line
+    contains both of them.
     """
     last = name.rpartition(".")[2]
     return next((at for at, line in enumerate(lines, 1) if last in line and value in line), 1)
@@ -534,7 +536,8 @@ def _write(
     If a file cannot be written, the remaining files are still written. Then UsageError is raised.
     """
     unwritten = []
-    # Write files first. Standard output may be a closed pipe, and writing to it would end the command.
+    # Write files before standard output. Standard output may be a closed pipe, and writing to it would end the
+    # command.
     for name, file in sorted(formats, key=lambda one: one[1] is None):
         text = _written(judged, found, name, baselines) + "\n"
         if file is None:

@@ -225,7 +225,7 @@ def _require_training_options(options: argparse.Namespace) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Run the demo's workload in this process until its steps are done or it is stopped."""
+    """Run the demo's workload in this process until its steps are done or the workload is stopped."""
     if options.gpus > 1:
         return _serve_ranks(options)
     from cbtop.profiler.profiler import BrickProfiler
@@ -252,8 +252,7 @@ def serve(options: argparse.Namespace) -> int:
     def should_stop() -> bool:
         return bool(int(first_rank.said(lambda: b"%d" % is_told_to()))) if first_rank else is_told_to()
 
-    # Imported here, because Numba loads slowly. At this point, viewers can already see the process and that it is
-    # starting.
+    # Imported here, because Numba loads slowly. Viewers can already see at this point that the process is starting.
     from cbtop.compute.errors import ComputeError, GuardError, LossError, NoTokenError
     from cbtop.compute.workload import run as run_workload
 
@@ -392,7 +391,9 @@ class DemoFeed(Feed):
         self._said = said
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Return the process of the demo's workload, or all of its ranks. Other processes are left out."""
+        """Return the view of the demo's workload. If the workload runs as several ranks, return the views of all
+        ranks. Other processes are left out.
+        """
         own, job, seen = self.links.key_of(self._process.pid), job_of(self._process.pid), self.seen()
         hellos = {key: one.record.hello for key, one in seen.items()}
         return tuple(
@@ -402,7 +403,7 @@ class DemoFeed(Feed):
         )
 
     def finished(self) -> FeedEnd | None:
-        """Return the exit code and the last message of the demo's workload if it has failed, otherwise None."""
+        """If the demo's workload has failed, return its exit code and its last message. Otherwise return None."""
         if not (self._process.poll() or 0) > 0:
             return None
         self._said.seek(0)
@@ -416,7 +417,9 @@ class DemoFeed(Feed):
 def _workload(
     options: argparse.Namespace, stdout: IO[str] | int, stderr: IO[str] | None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the demo's workload as a child process. It is stopped in every case when the `with` block ends."""
+    """Run the demo's workload as a child process. The workload is stopped in every case when the `with` block
+    ends.
+    """
     if options.prompt is None:
         stdout = subprocess.DEVNULL
     command = _command(options)
@@ -501,7 +504,7 @@ def _signal_name(process: subprocess.Popen[bytes]) -> str:
 
 
 def _last_views(feed: DemoFeed) -> list[SourceView]:
-    """Return the views of the ended workload, one for each rank in order. Read all of its remaining records first."""
+    """Read all remaining records of the ended workload. Then return its views, one for each rank in order."""
     deadline_s = time.monotonic() + STOP_S
 
     def views() -> list[SourceView]:
@@ -558,7 +561,7 @@ def _write(text: str) -> None:
 
 
 def _shown(character: str) -> str:
-    # Keep all kinds of spaces, and the joiners in emoji and scripts, although Python counts these characters as
+    # Keep all kinds of spaces. Also keep the joiners in emoji and scripts. Python counts all of these characters as
     # unprintable.
     is_kept = character.isprintable() or character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
     return character if is_kept else "\ufffd"

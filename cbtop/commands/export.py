@@ -133,8 +133,8 @@ def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
         raise UsageError(f"{options.output}: not a regular file")
     if output.exists() and not options.force:
         raise UsageError(f"{options.output} exists; pass --force to overwrite it")
-    # Write under a temporary name, and give the file its final name when it is complete. So an interrupted export
-    # leaves no partial file under the final name.
+    # Write under a temporary name, and rename the file when it is complete. So an interrupted export leaves no
+    # partial file under the final name.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)

@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
-    # Rings are written to a new directory. No daemon reads them there, so nothing disturbs the measurement.
+    # Rings are written to a new directory. No daemon reads this directory, so nothing disturbs the measurement.
     with tempfile.TemporaryDirectory(prefix="cbtop-overhead-") as directory:
         profilers = _profilers(Path(directory))
         costs = _costs(_brick_ns(profilers, line), _step_us(profilers, options.model, line))
@@ -216,7 +216,9 @@ def _measured(values: list[float]) -> Measured:
 
 
 def _plain(cost: Cost) -> dict[str, object]:
-    """Return the JSON fields of the results: each figure with its interval, and whether each ratio is below noise."""
+    """Return the JSON fields of the results. Each figure has its interval, and each ratio has a flag whether it is
+    below noise.
+    """
     ratios = {"times_floor": cost.times_floor, "step_ratio": cost.step_ratio}
     noise = {f"{name}_below_noise": one.below_noise if one else None for name, one in ratios.items()}
     return {**asdict(cost), **noise}

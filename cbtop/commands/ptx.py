@@ -169,7 +169,9 @@ def _failure(
 
 
 def _relative(path: str) -> str:
-    """Return a path relative to the working directory if the file is inside of it, or else the absolute path."""
+    """Return the path relative to the working directory if the file is inside this directory. Otherwise return the
+    absolute path.
+    """
     relative = os.path.relpath(path)
     return relative if not relative.startswith(os.pardir) else str(Path(path).absolute())
 
@@ -192,7 +194,7 @@ def _analysed(
 
 
 def _texts(what: str) -> list[tuple[str, Callable[[], str]]]:
-    """Return the name of each PTX that the command's argument names, and a function that reads its text."""
+    """For each PTX that the command's argument names, return its name and a function that reads its text."""
     path = Path(what)
     if path.is_dir():
         paths = sorted(one for one in path.rglob(f"*{SUFFIX}") if one.is_file())
@@ -218,7 +220,7 @@ def _read(path: Path) -> str:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file. A FIFO that nobody writes to would be waited for without end."""
+    """Open a file without waiting. Opening a FIFO that nobody writes to would otherwise never return."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file is that large; K, M and G are understood (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    # A hidden option for `cbtop run`, with the value PID:DESCRIPTOR. It records new processes until the process PID
-    # has ended. The recorder writes a byte to DESCRIPTOR when the recording begins.
+    # A hidden option for `cbtop run`, with the value PID:DESCRIPTOR. With this option, `cbtop record` records new
+    # processes until the process PID has ended. The recorder writes a byte to DESCRIPTOR when the recording begins.
     parser.add_argument("--beside", help=argparse.SUPPRESS)
     add_connect_arguments(parser)
 
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     beside = None if options.beside is None else _Beside(options.beside, there_before)
     try:
-        # Ctrl-C is the usual way to stop recording, so it must not look like an error.
+        # Ctrl-C is the usual way to stop a recording, so the end must not look like an error.
         with noted_interrupt() as is_interrupted:
             while not recorder.is_full and not is_interrupted():
                 if options.duration and time.monotonic() - begun_s >= options.duration:

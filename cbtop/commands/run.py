@@ -185,7 +185,7 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
         # without a summary then.
         with suppressed(OSError):
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
-    for line in said:  # Print these lines only now, when nothing can keep the command from running any longer.
+    for line in said:  # Print these lines only now, because nothing can keep the command from running any longer.
         _say(line)
     # Python ignores SIGPIPE and SIGXFSZ. An ignored signal would stay ignored in the command, so restore the
     # defaults.
@@ -227,9 +227,9 @@ def _has_pythons_locale() -> bool:
 def _record_beside(path: str) -> bool:
     """Start a recorder that ends with this process, and wait until the recording has begun.
 
-    Returns False if the recorder fails. The recorder is detached, so the command has no unexpected child. It has its
-    own session, so typed keys do not reach it. It reports its start on a separate descriptor. Stdout may already
-    contain text that a `sitecustomize` or a .pth file has printed.
+    Returns False if the recorder fails. The recorder is detached, so the command has no unexpected child. The
+    recorder has its own session, so typed keys do not reach it. The recorder reports its start on a separate
+    descriptor. Stdout may already contain text that a `sitecustomize` or a .pth file has printed.
     """
     begun, says = os.pipe()
     os.set_inheritable(says, True)
@@ -247,8 +247,8 @@ def _record_beside(path: str) -> bool:
 def _summarize_at_end(mark: str, record: str | None) -> None:
     """Start a process that prints a summary of the run when the command ends. Raises OSError if it cannot be started.
 
-    The new process is not a child of the command. It waits on a FIFO, which is next to the file that marks the run.
-    It imports nothing until a process of the run has recorded a step.
+    The new process is not a child of the command. The new process waits on a FIFO, which is next to the file that
+    marks the run. It imports no module until a process of the run has recorded a step.
     """
     path, pid = mark + END_SUFFIX, os.getpid()
     os.mkfifo(path, 0o600)
@@ -270,8 +270,9 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
 def _is_detached_child() -> bool:
     """Fork a process that is not our child and has its own session. Returns True in the new process.
 
-    The new process has an empty stdin and stdout. A child of this process makes the new process and ends at once.
-    SIGCHLD is ignored meanwhile, because otherwise the CPU time of that child would count as time of our children.
+    The new process has an empty stdin and stdout. A short-lived child of this process makes the new process and ends
+    at once. SIGCHLD is ignored meanwhile. Otherwise the CPU time of the short-lived child would count as time of our
+    children.
     """
     before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
     try:
@@ -317,7 +318,8 @@ def isolating_option(command: Sequence[str]) -> str:
                 return f"-{letter}"
             if letter in "cm":
                 return ""
-            if letter in "WX":  # The options -W and -X have a value. It is the rest of this word, or the next word.
+            # The options -W and -X have a value. The value is the rest of this word, or the next word.
+            if letter in "WX":
                 _ = option[at:] or next(options, "")
                 break
     return ""
@@ -342,7 +344,7 @@ def _found(name: str) -> str:
 def _additions(overhead_percent: float) -> dict[str, str]:
     """Return the variables to add to the command's environment.
 
-    They contain the allowed overhead, the identity of the run, and the import hook.
+    These variables contain the allowed overhead, the identity of the run, and the import hook.
     """
     directory = os.path.realpath(runtime_directory())
     namespace = pid_namespace() or 0
@@ -372,7 +374,8 @@ def _is_of_a_killed_run(name: str, namespace: int) -> bool:
 
 
 def _say(line: str) -> None:
-    # Write a line on stderr. If that fails because the disk is full or nothing reads stderr, the command still runs.
+    # Write a line on stderr. Ignore an error if the disk is full or nothing reads stderr, because the command must
+    # still run.
     with suppressed(OSError):
         if sys.stderr is not None:
             sys.stderr.write(f"cbtop: {line}\n")

@@ -181,7 +181,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
     records = known(feed)
     live = [record for record in records if is_live(record)]
-    # If no process runs, show the newest ended one. Otherwise show only running processes.
+    # If no process runs, show the newest ended process. Otherwise show only running processes.
     if live:
         shown = [record for record in live if has_data(record, options.phase)]
     else:

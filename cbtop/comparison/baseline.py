@@ -60,7 +60,7 @@ class PhaseTimes:
 
     @property
     def bricks(self) -> dict[Brick, Figure]:
-        """The time of each brick: over all layers, or outside of layers.
+        """The time of each brick over all layers and outside of layers.
 
         The time between bricks counts as a brick of its own.
         """

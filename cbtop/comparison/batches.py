@@ -29,8 +29,8 @@ def has_batch(part: StepGroup, batch: int) -> bool:
 
 
 def batch_text(part: StepGroup) -> str:
-    """Return the batch of a group of steps, for example `6`, or `8 to 9` if the group may contain both. Return "" if
-    no batch is reported.
+    """Return the batch of a group of steps, for example `6`, or `8 to 9` if the group may contain steps with 8 and
+    with 9 sequences. Return "" if no batch is reported.
     """
     least, mean = _amounts(part)
     return "" if least is None else _range(least, mean)

@@ -1,5 +1,5 @@
-"""Verdicts of `cbtop bisect`: whether a commit is slower in the same way as the bad commit BAD. They are derived from
-recorded runs.
+"""Verdicts of `cbtop bisect`: whether a commit is slower in the same way as the bad commit BAD. The verdicts are
+derived from recorded runs.
 """
 
 # Rules

@@ -95,8 +95,8 @@ def call_figures(calls: NDArray[np.float64], steps: NDArray[np.float64]) -> list
 
 
 def _bursts(off: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """For each column of `calls`, return whether its variance between long blocks is larger than independent short
-    blocks explain.
+    """Return for each column (brick or layer) whether its calls come in bursts. In this case, the variance between
+    long blocks is larger than independent short blocks explain.
     """
     length = max(1, len(off) // _LONG_BLOCKS)
     longer = off[: len(off) // length * length].reshape(-1, length, off.shape[1]).sum(axis=1)

@@ -53,7 +53,7 @@ class PlaceChange:
 
 @dataclass(frozen=True, slots=True)
 class WorkChange:
-    """The roofline point of a brick at the baseline, and the change of its GFLOP/s."""
+    """The roofline point of a brick in the baseline, and the change of the brick's GFLOP/s."""
 
     intensity: float  # FLOP per byte
     gflops: float
@@ -277,7 +277,7 @@ def _change(before: Figure | None, after: Figure | None, compared: int) -> Chang
 def _work_change(place: PlaceChange | None, before: BrickWork, now: BrickWork | None) -> Change | None:
     """Return the change of a brick's GFLOP/s as a first-order approximation.
 
-    `place` is the change of its typical time.
+    `place` is the change of the brick's typical time.
     """
     found = place.change if place else None
     if not place or not found or found.medians_us is not None or now is None or min(found.before, found.now) <= 0:

@@ -70,8 +70,8 @@ class Piece:
 class PhaseContents:
     """The contents of the steps of one phase, including warm-up steps but not the first step.
 
-    `steps` is the number of recorded steps, including the first one. A total is unknown if `totals` lacks it. `plain`
-    is the number of steps with unknown contents, because sampling timed them only as a whole.
+    `steps` is the number of recorded steps, including the first one. If `totals` lacks a total, this total is
+    unknown. `plain` is the number of steps with unknown contents, because sampling timed them only as a whole.
     """
 
     phase: str
@@ -119,7 +119,7 @@ class Contents:
     conditions: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, phase: str) -> PhaseContents | None:
-        """Return the contents of one phase, or None if it was not recorded."""
+        """Return the contents of one phase, or None if the phase was not recorded."""
         return next((one for one in self.phases if one.phase == phase), None)
 
 

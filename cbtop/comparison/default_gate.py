@@ -247,8 +247,8 @@ def _more_in_step_us(part: PartDiff) -> float:
 
 
 def _more_failed(part: PartDiff) -> Judged:
-    """Return a result if a larger share of steps failed. A failed step ends early, so a run with failed steps would
-    look fast.
+    """If a larger share of steps failed than in the baseline, return a result. A failed step ends early, so a run
+    with failed steps would look fast.
     """
     now, before = part.now, part.before
     failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"

@@ -127,7 +127,9 @@ class PhasePlaces:
         ]
 
     def row(self, growth: Growth) -> NDArray[np.int64]:
-        """Return the time (ns) of each brick, brick in a layer (`cells`) and layer in `growth`, in this order."""
+        """Return the time (ns) of each brick, each brick in a layer (`cells`) and each layer in `growth`, in this
+        order.
+        """
         totals = self._totals
         closed_ns = _dense(growth, "closed_ns", len(totals.table) + 1)
         overlap_ns = _overlap_ns(growth, len(closed_ns))

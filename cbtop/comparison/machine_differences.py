@@ -45,8 +45,8 @@ def other_clock(base: Run, now: Run, base_name: str = "the baseline") -> str:
 def other_pace(base: Run, now: Run) -> str:
     """Return a text if the machine's pace during the new run was outside the range of paces in the baseline.
 
-    The pace is the time of constant work, measured directly before and after a run. Returns "" if it was in the range
-    or is unknown.
+    The pace is the time of constant work, measured directly before and after a run. Returns "" if the pace was in the
+    range or is unknown.
     """
     for where in ("cache", "memory"):
         was, is_now = (sorted(getattr(pace, f"{where}_us") for pace in run.paces) for run in (base, now))

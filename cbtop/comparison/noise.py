@@ -28,8 +28,8 @@ READINGS = 5.0
 WARM_UP_SPREADS = 4.0
 ENOUGH_BLOCKS = 20  # The spread of blocks is known well enough from at least this many uncorrelated blocks.
 LEAST_PERCENT = 3.0  # Two runs on one machine may differ by about this percentage although the program is the same.
-# If the scatter between runs is known, this percentage replaces LEAST_PERCENT. It is the error of a median from a
-# histogram.
+# If the scatter between runs is known, this percentage replaces LEAST_PERCENT. This percentage is the error of a
+# median from a histogram.
 LEAST_LEARNED_PERCENT = 1.0
 # Probability that all figures are inside their intervals, unless something other than chance changed them. It holds
 # for all figures of a test together.
@@ -364,7 +364,7 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
         errors = max(errors, _student(before.runs - 1, _KINDS * looks))
     error = sqrt(variance)
     half = error * errors
-    # The interval would include negative times. Compute it from the error of the ratio instead.
+    # The interval would include negative times. So compute the interval from the error of the ratio.
     if by_ratio and half >= before.mean:
         of_ratio = _half_of_ratio(before.mean, now.mean, squares, errors)
         half = of_ratio if abs(now.mean - before.mean) > of_ratio else half

@@ -170,7 +170,7 @@ class PartDiff:
 
     @property
     def training(self) -> dict[str, Change]:
-        """For each part of a training step, the change of its time in the median step (µs)."""
+        """The change of the time of each part of a training step, in the median step (µs)."""
         both = [name for name in self.now.training if name in self.before.training]
         return {name: change(self.before.training[name], self.now.training[name], len(both)) for name in both}
 

@@ -1,4 +1,6 @@
-"""The change of a brick or layer between two runs: the time of its calls, and the number of calls per step."""
+"""The change of a brick or layer between two runs. Two figures may change: the time of the calls, and the number of
+calls per step.
+"""
 
 # Rules
 # - If the number of calls per step did not change beyond noise, the typical call is judged. So a slightly different

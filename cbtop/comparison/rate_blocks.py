@@ -27,7 +27,7 @@ class EndedSteps:
     end_ns: Column
     tokens: Column  # number of tokens of each step; 0 if not reported
     sequences: Column  # number of sequences of each step; -1 if not reported
-    cached: Column  # number of positions that were cached before the step; -1 if not reported
+    cached: Column  # number of cached positions before the step; -1 if not reported
     is_uncounted: NDArray[np.bool_]  # whether the step's number of tokens was not reported
 
 

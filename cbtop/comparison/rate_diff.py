@@ -25,7 +25,7 @@ class RateDiff:
     before: float
     now: float
     time_us: Change
-    # mean number of cached positions; None if both runs have about equally many, or do not report them
+    # mean number of cached positions; None if the runs do not report them, or if both runs have about equally many
     cached: float | None = None
     parts: tuple[PartDiff, ...] = ()  # the groups of steps of this phase that were compared
 
@@ -91,7 +91,8 @@ def main_rates(
     is_now = {one.phase: one for one in now}
     found = []
     for phase in order:
-        # A phase is left out if only one run reports its tokens, because its rates are then of different kinds.
+        # Leave out a phase if only one run reports the phase's tokens, because the rates of the two runs are then of
+        # different kinds.
         if phase in then and phase in is_now and then[phase].main == is_now[phase].main:
             found.append(rate_diff(then[phase], is_now[phase], is_now[phase].main, parts, compared))
     return tuple(one for one in found if one is not None)

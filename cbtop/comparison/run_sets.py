@@ -100,7 +100,7 @@ def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
 
 
 def _kernels(runs: Sequence[Run]) -> dict[Brick, tuple[str, ...]]:
-    """For each brick, return its kernels in the first run that has it."""
+    """Return the kernels of each brick, from the first run that has the brick."""
     found: dict[Brick, tuple[str, ...]] = {}
     for run in runs:
         for brick, names in run.kernels.items():

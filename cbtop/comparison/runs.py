@@ -106,7 +106,7 @@ class StepGroup:
 
     @property
     def bricks(self) -> dict[Brick, PlaceTimes]:
-        """For each brick, its times over all layers and outside of layers."""
+        """The times of each brick over all layers and outside of layers."""
         return {brick: times for (brick, layer), times in self.places.items() if brick and layer is None}
 
 

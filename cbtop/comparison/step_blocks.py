@@ -124,7 +124,7 @@ class StepBlocks:
         return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
 
     def _count(self, batch: Batch, *, is_last: bool) -> Batch:
-        """Count the steps that end in `batch`. Return the records of steps that have not ended yet."""
+        """Count the steps that end in `batch`. Return the records that belong to steps which have not ended yet."""
         step_of, _, _ = self._table.columns()
         is_step = step_of[batch.node] == batch.node
         plain, amounts = batch.are(FLAG_PLAIN), batch.are(FLAG_AMOUNTS)

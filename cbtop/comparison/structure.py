@@ -309,6 +309,6 @@ def is_about_base(threshold: Structural) -> bool:
 
 
 def split(thresholds: Sequence[Threshold | Structural]) -> tuple[list[Threshold], list[Structural]]:
-    """Divide the thresholds into those on times and those on contents of steps."""
+    """Divide the thresholds into thresholds on times, and thresholds on the contents of steps."""
     timed = [one for one in thresholds if isinstance(one, Threshold)]
     return timed, [one for one in thresholds if isinstance(one, Structural)]

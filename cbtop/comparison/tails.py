@@ -1,4 +1,6 @@
-"""Judge the change of long calls: the p99 of a step and of each brick. They are judged separately from the median."""
+"""Judge the change of long calls: the p99 of a step and of each brick. Long calls are judged separately from the
+median call.
+"""
 
 # Rules
 # - A p99 counts as longer if it grew beyond its interval and by more than LEAST_PERCENT. The growth must also be
@@ -26,7 +28,7 @@ class Tail:
     place: PlaceDiff
     change: Change
     base_runs: int  # number of averaged base runs that have this p99
-    median_ratio: float  # median time of a call in the new run, divided by that in the old run
+    median_ratio: float  # median time of a call in the new run, divided by the median time in the old run
     # The largest slowdown (new time / old time) that other results of the gate already report, either as drift or as
     # a slowdown in one layer.
     named_ratio: float

@@ -70,7 +70,7 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
         lost = found.now.lost_percent
         return [_judged(threshold, "records", (lost, lost), threshold.value, f"{number(lost)} % were lost")]
     phase = ".".join(threshold.names[:-1])
-    # A threshold without a baseline also covers steps that only the new run has.
+    # If a threshold needs no baseline, it also covers steps that only the new run has.
     known = found.parts if threshold.is_relative else found.parts + found.alone
     if name in RATES and threshold.batch is None:
         judged = [_of_phase(threshold, phase, found)]
@@ -312,7 +312,7 @@ def _guilty(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
-    """Return the bricks and layers that a threshold names. Raises UsageError if none of them exists."""
+    """Return the bricks and layers that a threshold names. Raises UsageError if no such brick or layer exists."""
     wanted = bare_name(threshold.names[-1])
     bricks = {one.brick for one in part.bricks if one.brick}
     named = {brick for brick in bricks if bare_name(brick[0]) == wanted}

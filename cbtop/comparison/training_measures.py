@@ -49,7 +49,7 @@ def training_part(part: PartDiff, name: str) -> str | None:
 
 
 def part_p50(part: PartDiff, name: str, *, is_relative: bool) -> Measure:
-    """Return the time of a part (such as the backward pass) in the median training step."""
+    """Return the time of a part (such as the backward pass) of a training step, in the median step."""
     now, change = part.now.training.get(name), part.training.get(name)
     if now is None or (is_relative and change is None):
         return Measure(name, NO_SUCH_PART if part.now.training and now is None else NO_PARTS)

@@ -43,7 +43,7 @@ class TrainingParts:
         self._reports: dict[tuple[str, str], _Reports] = {}
 
     def take(self, times: TrainingTimes, steps_ended: int) -> None:
-        """Add a report that was made after `steps_ended` steps of the process."""
+        """Add a report. When the process made this report, `steps_ended` of its steps had ended."""
         key = times.phase, times.model
         known = self._reports.get(key)
         if known is None:

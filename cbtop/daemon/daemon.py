@@ -88,7 +88,8 @@ MAX_SOURCES = 256
 LOOKS_AT_ONCE = 256  # One round opens at most this many new processes.
 REMOVED_AT_ONCE = 256  # One round deletes the files of at most this many processes.
 LISTING_SHARE = 10
-MAX_COMPLAINTS = 16  # The daemon writes at most this many lines to its log. Together they fit into a pipe.
+# The daemon writes at most this many lines to its log. All of these lines together fit into a pipe.
+MAX_COMPLAINTS = 16
 RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size in bytes of a message with records
 # At most this many records may be waiting for publication after they were read. A record has 40 bytes.
 MOST_WAITING = 1 << 16
@@ -179,7 +180,7 @@ class Daemon:
             source.close()
 
     def discover(self) -> None:
-        """Open new rings, beginning with running processes. Delete files of processes that ended too long ago."""
+        """Open new rings. Running processes come first. Delete the files of processes that ended too long ago."""
         self._list()
         now_s = time.monotonic()
         due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]
@@ -461,7 +462,7 @@ class Daemon:
 
 
 class DaemonInside:
-    """A daemon in a thread of this process, for a viewer that found no running daemon."""
+    """A daemon in a thread of the viewer's process. It is used if the viewer found no running daemon."""
 
     def __init__(self, endpoint: str, directory: Path | None = None, history_s: float = MAX_HISTORY_S) -> None:
         self._stop = threading.Event()

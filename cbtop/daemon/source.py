@@ -1,4 +1,6 @@
-"""One profiled process in the daemon. Its ring and catalog are read, checked and added up."""
+"""One profiled process in the daemon. The daemon reads the ring and the catalog of the process, checks them, and adds
+up the records.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input of every exporter: the records of one process with their times, and its nodes."""
+"""The input of every exporter: the records of one process with their times, and the nodes of the process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Exporter:
 
 
 def text_of_many(write: Callable[[Sequence[RecordedProcess], TextIO], None]) -> Exporter:
-    """Return the exporter for a text format that can hold several processes in one file."""
+    """Return the exporter for a text format. One file of the format can hold several processes."""
 
     def write_bytes(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
         text = io.TextIOWrapper(out, encoding="utf-8", newline="")
@@ -64,7 +64,7 @@ def text_of_many(write: Callable[[Sequence[RecordedProcess], TextIO], None]) -> 
 
 
 def text_of_one(write: Callable[[RecordedProcess, TextIO], None]) -> Exporter:
-    """Return the exporter for a text format that holds one process per file."""
+    """Return the exporter for a text format. One file of the format holds one process."""
 
     def write_first(processes: Sequence[RecordedProcess], out: TextIO) -> None:
         (recorded,) = processes

@@ -1,4 +1,6 @@
-"""Make tables of calls with typed columns: one row per call, with the step, layer and brick that contain it."""
+"""Make tables of calls with typed columns. A table has one row per call, with the step, layer and brick around the
+call.
+"""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from cbtop.exporters.speedscope import SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class DiffStack:
-    """A call path, and its self time in both compared runs.
+    """A call path with its self time in the old and the new run.
 
-    `names` is the path, outermost name first.
+    `names` is the path, and the outermost name comes first.
     """
 
     names: tuple[str, ...]

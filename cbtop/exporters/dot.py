@@ -11,7 +11,7 @@ from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes
 
 
 def write_dot(recorded: RecordedProcess, out: TextIO) -> None:
-    """Write each node of the graph once, with the mean duration of its records.
+    """Write each node of the execution graph once, with the mean duration of the node's records.
 
     Steps that were timed only as a whole are left out.
     """

@@ -45,7 +45,9 @@ class TimedRecord(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """A chunk of records: the number of its first record, and its smallest and largest start time."""
+    """A chunk of records. It has the number of the first record, and the smallest and the largest start time of all
+    records.
+    """
 
     read: Chunk
     number: int

@@ -72,7 +72,7 @@ def _first_track(recorded: RecordedProcess, beside: _Beside) -> Iterator[TimedRe
 
 
 class _Beside:
-    """The records of all tracks except the first. They are stored in `file` until they are exported."""
+    """The records of all tracks except the first. These records are stored in `file` until they are exported."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

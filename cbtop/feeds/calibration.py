@@ -1,6 +1,6 @@
 """Run `cbtop calibrate` to measure the roofs (speed limits) of the hardware that one process uses.
 
-It runs in a subprocess, so that the screen does not wait.
+The command runs in a subprocess, so that the screen does not wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ GOES_ON = " …"  # A progress line ends with this text if the output is not a t
 
 
 def why_not_measured(source: SourceView) -> str:
-    """Return the reason why the roofs of this source cannot be measured here, or ""."""
+    """Return the reason why this viewer cannot measure the roofs (speed limits of the hardware) of the source, or ""
+    if it can.
+    """
     if source.merged is not None:
         return "these are several processes, and a roof is of one machine: press m until one is shown"
     if source.host != socket.gethostname():
@@ -33,7 +35,8 @@ def why_not_measured(source: SourceView) -> str:
 
 
 class Calibration:
-    """A running `cbtop calibrate` for `source`. Call `poll` until it has ended. `close` ends it early.
+    """A running `cbtop calibrate` for `source`. Call `poll` until the command has ended. `close` ends the command
+    early.
 
     The measured roofs are stored in the roofs file. Every viewer on this machine reads that file.
     """

@@ -120,7 +120,7 @@ class Views:
         return ListView(tuple(one.key for one in known), ended, row, tuple(self._costs()), bool(self.baselines))
 
     def _costs(self) -> Iterator[ProcessCost]:
-        """Yield the cost of this process, then the cost of every daemon in another process."""
+        """Yield the cost of this process, and then the cost of every daemon that runs in another process."""
         own = self._own_cost
         why = "" if own.cpu_percent is not None else "it has run for less than a second"
         inside = ", the daemon in it" if self.is_daemon_inside else ""
@@ -287,7 +287,7 @@ class Views:
 class StoreViews(Views):
     """Makes views from a single store, for example of a recording.
 
-    Only sources that match `selected` are shown, or all sources if it is empty.
+    If `selected` is not empty, only sources that match it are shown.
     """
 
     def __init__(self, selected: Sequence[str]) -> None:
@@ -328,7 +328,7 @@ class Feed(Views):
 
     If `selected` is given, only sources that match one of its entries are shown. An entry is a key, a pid or
     `rank=N`. A daemon in this process remembers the last `history_s` seconds. Raises EndpointError for an invalid
-    address, and KeysError for an address on another host without `keys`.
+    address, and KeysError if `keys` are missing for an address on another host.
     """
 
     def __init__(
@@ -404,8 +404,8 @@ class Feed(Views):
         return known[1]
 
     def watched(self) -> TimeView | None:
-        """Return the time bar of the last minutes, with the notable events on it. It begins at the time when this
-        viewer connected.
+        """Return the time bar of the last minutes, with the notable events on it. The time bar begins at the time
+        when this viewer connected.
         """
         if self._marks is None:
             return None

@@ -1,6 +1,6 @@
 """Keep copies of a replay's store at recent keyframes of a recording.
 
-With them, small steps back in time are fast.
+With these copies, small steps back in time are fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
 class KeptState:
     """A copy of a replay's store.
 
-    It was made at the time `at_ns` of the recording, before the frame at `offset` was applied.
+    The copy was made at the time `at_ns` of the recording, before the frame at `offset` was applied.
     """
 
     at_ns: int

@@ -1,4 +1,4 @@
-"""Request the kernels of a local process and wait for them. `cbtop kernels` and the screen use this."""
+"""Request the kernels of a local process and wait for the answer. `cbtop kernels` and the screen use this module."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from cbtop.protocol.keys import ViewerKeys
 def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
     """Return a function that fetches the history of the sources in `feed`. The feed must have exactly one daemon.
 
-    The function blocks, so call it in a thread. It raises CbtopError, ProtocolError or OSError with the reason.
+    The function blocks, so call it in a thread. If it fails, it raises CbtopError, ProtocolError or OSError with the
+    reason.
     """
     assert feed.links.endpoint is not None
 

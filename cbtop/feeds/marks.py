@@ -67,8 +67,8 @@ class Marks:
     def judge(self, at_ns: int, view: SourceView) -> None:
         """Find new verdicts on a view at `at_ns`, and store them as events.
 
-        Verdicts are made at most every 1.5 s. Verdicts of severity `note` are ignored, because healthy processes have
-        them, too.
+        Verdicts are made at most every 1.5 s. Verdicts of severity `note` are ignored, because healthy processes also
+        have such verdicts.
         """
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
@@ -110,7 +110,9 @@ def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
 
 
 def _busiest_phase(record: SourceRecord) -> str:
-    """Return the phase that took the most time in the process's last second, or "" if no step ended."""
+    """Return the phase that took the most time in the process's last second. Returns "" if no step ended in this
+    second.
+    """
     latest = {phase: (list(samples)[-2:]) for phase, samples in record.history.items() if len(samples) > 1}
     newest_ns = max((samples[-1].monotonic_ns for samples in latest.values()), default=0)
     took_ns = {

@@ -13,7 +13,7 @@ from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.selection import has_data, is_selected
 
-# Only frames of these kinds are read. The frames with records are for exporters and the timeline.
+# A search reads only frames of these kinds. Frames with records are only needed by exporters and the timeline.
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)
 STEPS_WITHIN_NS = 300_000_000_000  # A step is searched up to this many ns from the current moment.
 # A search backwards covers this many ns at first. If it finds too few steps, it covers STEPS_WITHIN_NS.

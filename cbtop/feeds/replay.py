@@ -35,7 +35,8 @@ def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...
 
 
 class ReplayFeed(StoreViews):
-    """Plays the recording at `path` with the given `speed`. It shows all sources or the `selected` ones.
+    """Plays the recording at `path` with the given `speed`. The feed shows the `selected` sources, or all sources if
+    none are selected.
 
     A file that was written by `save_range` opens with its range selected. Raises RecordingError or VersionError.
     """

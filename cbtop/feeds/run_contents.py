@@ -99,8 +99,8 @@ class _Made:
         return Compiled(compiled.compilations, compiled.recompilations, breaks)
 
     def _place(self, number: int) -> str:
-        """Return the place of a node as text, such as `Layer 3 › Activation act_fn`. Outside of bricks, return the
-        phase of the step.
+        """Return the place of a node as text, such as `Layer 3 › Activation act_fn`. If the node is outside of
+        bricks, return the phase of its step.
         """
         if self._node(number) is None:
             return ""

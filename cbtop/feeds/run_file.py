@@ -1,6 +1,6 @@
 """Read and write runs in JSON files (`cbtop.runs/2`).
 
-Such a file has the figures to compare, and is a thousand times smaller than a recording.
+A file of runs has only the figures that are compared. It is a thousand times smaller than a recording.
 """
 
 # Rules

@@ -39,7 +39,7 @@ from cbtop.viewmodels.stall import StallKind, stall_view
 
 @dataclass(slots=True)
 class _Read:
-    """The data of one process that is collected while its recording is read.
+    """The data of one process that is collected while a recording is read.
 
     `gpus` and `host` are device samples with their times. `ran` is the last heartbeat that reported the process as
     live.

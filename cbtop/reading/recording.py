@@ -95,7 +95,7 @@ class Recording:
     def bricks(self) -> ColumnTable:
         """Return the calls of bricks, one row per call.
 
-        If a brick has an `outer_brick`, its time is part of the outer brick's time, too.
+        If a brick has an `outer_brick`, the time of the brick is also part of the outer brick's time.
         """
         return self._table(OF_BRICKS, of_kinds(NodeKind.BRICK))
 
@@ -104,7 +104,7 @@ class Recording:
         return self._table(OF_KERNELS, of_kinds(NodeKind.KERNEL, NodeKind.TRANSFER))
 
     def calls(self) -> ColumnTable:
-        """Return all calls of all kinds, one row per call. These are the rows of `cbtop export --format parquet`."""
+        """Return all calls of all kinds, one row per call. `cbtop export --format parquet` writes the same rows."""
         return self._table(OF_CALLS, of_kinds(*NodeKind))
 
     def requests(self) -> ColumnTable:
@@ -112,7 +112,7 @@ class Recording:
         return _requests(self._processes)
 
     def verdicts(self) -> ColumnTable:
-        """Return the verdicts at the end of the recording, as `cbtop replay --headless` shows them."""
+        """Return the verdicts at the end of the recording. `cbtop replay --headless` shows the same verdicts."""
         # imported here, because views load slowly and tables do not need them
         from cbtop.feeds.replay import ReplayFeed
 

@@ -33,7 +33,7 @@ class CommitRuns:
     """Runs a command at commits, and stores the recorded runs in the folder `state`.
 
     `command` is the complete recorded command: the words that start the recording, then the user's command.
-    `on_first_run` is called once, with the seconds of the first checkout and build, and the seconds of the first run.
+    `on_first_run` is called once, with two times in seconds: of the first checkout and build, and of the first run.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class CommitRuns:
         self._trees.remove(commit)
 
     def _warm_up(self, commit: str) -> None:
-        """Run the command once at a commit in a new worktree. This run is not used, because it starts with empty
-        caches.
+        """Run the command once at a commit in a new worktree. The times of this run are not used, because it starts
+        with empty caches.
         """
         if commit in self._warm:
             return

@@ -1,7 +1,7 @@
 """Search for the first bad commit between GOOD and BAD.
 
-GOOD is compared with itself, BAD with GOOD, then commits between them with GOOD. At the end, the first bad commit is
-compared with its parent.
+First, GOOD is compared with itself, and BAD with GOOD. Then, commits between them are compared with GOOD. At the end,
+the first bad commit is compared with its parent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The commits and the options that a user has asked to bisect."""
+    """The commits and the options of a bisection, as given by the user."""
 
     good: str
     bad: str
@@ -58,7 +58,9 @@ class Asked:
 
 
 class Search:
-    """A search for the first bad commit in `repository`. It calls `say` with a line of progress for each commit."""
+    """A search for the first bad commit in `repository`. The search calls `say` with a line of progress for each
+    commit.
+    """
 
     def __init__(self, repository: Repository, runs: Runs, asked: Asked, say: Callable[[str], None]) -> None:
         self._repository, self._runs, self._asked, self._say = repository, runs, asked, say
@@ -102,7 +104,7 @@ class Search:
         )
 
     def _candidates(self, *, is_halved: bool = False) -> list[str]:
-        """Return the commits that may be the first bad one.
+        """Return the candidates for the first bad commit.
 
         With `is_halved`, the commit to measure next comes first, as in `git rev-list --bisect-all`.
         """
@@ -113,8 +115,8 @@ class Search:
         return assess(bases, news, self._asked.thresholds, anyway=self._asked.anyway)
 
     def _compare_ends(self) -> tuple[End, str] | None:
-        """Compare GOOD with itself, and BAD with GOOD. Return the outcome if this already ends the search, otherwise
-        None.
+        """Compare GOOD with itself, and BAD with GOOD. If these comparisons already end the search, return the
+        outcome. Otherwise return None.
         """
         good, bad = self._asked.good, self._asked.bad
         for number in self._asked.looks:

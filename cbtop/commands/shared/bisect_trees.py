@@ -3,9 +3,10 @@
 # Rules
 # - The user's checkout, index and branches are never changed. Worktrees are detached, in a temporary folder, and made
 #   without hooks.
-# - A bisection removes the temporary folders of killed bisections. It removes only its own: they are listed in the
-#   state folder, and contain a marker file with the listed identifier.
-# - A git hook sets variables such as GIT_DIR. They are removed from the environment of git and of all commands.
+# - A bisection removes the temporary folders of killed bisections. A bisection removes only folders of its own
+#   repository. These folders are listed in the state folder, and contain a marker file with the listed identifier.
+# - A git hook sets variables such as GIT_DIR. These variables are removed from the environment of git and of all
+#   commands.
 # - Each worktree is the first entry of PYTHONPATH. Otherwise an editable install elsewhere might be measured.
 # - With a build command, each worktree has its own virtual environment, because `pip install` would change a shared
 #   one.

@@ -1,6 +1,6 @@
 """Handle Ctrl-C between two polls of a loop.
 
-If it were raised as an exception inside a poll, it could be lost or interrupt the poll half way.
+An exception from Ctrl-C inside a poll could be lost, or interrupt the poll half way.
 """
 
 # An exception that is raised in a destructor or in a weak reference callback is lost: Python only prints it.

@@ -44,9 +44,9 @@ class MachineLoad:
         return None if now_s is None or self._before_s is None else max(now_s - self._before_s, 0.0)
 
     def is_quiet(self) -> bool:
-        """Return whether other processes used too little time to disturb a measurement.
+        """Return whether the other processes used so little time that they did not disturb a measurement.
 
-        Returns False if their time is not known.
+        Returns False if the time is not known.
         """
         others_s = self.others_s()
         processors = os.cpu_count() or 1
@@ -55,7 +55,9 @@ class MachineLoad:
         return others_s is not None and others_s <= unsure_s + allowed_s
 
     def percent(self) -> float:
-        """Return the percentage of all processors that other processes used, or 0 if it is not known."""
+        """Return the percentage of all processors' time that other processes used, or 0 if the percentage is not
+        known.
+        """
         available_s = max(self.elapsed_s, 1e-9) * (os.cpu_count() or 1)
         return min(100 * (self.others_s() or 0.0) / available_s, 100.0)
 

@@ -63,7 +63,7 @@ class ComparisonOutcome:
 
 
 class _Measured:
-    """The rounds that are complete. They remain available if the measurement is interrupted."""
+    """The complete rounds. If the measurement is interrupted, these rounds remain available."""
 
     def __init__(self, line: ProgressLine, rounds: int) -> None:
         self.rounds: list[Round] = []

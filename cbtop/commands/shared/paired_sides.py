@@ -1,7 +1,7 @@
 """The two sides of `cbtop bench --paired`. A side is a setting, a git revision or a command."""
 
 # Two settings are measured in this process, so that nothing else differs. A revision or command runs in a new process
-# for each turn. Its output goes to a file, because a full pipe would block it.
+# for each turn. The output of the new process goes to a file, because a full pipe would block the process.
 
 from __future__ import annotations
 
@@ -205,8 +205,8 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
 
 
 def _unpack(revision: str, directory: Path) -> None:
-    """Unpack a revision of cbtop from the git checkout that contains this file. Raises UsageError if it is not in a
-    checkout.
+    """Unpack a revision of cbtop from the git checkout that contains this file. Raises UsageError if this file is not
+    in a git checkout.
     """
     root = git("rev-parse", "--show-toplevel").decode().strip()
     packed = git("archive", "--format=tar", commit_of(revision), at=Path(root))

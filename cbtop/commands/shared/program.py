@@ -122,7 +122,8 @@ class Program:
             os.kill(self._pid, number)
 
     def pass_on(self) -> int:
-        """Print the program's stored lines, and all further output until the program has ended. Return its exit code.
+        """Print the program's stored lines, and all further output until the program has ended. Return the program's
+        exit code.
 
         Signals to this process are forwarded to the program.
         """

@@ -30,12 +30,14 @@ SIZE_BYTES = 4
 
 
 def job_of(pid: int) -> str:
-    """Return the job name that is shared by all ranks which process `pid` starts."""
+    """Return the job name that all ranks of the parent process `pid` share."""
     return f"cbtop-{pid}"
 
 
 class FirstRank:
-    """Sends data from the first rank to all other ranks, through pipes made by their parent process."""
+    """Sends data from the first rank to all other ranks. The pipes between them were made by the parent process of
+    all ranks.
+    """
 
     def __init__(self, number: int, count: int, pipes: Sequence[int]) -> None:
         """Store this rank's descriptors of the pipes. The first rank has one pipe to each other rank. Every other

@@ -55,7 +55,7 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
             lines = run_summary(os.path.dirname(path), pid, pids, next_command, watched.waits.percents(), line)
             _write("".join(f"cbtop: {line}\n" for line in lines))
     finally:
-        with suppressed(OSError):  # The FIFO does not exist if this run was killed and a later run has removed it.
+        with suppressed(OSError):  # If this run was killed, a later run may have removed the FIFO.
             os.unlink(path)
     if watched.roofs is not None:
         os.close(fifo)  # `cbtop run` waits until this FIFO is closed. Close it now, because the summary is printed.

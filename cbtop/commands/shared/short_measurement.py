@@ -20,7 +20,7 @@ from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs
 from cbtop.protocol.vocabulary import Provenance
 
 PROGRAM = "from cbtop.commands.shared.short_roofs import main; main()"
-MAX_S = 3.0  # A measurement may take at most this many seconds. It usually takes one to two.
+MAX_S = 3.0  # A measurement may take at most this many seconds. A usual measurement takes one to two seconds.
 END_WITHIN_S = 5.0
 POLL_S = 0.02
 # for each measured roof: its kind, unit and dtype

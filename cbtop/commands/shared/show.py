@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
-# Garbage is collected after this many new objects. A frame makes about 2,000 objects, and the next frame frees them.
+# Garbage is collected after this many new objects. One frame of the screen makes about 2,000 objects, and the next
+# frame frees them.
 YOUNG_OBJECTS = 5_000
 THEMES = ("dark", "light")
 # Some views have a different name on a tab of the screen. The tab's name is accepted, too.

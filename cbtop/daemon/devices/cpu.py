@@ -1,4 +1,6 @@
-"""Sample the host's processors and memory, and their use by processes, as psutil reports them."""
+"""Sample the host's processors and memory, and the use of both by processes. The package psutil reports the
+figures.
+"""
 
 from __future__ import annotations
 

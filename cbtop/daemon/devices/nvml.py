@@ -185,7 +185,7 @@ class Nvml:
             return _percent(rates.gpu), _percent(rates.memory)
 
         def memory() -> tuple[float, float]:
-            try:  # Use version 2 of the query. Like nvidia-smi, it excludes memory that the driver reserves.
+            try:  # Use version 2 of the query. Version 2 excludes memory that the driver reserves, like nvidia-smi.
                 found = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
             except (api.NVMLError, TypeError):
                 found = api.nvmlDeviceGetMemoryInfo(handle)
