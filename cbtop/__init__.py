@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from cbtop.version import __version__
 
-# Only type checkers take this for true. Importing the real `TYPE_CHECKING` from `typing` takes longer than starting
-# Python.
+# Only type checkers treat `TYPE_CHECKING` as true. Importing the real constant from `typing` takes longer than
+# starting Python.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cbtop.compute.ceilings import measure_ceilings

@@ -1,4 +1,5 @@
-"""The command line. It finds the command, runs it, and turns errors into one line and an exit code.
+"""The command line. This module finds the command and runs it. If the command raises an error, the user gets one line
+and an exit code.
 
 Exit codes: 0 ran, data seen · 1 runtime error · 2 usage or bad model · 3 no publisher or no data within the timeout ·
 4 a check failed · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate · 141 broken pipe.
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 class Command(Protocol):
     """The interface of the modules in `cbtop.commands`, one for each subcommand.
 
-    If a module has the attribute TAKES_COMMAND, it gets the words after `--` in `options.command`.
+    If a module has the attribute TAKES_COMMAND, the words after `--` are passed to the module in `options.command`.
     """
 
     DESCRIPTION: str
@@ -76,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe. Python flushes stdout again at exit, and this would fail. So replace stdout
-        # by /dev/null.
+        # The reader has closed the pipe. At exit, Python flushes stdout again, and this flush would fail. So replace
+        # stdout by /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -85,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename == STDOUT:
             with contextlib.suppress(OSError):
-                # Python flushes stdout again at exit, and this would fail again. So replace stdout by /dev/null.
+                # At exit, Python flushes stdout again, and this flush would also fail. So replace stdout by
+                # /dev/null.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _fail(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 1)
     except MemoryError:
@@ -99,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _name_errors_of(stdout: TextIO) -> None:
-    """Let errors in writing to `stdout` name it as STDOUT, because Python gives such errors no file name."""
+    """Make an error in writing to `stdout` carry the file name STDOUT. Without it, Python gives the error no file
+    name.
+    """
     buffer = getattr(stdout, "buffer", None)
     # If Python runs with -u (unbuffered), `buffer` is already the raw file.
     raw: Any = getattr(buffer, "raw", buffer)
@@ -126,15 +130,15 @@ def _in_one_line(message: str) -> str:
     """Return an error message with its unprintable characters escaped. A name in the message may contain such
     characters.
     """
-    # Imported only for errors, because this import takes 40 ms.
+    # This module is imported only to report an error, because the import takes 40 ms.
     from cbtop.profiler.analysis.graph.nodes import printable
 
     return printable(message)
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser. It reports an error in one line that names the `--help` to read. It raises an error if its
-    help cannot be written.
+    """An argument parser that reports an error in one line. The line ends with the `--help` command to try. If the
+    help text cannot be written, the parser raises an error.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -161,7 +165,8 @@ def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
         hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if name in NEED_ENGINE:
-        # Imported only for commands that need it, because every import at the top of this file delays all commands.
+        # This module is imported only if a command needs it, because every import at the top of this file delays all
+        # commands.
         from cbtop.commands.shared.engine import require_engine
 
         require_engine(f"cbtop {name}")
@@ -181,7 +186,8 @@ def _in_full(arguments: list[str]) -> list[str]:
     if first.endswith(RECORDING_SUFFIX):
         return ["replay", *arguments]
     if first and not first.startswith("-") and first not in COMMANDS:
-        # Imported only for errors, because every import at the top of this file delays all commands.
+        # This module is imported only to report an error, because every import at the top of this file delays all
+        # commands.
         from cbtop.commands.shared.names import unknown
 
         _Parser(prog="cbtop").error(unknown("command", first, COMMANDS))

@@ -1,10 +1,10 @@
-"""Errors that end a command. Each prints one line and has an exit code of its own."""
+"""Errors that end a command. Each error prints one line and has its own exit code."""
 
 
 class CbtopError(Exception):
     """An error that is shown to the user.
 
-    `exit_code` is the exit code of the process, as listed in `cbtop.cli`.
+    `exit_code` is the exit code of the process. The docstring of `cbtop.cli` lists the codes.
     """
 
     exit_code = 1

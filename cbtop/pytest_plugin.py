@@ -5,8 +5,8 @@ PYTEST_DONT_REWRITE
 """
 
 # Rules
-# - Each measured run of a test is a separate process. `cbtop check` starts pytest with this test alone. Runs in one
-#   process have the same memory layout, so they would not show how runs vary.
+# - Each measured run of a test is a separate process. `cbtop check` starts pytest with this test alone. All runs in
+#   one process would have the same memory layout, so they would not show how runs vary.
 # - The pytest session of the user runs no fixture of a measured test.
 # - Every pytest session imports this module, so nothing slow is imported at its top.
 
@@ -27,12 +27,13 @@ import pytest
 
 MARK, FIXTURE, PROPERTY = "cbtop", "cbtop_budget", "cbtop"
 FOLDER = "cbtop-baselines"
-# This environment variable tells a measured process the folder for its reports to the pytest session.
+# The pytest session sets this environment variable for a measured process. The value is the folder for the reports of
+# the measured process.
 EXCHANGE = "CBTOP_PYTEST"
 # names of the files in the folder that EXCHANGE names
 BUDGET, SKIPPED, VERDICTS, NEW = "budget", "skipped", "verdicts.json", "new.json"
-# Number of base runs that are measured. With 6 runs, an interval is 5.6 times the scatter. With 3 runs, it is 20
-# times the scatter (docs/gate.md).
+# Number of base runs that are measured. With 6 runs, an interval is 5.6 times the scatter. With 3 runs, the interval
+# is 20 times the scatter (docs/gate.md).
 LEARNED_RUNS = 6
 FAILED, TOO_LITTLE, UNTRUSTED = 1, 3, 5  # `cbtop check` ends with these exit codes.
 STEPS_NEEDED = (
@@ -45,16 +46,17 @@ WAYS_OUT = {
     "unknown": "let the test run more steps, or learn from more runs: --cbtop-update --cbtop-runs N",
     "different": "to compare them anyway: --cbtop-anyway; to write a base file on this machine: --cbtop-update",
 }
-# Pytest and coverage set variables with these prefixes for the session. A measured process must not inherit them.
+# Pytest and coverage set variables with these prefixes for their own session. A measured process must not inherit
+# these variables.
 _OF_THE_SESSION = ("PYTEST_ADDOPTS", "COV_CORE_", "COVERAGE_PROCESS_")
 
 
 class ParallelRunWarning(pytest.PytestWarning):
-    """A test was to be measured while xdist ran other tests."""
+    """Issued if a test with the mark `cbtop` would be measured while xdist runs other tests."""
 
 
 class MeasurementError(Exception):
-    """The measured test is too slow, or could not be measured or judged."""
+    """Raised if the measured test is too slow, or if it could not be measured or judged."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -116,7 +118,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def cbtop_budget() -> Callable[..., None]:
     """Return a function that adds thresholds to this test, for example `cbtop_budget("decode.p50 <= 1.05x")`.
 
-    It is for thresholds that are known only while the test runs.
+    The function is for thresholds that are known only while the test runs.
     """
     if EXCHANGE not in os.environ:
         raise pytest.UsageError(f"{FIXTURE} must be an argument of the test, so that the test is measured")
@@ -130,14 +132,14 @@ def cbtop_budget() -> Callable[..., None]:
 
 
 class MeasuredTest(pytest.Function):
-    """A test with the mark `cbtop`. It runs in measured processes, and not in this session."""
+    """A test with the mark `cbtop`. The test runs in measured processes, and not in this pytest session."""
 
     def setup(self) -> None:
-        """Set up no fixture, because the measured processes set up fixtures of their own."""
+        """Set up no fixture here, because each measured process sets up its own fixtures."""
 
     def runtest(self) -> None:
-        """Measure the test in other processes and judge it. Raises MeasurementError if it is too slow or could not be
-        judged.
+        """Measure the test in other processes and judge it. Raises MeasurementError if the test is too slow or could
+        not be judged.
         """
         if getattr(self.config, "workerinput", {}).get("workercount", 1) > 1:
             warnings.warn(ParallelRunWarning(AT_THE_SAME_TIME), stacklevel=1)
@@ -190,7 +192,7 @@ class MeasuredTest(pytest.Function):
         """Run `cbtop check` with the arguments `words` and with a command that runs this test.
 
         If `words` contain --new, the run already exists and no command is added. Raises MeasurementError if the check
-        fails. Skips this test if it skips itself in the measured process.
+        fails. If the test skips itself in the measured process, skips it here, too.
         """
         command = [] if "--new" in words else ["--", *self._command(exchange)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_SESSION)}
@@ -237,8 +239,8 @@ def _need_base(thresholds: Sequence[str]) -> bool:
 
 
 def check_names(thresholds: Sequence[str], base_file: Path) -> None:
-    """Raise MeasurementError if a threshold is invalid, or if it has a name that is missing in the runs of the
-    base file.
+    """Raise MeasurementError if a threshold is invalid, or if the runs of the base file lack a name in a
+    threshold.
     """
     from cbtop.comparison.contents import contents_together
     from cbtop.comparison.run_diff import diff_of
@@ -260,9 +262,9 @@ def check_names(thresholds: Sequence[str], base_file: Path) -> None:
 
 
 def _added(exchange: Path) -> list[str]:
-    """Return the thresholds that the test has added while it ran.
+    """Return the thresholds that the test has added during its runs.
 
-    Every run adds the same ones, so each counts once.
+    Every run adds the same thresholds, so each threshold counts once.
     """
     file = exchange / BUDGET
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []

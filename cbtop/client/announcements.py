@@ -41,7 +41,8 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
                 record.busy = BusySlices()
         case Node():
             if message.id <= len(record.nodes):
-                # The node is known already. The daemon sends each node in a delta, and again in every keyframe.
+                # The node is already known. The daemon sends each node when the process announces it, and again in
+                # every keyframe.
                 return
             _add_node(record, message)
         case Dependency():

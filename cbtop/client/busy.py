@@ -23,14 +23,16 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 SLICE_S = 0.1
 _SLICE_NS = round(SLICE_S * 1e9)
 SLICES = 20
-MAX_SILENT_SLICES = 20  # A rank counts as stopped if no step has ended for this many times the length of a slice.
+MAX_SILENT_SLICES = 20  # A rank counts as stopped if none of its steps has ended for this many slice lengths.
 
 Brick = tuple[str, BrickCategory]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The recorded steps of one phase that ended within a slice, with their wall time and each brick's self time."""
+    """The recorded steps of one phase that ended within a slice. The wall time of these steps and the self time of
+    each brick are added up.
+    """
 
     steps: int
     wall_ns: int
@@ -38,7 +40,7 @@ class Slice:
 
 
 class BusySlices:
-    """Stores the totals of one source at each update that has ended steps.
+    """Stores the totals of one process at each update that reports an ended step.
 
     A slice is the time between two stored totals.
     """
@@ -50,7 +52,7 @@ class BusySlices:
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
         """Set the daemon's clock to `monotonic_ns`. Begin a new slice if the current one has its minimum length."""
         self._now_ns = monotonic_ns
-        # Count only steps that were recorded with their bricks. The other steps do not show which brick was busy.
+        # Count only steps that were recorded with their bricks. Other steps do not show which brick was busy.
         count = stats.of_recorded("count")
         steps = [n.id for n in nodes.children[None] if n.kind is NodeKind.STEP and n.id < len(count)]
         if self._taken:
@@ -68,8 +70,8 @@ class BusySlices:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the rank has stopped: no step has ended for MAX_SILENT_SLICES times the length of the longest
-        slice.
+        """Whether the rank has stopped: no step has ended for the time of MAX_SILENT_SLICES slices of the longest
+        length.
         """
         if not self._taken:
             return True
@@ -77,7 +79,9 @@ class BusySlices:
         return self._now_ns - self._taken[-1].monotonic_ns > MAX_SILENT_SLICES * max(longest_ns, SLICE_S * 1e9)
 
     def slices(self, nodes: NodeTable, phase: str) -> list[Slice]:
-        """Of the last SLICES slices, return the ones with ended steps of `phase`, oldest first."""
+        """Return the slices with an ended step of `phase`, from the last SLICES slices. The oldest slice comes
+        first.
+        """
         step = next((n for n in nodes.children[None] if n.kind is NodeKind.STEP and display_name(n) == phase), None)
         if step is None:
             return []
@@ -97,7 +101,7 @@ class BusySlices:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """The totals of each node until one moment, over recorded steps only.
+    """The totals of each node at one moment. Only recorded steps count.
 
     `closed_ns` is the node's time inside ended steps.
     """
@@ -118,13 +122,16 @@ def _own(took_ns: list[int], plus: list[int], minus: list[int]) -> int:
 
 
 def _owners(nodes: NodeTable, step: int) -> dict[Brick, tuple[list[int], list[int]]]:
-    """For each brick (name, category) in `step`, return its own nodes, and the nodes of other bricks inside it."""
+    """Return two lists of node ids for each brick (name, category) in `step`. The first list has the brick's nodes.
+    The second has the nodes of other bricks directly inside that brick.
+    """
     found: dict[Brick, tuple[list[int], list[int]]] = {}
-    # maps the id of a node to the brick that contains the node, or to None
+    # maps a node id to the brick that contains the node, or to None outside of bricks
     holder: dict[int, Brick | None] = {step: None}
     for node in nodes.descendants(step):
         if node.kind is NodeKind.ADOPTED or (node.parent is not None and node.parent not in holder):
-            continue  # An adopted node ran in parallel with the step, so its time is not part of the step.
+            # An ADOPTED node ran in parallel with the step, so the time of this node is not part of the step.
+            continue
         inside = holder[node.parent] if node.parent is not None else None
         holder[node.id] = inside
         if node.kind is NodeKind.STEP and inside is not None:

@@ -17,18 +17,21 @@ from cbtop.protocol.publisher import RECORDS
 from cbtop.protocol.subscriber import Subscriber
 
 SILENT_AFTER_S = 3.0  # seconds without a message until the daemon counts as silent: three missed heartbeats
-# Wait at most this long for the daemon's answer about its clocks. Otherwise the answer would be noticed only at the
-# next poll, and its arrival time would be wrong.
+# Wait at most this long for the daemon's answer about its clocks. Without this wait, the next poll would notice the
+# answer too late, and the viewer would store a wrong arrival time.
 CLOCK_WAIT_S = 0.2
-# seconds until an unanswered request for the data of an ended process is repeated, because the answer may be lost
+# A request for the data of an ended process is repeated after this many seconds without an answer, because the answer
+# may be lost.
 ASK_AGAIN_S = 2.0
-MAX_DRAINED = 200  # Maximum number of messages that one poll applies. More would block the screen.
+MAX_DRAINED = 200  # One poll applies at most this many messages. Applying more would block the screen.
 # Seconds after which a poll applies no further message. Applying the catalog of 100,000 nodes takes a second.
 MAX_DRAIN_S = 0.25
 
 
 class Collector:
-    """Applies the messages of the daemon at `endpoint` to `store`. It never blocks unless a timeout is passed."""
+    """Applies the messages of the daemon at `endpoint` to `store`. Its methods never block unless a timeout is
+    passed.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class Collector:
         self._boot_id = boot_id()
         self._other_version = ""
         self._waiting: deque[bytes] = deque()  # messages that were received but not applied yet
-        # the key of the ended process in the last request for data, and the time of this request
+        # the last request for the data of an ended process: the key of the process, and the time of the request
         self._asked_for, self._asked_s = "", 0.0
         self._subscriber = Subscriber(endpoint, keys)
 
@@ -56,14 +59,16 @@ class Collector:
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer will never accept each other, such as different versions or keys. Empty if
-        they may.
+        """The reason why the daemon and this viewer will never accept each other, such as different versions or keys.
+        Empty if no such reason is known.
         """
         return self._other_version or (self.trouble if self._subscriber.is_refused else "")
 
     @property
     def trouble(self) -> str:
-        """Why the connection to the daemon is missing. Empty if it exists, or if the reason is unknown."""
+        """The reason why the connection to the daemon is missing. Empty if the viewer is connected, or if the reason
+        is unknown.
+        """
         return self._subscriber.trouble
 
     @property
@@ -83,12 +88,12 @@ class Collector:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the daemon has said goodbye, or has sent nothing for the time of three heartbeats."""
+        """Whether the daemon has said goodbye, or has been silent for three heartbeat periods."""
         return self._has_left or self.silent_s > SILENT_AFTER_S
 
     @property
     def clock_offset(self) -> ClockOffset | None:
-        """Offset between the clocks of the daemon's host and ours, or None if not known yet."""
+        """Offset between the clocks of the daemon's host and our clocks, or None if it is not known yet."""
         if self._same_boot:
             return SAME_CLOCK
         return self._exchange.estimate(time.perf_counter_ns())
@@ -103,7 +108,7 @@ class Collector:
             self._ask_clock()
 
     def want(self, source: str) -> None:
-        """Request the data of an ended process from the daemon, unless it was read already.
+        """Request the data of an ended process from the daemon, unless this data was already read.
 
         Only one request is sent at a time. A later poll receives the answer.
         """
@@ -158,7 +163,7 @@ class Collector:
                     return
 
     def _take(self, frame: bytes) -> None:
-        """Apply one message. A damaged message does not affect other messages."""
+        """Apply one message. If a message is damaged, later messages are still applied."""
         try:
             message = codec.decode(frame)
             if message is None:

@@ -1,5 +1,5 @@
-"""The parts of a run that do not vary by chance: what a process announced about its steps, compiled code and
-conditions.
+"""The properties of a run that are the same at every repetition: the process's announcements about its steps,
+compiled code and conditions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class AnnouncedContents:
     compiled: CompiledCode | None = None
 
     def take(self, message: StructureMessage) -> None:
-        """Store an announcement of the process. It replaces an earlier announcement of the same kind and phase."""
+        """Store an announcement of the process. The new announcement replaces an earlier one of the same kind and
+        phase.
+        """
         match message:
             case Conditions():
                 self.conditions = {one.name: one.value for one in message.conditions}

@@ -1,5 +1,5 @@
-"""Find roofs (speed limits of the hardware) that were measured on this machine after a process had
-announced its own.
+"""Find speed limits of the hardware (roofs) that were measured on this machine after a process announced its
+roofs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from cbtop.protocol.roofs import (
 )
 from cbtop.protocol.vocabulary import Provenance
 
-# Name of the roof for reading a model's weights. It is measured over as many bytes as the weights have.
+# Name of the speed limit (roof) for reading a model's weights. This roof is measured by reading as many bytes as the
+# weights have.
 WEIGHTS = "weights_read"
 
 
@@ -34,7 +35,7 @@ def lacks_roofs(record: SourceRecord) -> bool:
 
 
 class StoredRoofs:
-    """Reads the file with the measured roofs of this machine, and reads it again whenever it changes."""
+    """Reads the file with the measured roofs of this machine. Reads the file again whenever it changes."""
 
     def __init__(self) -> None:
         self._boot_id = boot_id()
@@ -42,8 +43,8 @@ class StoredRoofs:
         self._known: tuple[DeviceRoofs, ...] = ()
 
     def over(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs of a process. A roof that was measured later on the same device replaces the announced
-        roof.
+        """Return the roofs of a process. If a roof was measured on the same device after the announcement, the
+        measured roof replaces the announced one.
         """
         announced = record.ceilings.values()
         hello, manifest = record.hello, record.manifest

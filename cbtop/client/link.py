@@ -1,4 +1,4 @@
-"""A viewer's link to one daemon: the data received from it, and the seconds since its last message."""
+"""A viewer's link to one daemon: the data that the daemon has sent, and the seconds since its last message."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 class Link:
-    """Connects to `endpoint`. If it is None, connects to this user's daemon, or starts a daemon in this process.
+    """Connects to `endpoint`. If `endpoint` is None, connects to this user's daemon, or starts a daemon in this
+    process.
 
     A daemon in this process remembers the last `history_s` seconds. Raises EndpointError for an invalid address, and
-    KeysError for an address on another host without `keys`.
+    KeysError if `keys` are missing for an address on another host.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Link:
         self._daemon.check(is_silent=self._collector.is_silent)
 
     def want(self, source: str) -> None:
-        """Request the data of an ended process from the daemon, unless it was read already."""
+        """Request the data of an ended process from the daemon, unless this data was already read."""
         self._collector.want(source)
 
     def follow_records(self, on: bool) -> None:
@@ -66,21 +67,23 @@ class Link:
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer will never accept each other, such as different versions or keys. Empty if
-        they may.
+        """The reason why the daemon and this viewer will never accept each other, such as different versions or keys.
+        Empty if no such reason is known.
         """
         return self._collector.refused
 
     @property
     def trouble(self) -> str:
-        """Why nothing arrives from the daemon. Empty if data arrives, or if the reason is unknown."""
+        """The reason why no data arrives from the daemon. Empty if data arrives, or if the reason is unknown."""
         if self.is_complete and self.stale_s is None:
             return self._collector.trouble
         return self._collector.trouble or stopped_holder(self.endpoint)
 
     @property
     def no_daemon(self) -> str:
-        """Why no daemon could be started in this process. Empty if one was started, or if an address was given."""
+        """The reason why no daemon could be started in this process. Empty if a daemon was started, or if the user
+        gave an address.
+        """
         return self._daemon.trouble
 
     @property
@@ -90,7 +93,7 @@ class Link:
 
     @property
     def clock_offset(self) -> ClockOffset | None:
-        """Offset between the clocks of the daemon's host and ours, or None if not known yet."""
+        """Offset between the clocks of the daemon's host and our clocks, or None if it is not known yet."""
         return self._collector.clock_offset
 
     @property
@@ -100,7 +103,7 @@ class Link:
 
     @property
     def complaint(self) -> str:
-        """The problem with the link to this daemon in one line, or "" without a problem."""
+        """One line about the problem with the link to this daemon. "" if the link works."""
         inside = self._daemon.inside
         if self.refused or self.trouble:
             return f"{self.endpoint}: {'refused' if self.refused else self.trouble}"

@@ -13,12 +13,12 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 class Links:
-    """Connects to each of `endpoints`. Without any, connects to this user's daemon or starts a daemon in this
+    """Connects to each of `endpoints`. Without endpoints, connects to this user's daemon or starts a daemon in this
     process.
 
     The failure of a daemon does not affect the data of other daemons. A daemon in this process remembers the last
-    `history_s` seconds. Raises EndpointError for an invalid address, and KeysError for an address on another host
-    without `keys`.
+    `history_s` seconds. Raises EndpointError for an invalid address, and KeysError if `keys` are missing for an
+    address on another host.
     """
 
     def __init__(self, endpoints: Sequence[str], window_s: float, keys: ViewerKeys | None, history_s: float) -> None:
@@ -47,9 +47,9 @@ class Links:
                 link.follow_records(on)
 
     def want(self, key: str) -> None:
-        """Request the data of ended processes that is not read yet, from each daemon for one process at a time.
+        """Request the unread data of ended processes.
 
-        A later poll reads the answer.
+        Each daemon gets a request for one process at a time. A later poll reads the answer.
         """
         for link in self._links:
             link.want(key)
@@ -60,9 +60,9 @@ class Links:
         return next((record.key for record in records if record.hello and record.hello.pid == pid), None)
 
     def clock_offset_of(self, link: Link) -> ClockOffset | None:
-        """Return the most accurate clock offset known for the host of `link`.
+        """Return the most accurate known clock offset of the host of `link`.
 
-        Daemons with the same boot id run on one host, so an offset of any of them is valid for all.
+        Daemons with the same boot id run on one host, so the offset of any of these daemons is valid.
         """
         boot_id = link.store.daemon.boot_id if link.store.daemon else ""
         same = [other for other in self._links if other.store.daemon and other.store.daemon.boot_id == boot_id]
@@ -71,7 +71,9 @@ class Links:
 
     @property
     def heard_ns(self) -> int | None:
-        """The daemon's clock in its latest message. None for several daemons, because their clocks differ."""
+        """The time on the daemon's clock in the latest message. None if there are several daemons, because their
+        clocks differ.
+        """
         return self._links[0].store.heard_ns if len(self._links) == 1 else None
 
     @property
@@ -88,19 +90,19 @@ class Links:
     def unanswered(self) -> tuple[str, ...]:
         """The addresses at which no daemon has answered yet.
 
-        Each has the reason, or a hint if the reason is unknown.
+        Each text has the address and the reason. If the reason is unknown, the text has a hint for the user.
         """
         silent = [link for link in self._links if not link.is_complete]
         return tuple(f"{link.endpoint}: {link.trouble or link.no_daemon or NO_ANSWER}" for link in silent)
 
     @property
     def answered(self) -> tuple[str, ...]:
-        """The addresses of the daemons outside this process that have answered."""
+        """The addresses at which a daemon outside this process has answered."""
         return tuple(link.endpoint for link in self._links if link.is_complete and not link.is_daemon_inside)
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The addresses of the daemons that have sent messages which are not applied yet."""
+        """The addresses of the daemons with messages that have arrived but are not applied yet."""
         return tuple(link.endpoint for link in self._links if link.is_behind)
 
     @property
@@ -110,13 +112,15 @@ class Links:
 
     @property
     def left_out(self) -> str:
-        """The number, names and reasons of the sources dropped for lack of memory, or ""."""
+        """One text with the number, names and reasons of the sources that were dropped for lack of memory. "" if no
+        source was dropped.
+        """
         return "; ".join(filter(None, (link.store.complaint() for link in self._links)))
 
     @property
     def refused(self) -> str:
-        """Why no daemon and this viewer will ever accept each other, such as different versions or keys. Empty if at
-        least one link works or may still work.
+        """The reason why no daemon and this viewer will ever accept each other, such as different versions or keys.
+        Empty if at least one link works or may still work.
         """
         refused = [link.refused for link in self._links]
         return "; ".join(refused) if all(refused) else ""

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from cbtop.client import DEFAULT_WINDOW_S
 
-# Seconds between two readings of the CPU time. A figure that changes with every redraw is hard to read.
+# Seconds between two readings of the CPU time. A displayed number that changes with every redraw is hard to read.
 SPACING_S = 1.0
 
 
 def resident_bytes() -> int | None:
-    """Resident memory of this process in bytes, or None if there is no /proc."""
+    """Resident memory of this process in bytes, or None if the system has no /proc."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -51,14 +51,14 @@ class OwnCost:
     def over_s(self) -> float:
         """Seconds between the oldest and the newest stored reading of the CPU time.
 
-        It is 0 during the first second.
+        The result is 0 during the first second.
         """
         return self._read[-1][0] - self._read[0][0]
 
     @property
     def cpu_percent(self) -> float | None:
-        """CPU time of this process over the last `over_s` seconds, in percent of one processor. None during the first
-        second.
+        """CPU time of this process over the last `over_s` seconds, in percent of one processor. It is None during the
+        first second.
         """
         worked_s = self._read[-1][1] - self._read[0][1]
         return 100 * worked_s / self.over_s if self.over_s else None

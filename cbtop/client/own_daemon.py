@@ -15,11 +15,11 @@ NO_ANSWER = "check the address, or start `cbtop daemon` there"
 
 
 class DaemonIfNone:
-    """The daemon that a viewer listens to: the one at `endpoint`, or this user's daemon if `endpoint` is None.
+    """The daemon that a viewer listens to. It is the daemon at `endpoint`. If `endpoint` is None, it is this user's
+    daemon.
 
-    Without an `endpoint`, a daemon is started in this process if none runs, or later if the running one falls silent.
-    The started daemon remembers the last `history_s` seconds. Raises EndpointError if there are too few file
-    descriptors.
+    In this case, a daemon is started in this process if no other runs, or if the running one falls silent later. The
+    started daemon remembers the last `history_s` seconds. Raises EndpointError if there are too few file descriptors.
     """
 
     def __init__(self, endpoint: str | None, history_s: float = MAX_HISTORY_S) -> None:

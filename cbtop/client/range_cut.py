@@ -11,10 +11,10 @@ from cbtop.client.stream_recorder import SavedHistory, new_path
 from cbtop.protocol.errors import RecordingError
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 
-# The copy also contains the records of the second before the range. Without them, the records that are missing in the
-# range could not be counted.
+# The copy also contains the records of the second before the range. A viewer needs these earlier records to count the
+# missing records of the range.
 LEAD_NS = 1_000_000_000
-MAX_RANGE_BYTES = 1 << 30  # maximum size of the new recording, the same as for every recording
+MAX_RANGE_BYTES = 1 << 30  # maximum size of the new recording; every recording has this limit
 
 
 class RangeCut:

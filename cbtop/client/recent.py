@@ -26,8 +26,8 @@ class Hole(NamedTuple):
 class RecentRecords:
     """Keeps the newest MAX_RECENT records in the order of their end, and the time ranges with missing records.
 
-    Records that ended before `horizon_ns` are dropped. `missing` is the number of later records that did not arrive,
-    because they were overwritten, rejected, or lost on the way.
+    Records that ended before `horizon_ns` are dropped. `missing` is the number of records after `horizon_ns` that did
+    not arrive. Missing records were overwritten, rejected, or lost on the way.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from cbtop.client.source_record import HISTORY_S
 from cbtop.protocol.device_messages import DeviceProcess, DeviceSample
 from cbtop.protocol.vocabulary import DeviceKind
 
-MAX_FOLLOWED = 64  # Each sampler has samples of at most this many processes.
+MAX_FOLLOWED = 64  # A sampler's history has at most this many processes.
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
@@ -20,7 +20,7 @@ class DeviceMoment(NamedTuple):
 
     busy_percent: float | None
     memory_bytes: float | None
-    # mean power in watts as in DeviceRow.watts, or the momentary power if the mean is not available
+    # The mean power in watts, as in DeviceRow.watts. If the mean is not available, this is the momentary power.
     watts: float | None
     clock_mhz: float | None
     celsius: float | None
@@ -31,13 +31,15 @@ class ProcessMoment(NamedTuple):
 
     cpu_percent: float | None
     resident_bytes: float | None
-    # share of time that the process's busiest thread spent waiting for a processor
+    # share of time that the process's busiest thread has waited for a processor
     waiting_percent: float | None = None
 
 
 @dataclass(slots=True)
 class SampledDevices:
-    """The newest sample of one sampler of the daemon, and its samples of the last two minutes, oldest first."""
+    """The newest sample of one sampler of the daemon, and the sampler's history of the last two minutes, oldest
+    first.
+    """
 
     newest: DeviceSample
     # the samples of each device, by the device's uuid
@@ -46,8 +48,8 @@ class SampledDevices:
     of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)
 
     def take(self, sample: DeviceSample) -> None:
-        """Store `sample` as the newest of its sampler. Add it to the history, unless a keyframe only repeats an
-        earlier sample.
+        """Store `sample` as the newest of its sampler. Add it to the history, unless it is an earlier sample that a
+        keyframe repeats.
         """
         is_new = not self.history or sample.monotonic_ns > self.newest.monotonic_ns
         self.newest = sample

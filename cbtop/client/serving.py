@@ -1,4 +1,6 @@
-"""The announcements of a source that serves requests: its requests, its load, and the times of its engine."""
+"""The announcements of a process that serves requests: the requests, the load of the inference engine, and the times
+of the engine.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,18 @@ from cbtop.protocol.serving_messages import (
 
 @dataclass(slots=True)
 class AnnouncedServing:
-    """The newest requests and loads, by their number modulo the limit, and the newest times."""
+    """The newest requests and loads, and the newest engine times. The key of a request or load is its number modulo
+    the size limit of its dictionary.
+    """
 
     requests: dict[int, ServedRequest] = field(default_factory=dict)
     loads: dict[int, EngineLoad] = field(default_factory=dict)
     times: EngineTimes | None = None
-    engine_pid: int | None = None  # the process of the engine, if the source runs a model for it
+    # Id of the engine's process, if this process is a worker that runs the model for an engine
+    engine_pid: int | None = None
 
     def take(self, message: ServingMessage) -> None:
-        """Store the announcement. It replaces an earlier one with the same key."""
+        """Store the announcement. The new announcement replaces an earlier one with the same key."""
         match message:
             case ServedRequest():
                 self.requests[message.number % MAX_SERVED] = message
@@ -38,7 +43,7 @@ class AnnouncedServing:
 
     @property
     def is_engine(self) -> bool:
-        """Whether the source has reported an engine's requests or times."""
+        """Whether this process has reported requests or times of an engine."""
         return bool(self.requests or self.loads or self.times)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""A viewer's data about one profiled process: its catalog, its totals and its limited history."""
+"""A viewer's data about one profiled process: the catalog, the totals and a limited history."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
 MAX_PHASES = 64  # A source has token rates for at most this many phases.
-# Approximate memory in bytes of a source, of a node without its names, of a dependency, of an announcement with texts
-# of maximum length, and of a phase.
+# Approximate memory in bytes, in this order: of a source, of a node without its names, of a dependency, of an
+# announcement with texts of maximum length, and of a phase.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
-BUSY_BYTES = 16 * (SLICES + 1)  # bytes of memory per node for the slices of time that ranks are compared by
+BUSY_BYTES = 16 * (SLICES + 1)  # bytes of memory per node for its times in the slices of `busy`
 _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 
@@ -52,10 +52,10 @@ class StepSample:
     monotonic_ns: int
     tokens: int
     count: int = 0  # number of steps of the phase since the process started
-    time_ns: int = 0  # total time in ns of the steps of the phase since the process started
+    time_ns: int = 0  # total time in ns of these steps
     sequences: int = 0  # number of sequences, summed over the steps that reported them
     sequences_given: int = 0  # number of steps that reported sequences
-    cached: int = 0  # number of cached positions before each step, summed over the steps that reported them
+    cached: int = 0  # sum of the cached positions before each step, over the steps that reported a number
     cached_given: int = 0
 
 
@@ -74,10 +74,10 @@ class SourceRecord:
     checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
     traces: dict[str, TraceSummary] = field(default_factory=dict)  # the model traces, by their id, such as MLT-01
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
-    # The sampling of steps that the process announced. If None, one step in `hello.sample_every` is recorded, and the
-    # cost of recording is unknown.
+    # The sampling of steps that the process announced. If it is None, one step in `hello.sample_every` is recorded,
+    # and the cost of recording is unknown.
     sampling: Sampling | None = None
-    # the newest compilations, each at its number modulo MAX_COMPILATIONS
+    # the newest compilations; the key is the number of the compilation modulo MAX_COMPILATIONS
     compilations: dict[int, Compilation] = field(default_factory=dict)
     burst: KernelBurst | None = None
     host_times: HostTimes | None = None
@@ -102,12 +102,12 @@ class SourceRecord:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended or is lost, so that no further data can come from it."""
+        """Whether the process has ended or is lost. In both cases, no further data of the process can arrive."""
         return self.state is not None and self.state.state in _HAVE_ENDED
 
     @property
     def is_unread(self) -> bool:
-        """Whether the process has ended and its data was not read yet. The daemon reads this data on request."""
+        """Whether the process has ended and its data was not read yet. The daemon reads the data only on request."""
         state = self.state
         return self.has_ended and state is not None and not self.stats.received and state.received + state.unread > 0
 
@@ -131,7 +131,9 @@ class SourceRecord:
         return self.sampling is not None or self.sample_every > 1
 
     def kept(self) -> int:
-        """Number of entries that use memory: nodes, announcements, and the entries in announcements."""
+        """Number of entries that use memory. Nodes, announcements, and the parts of announcements are such
+        entries.
+        """
         places = max(len(self.nodes), len(self.stats))
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         traced += len(self.burst.kernels) if self.burst else 0
@@ -160,12 +162,13 @@ class SourceRecord:
     def begin_range(self, now_ns: int, length_s: float) -> None:
         """Restart windows, curves and records of this source for a range of `length_s` seconds that begins now.
 
-        `now_ns` is the daemon's clock. It is only used if nothing was received from this source yet.
+        `now_ns` is the time on the daemon's clock. This time is used only if nothing was received from this source
+        yet.
         """
         self.window = self.window.from_now_on(length_s)
         if not self.window.has_begun and not self.has_ended:
-            # Begin the window now, and not with the next update. A report about an earlier time could otherwise count
-            # as part of the range.
+            # Begin the window now. If it began with the next update, a report about an earlier time could count as
+            # part of the range.
             self.window.tick(now_ns, losses=Losses())
         self.recent, self.trend = RecentRecords(), BrickTrend()
         at_ns = self.window.now_ns
@@ -181,10 +184,10 @@ class SourceRecord:
         }
 
     def forget_catalog(self) -> None:
-        """Forget the announcements that a process may withdraw. The snapshot that follows repeats those that are
+        """Forget the announcements that a process may withdraw. The next snapshot repeats the announcements that are
         still valid.
 
-        Nodes and statistics stay, because they only grow.
+        Nodes and statistics stay, because the process never removes them.
         """
         self.dependencies.clear()
         self.ceilings.clear()
@@ -202,10 +205,10 @@ class SourceRecord:
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
     """Set the clock of this source to `monotonic_ns`, and store samples for its curves.
 
-    `growth` is already part of the statistics. If the source has ended, its window ends when it ended.
+    `growth` is already part of the statistics. If the process has ended, the window ends at the end of the process.
     """
-    # A heartbeat carries the time when the daemon last read its first source. For an ended source, or one that was
-    # read later, this time is wrong. So keep the source's own time.
+    # A heartbeat carries the time when the daemon last read its first source. This time is wrong for an ended source,
+    # and for a source that the daemon read later. So keep the source's own time.
     monotonic_ns = (
         record.window.now_ns or monotonic_ns if record.has_ended else max(monotonic_ns, record.window.now_ns)
     )
@@ -216,8 +219,8 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
         )
     record.window.tick(monotonic_ns, growth, losses)
     if record.history and growth is not None and growth.is_empty:
-        # Add no sample to the curves, because a keyframe only repeats statistics. Not every viewer receives
-        # keyframes, and all should show the same curves.
+        # Add no sample to the curves, because a keyframe only repeats statistics. Some viewers do not receive
+        # keyframes, but all viewers should show the same curves.
         return
     record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:

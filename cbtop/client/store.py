@@ -36,13 +36,14 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.vocabulary import SourceStatus
 
 MAX_SOURCES = 1024
-# Memory limit in bytes for the data of all daemons together. 64 processes with 365 nodes each use a quarter of it.
+# Memory limit in bytes for the data of all daemons together. 64 processes with 365 nodes each use a quarter of the
+# limit.
 MAX_BYTES = 256 << 20
-MAX_WINDOW_BYTES = 64 << 20  # Recent windows may use this part of MAX_BYTES.
-# The newest single records may use this part of MAX_BYTES. They are stored while a timeline is shown.
+MAX_WINDOW_BYTES = 64 << 20  # Recent windows may use this many bytes of MAX_BYTES.
+# The newest single records may use this many bytes of MAX_BYTES. They are stored only while a timeline is shown.
 MAX_RECENT_BYTES = 32 << 20
-# Limits for all samplers of a daemon together. Their data is not part of MAX_BYTES. If every text has the maximum
-# length, it takes 24 MiB.
+# Limits for all samplers of a daemon together. The data of samplers does not count towards MAX_BYTES. If every text
+# has the maximum length, this data takes 24 MiB.
 MAX_SAMPLERS, MAX_DEVICES, MAX_TOLD = 4, 256, 8_192
 NAMED = 3  # `complaint` names at most this many dropped sources.
 
@@ -96,8 +97,8 @@ class Store:
     def apply(self, message: Message) -> None:
         """Apply one message.
 
-        Raises VersionError if the daemon has a different major version, and DecodeError if the message contradicts
-        itself. If there is no room for the message's source, drops the source and raises LimitError.
+        Raises VersionError if the daemon has a different major version, and DecodeError if parts of the message
+        contradict each other. If there is no room for the message's source, drops the source and raises LimitError.
         """
         match message:
             case SourceCatalog() | StatsUpdate() if message.source in self.left_out:
@@ -155,7 +156,7 @@ class Store:
             self._weigh(key)
 
     def shorten_records(self) -> None:
-        """Drop half of the single records of the source that has the most of them."""
+        """Find the source with the most single records, and drop half of these records."""
         key, record = max(self.sources.items(), key=lambda item: len(item[1].recent))
         record.recent.shorten(len(record.recent) // 2)
         self._weigh(key)
@@ -201,7 +202,8 @@ class Store:
                 try:
                     self._catalog(message)
                 finally:
-                    # Count the memory also after an error, because the first part of the message was already applied.
+                    # Count the memory even if an error is raised, because the first part of the message may already
+                    # be applied.
                     self._count(message.source)
             case SourceState():
                 if message.source in self.sources:
@@ -215,8 +217,8 @@ class Store:
             case DeviceSample():
                 self._sampled(message)
             case ClockReading() | HistoryPiece() | DaemonGoodbye():
-                # The collector and the recorders handle these messages. The store keeps its data after a daemon's
-                # goodbye.
+                # The collector and the recorders handle these messages. After a daemon's goodbye, the store keeps the
+                # data of the daemon.
                 pass
             case RecordBatch():
                 self.sources[message.source].recent.take(message)
@@ -227,7 +229,7 @@ class Store:
                 assert_never(message)
 
     def _begin(self, hello: DaemonHello) -> None:
-        """Drop all data. A daemon sends snapshots of all of its sources after its hello."""
+        """Drop all data. After its hello, a daemon sends snapshots of all of its sources."""
         if hello.protocol_major != PROTOCOL_MAJOR:
             raise VersionError(
                 f"the daemon (cbtop {hello.version}) speaks protocol {hello.protocol_major}."
@@ -283,7 +285,8 @@ class Store:
             record.forget_catalog()
         for said in message.messages:
             if not message.complete and isinstance(said, Node) and said.id > len(record.nodes) + 1:
-                # The messages with the nodes before this one were lost. The next keyframe repeats all nodes.
+                # Nodes with smaller ids are missing, because their messages were lost. The next keyframe repeats all
+                # nodes.
                 continue
             apply_announcement(record, said)
             if self._range_from_ns is None or not isinstance(said, HostHello):

@@ -1,6 +1,6 @@
 """Write a daemon's messages to a recording.
 
-They are either live messages, or the daemon's history of the last minutes.
+The messages are either live messages, or the daemon's history of the last minutes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 class StreamRecorder:
     """Records the messages of the daemon at `endpoint`, except messages of sources in `left_out`.
 
-    If `endpoint` is None, it records this user's daemon, or starts a daemon in this process if none runs. Raises
-    RecordingError if the file cannot be made, EndpointError for an invalid address, and KeysError for an address on
-    another host without `keys`.
+    If `endpoint` is None, records this user's daemon. If no daemon of this user runs, starts a daemon in this
+    process. Raises RecordingError if the file cannot be made, EndpointError for an invalid address, and KeysError if
+    `keys` are missing for an address on another host.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class StreamRecorder:
             opened.callback(self._daemon.close)
             self._subscriber = Subscriber(self._daemon.endpoint, keys, topics=(RECORDS, LIVE))
             opened.callback(self._subscriber.close)
-            # Open the file last, because opening may overwrite an existing file. Every other error would have been
-            # raised before.
+            # Open the file last, because opening may overwrite an existing file. All other errors are raised before
+            # the file is opened.
             self._writer = RecordingWriter(path, _origin(), max_bytes, overwrite=overwrite)
             opened.pop_all()
         self._heard_s = self._asked_s = time.monotonic()
@@ -72,7 +72,9 @@ class StreamRecorder:
 
     @property
     def unanswered(self) -> str:
-        """The address at which no daemon answers, with the reason, or with a hint if the reason is unknown."""
+        """One text with the address at which no daemon answers, and the reason. If the reason is unknown, the text
+        has a hint for the user.
+        """
         return f"{self._daemon.endpoint}: {self._daemon.trouble or self.trouble or NO_ANSWER}"
 
     @property
@@ -87,7 +89,7 @@ class StreamRecorder:
 
     @property
     def has_only_ended(self) -> bool:
-        """Whether every process had ended before recording began, and no records of any process arrived."""
+        """Whether every process had ended before recording began. False if a record of any process has arrived."""
         return (
             bool(self.tallies) and not self._has_seen_running and not any(one.taken for one in self.tallies.values())
         )
@@ -99,12 +101,14 @@ class StreamRecorder:
 
     @property
     def trouble(self) -> str:
-        """Why nothing arrives from the daemon, or "" if the reason is unknown."""
+        """The reason why nothing arrives from the daemon, or "" if the reason is unknown."""
         return self._subscriber.trouble or stopped_holder(self._daemon.endpoint)
 
     @property
     def refused(self) -> str:
-        """Why the daemon will never accept this recorder, such as a missing key. Empty if it may."""
+        """The reason why the daemon will never accept this recorder, such as a missing key. Empty if no such reason
+        is known.
+        """
         return self._subscriber.trouble if self._subscriber.is_refused else ""
 
     def poll(self, timeout_ms: int) -> None:
@@ -173,7 +177,7 @@ class StreamRecorder:
 
 
 def _heals(message: Message, known: set[str]) -> bool:
-    """Whether `message` repeats the whole catalog of a source that is already known."""
+    """Whether `message` repeats the whole catalog of a source, and the source is already known."""
     return isinstance(message, SourceCatalog) and message.complete and message.source in known
 
 
@@ -205,7 +209,7 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
         origin = RecordingOrigin(head.host, head.monotonic_ns, head.realtime_ns)
         writer = RecordingWriter(path, origin, 2 * MAX_HISTORY_BYTES)
         try:
-            # The daemon's history grows while it is read. Stop at the message that was the last one at our first
+            # The daemon's history grows during this loop. Stop at the message that was the last one at our first
             # request.
             end = head.end
             while frames and all(writer.append(frame) for frame in frames):

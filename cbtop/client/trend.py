@@ -21,14 +21,14 @@ SECONDS = 60
 # Each second begins at a whole second of the daemon's clock, so all viewers show the same values.
 _SECOND_NS = 1_000_000_000
 MAX_BRICKS = 256  # Each source has trends for at most this many bricks.
-_SECOND_BYTES = 400  # approximate bytes of a `_Second` without its arrays
+_SECOND_BYTES = 400  # approximate memory of a `_Second` in bytes, without the memory of its arrays
 
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """The totals of each brick since the source began: its time and its units of work.
+    """Two totals of each brick since the source began: the brick's time, and its units of work.
 
-    Inside a step, the units are the tokens of the step. Outside steps, they are the calls of the brick.
+    Inside a step, the units are the tokens of the step. Outside steps, the units are the calls of the brick.
     """
 
     brick: Column  # id of the first node of each brick (see NodeTable.first_of), in ascending order
@@ -36,17 +36,20 @@ class _Totals:
     units: Column
     step: Column  # for each brick, the id of the step that contains it, or -1
     tokens: dict[int, int]  # number of tokens of each step, by the id of the step
-    work: NDArray[np.float64]  # the work of each brick, shape (5, bricks); `_work` explains the rows
+    # The work of each brick, shape (5, bricks); the docstring of `_work` explains the five rows
+    work: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Second:
-    """Time per token or call (µs) of each brick between two moments. It is NaN for a brick without an ended call."""
+    """The mean time (µs) per token, or per call, of each brick between two moments. It is NaN for a brick without an
+    ended call.
+    """
 
     end_ns: int
     brick: Column
     us: NDArray[np.float64]
-    # FLOP, bytes and ns of each brick's calls, shape (3, bricks). If no brick declares its work, the shape is (3, 0).
+    # for each brick, the FLOP, bytes and ns of its calls, shape (3, bricks); (3, 0) if no brick declares its work
     work: NDArray[np.float32]
 
 
@@ -79,11 +82,12 @@ class BrickTrend:
             # The bricks have not changed. Share the array of their ids to save memory.
             now = replace(now, brick=before.brick)
         if self._begin_ns is not None:
-            # False for a brick that was measured in the last second but has been pushed beyond MAX_BRICKS by new
-            # bricks.
+            # An entry is false if the brick was measured in the last second, but new bricks have pushed it beyond
+            # MAX_BRICKS.
             known = np.isin(before.brick, now.brick)
             at = np.searchsorted(now.brick, before.brick[known])
-            # Begin to count the tokens of a new brick at its first call. Earlier steps did not contain the brick.
+            # For a new brick, count only the tokens since the last second. The brick was not called in the step's
+            # earlier runs.
             units = now.units - np.array([before.tokens.get(step, 0) for step in now.step.tolist()], np.int64)
             units[at] = now.units[at] - before.units[known]
             took_ns = now.time_ns.copy()
@@ -125,8 +129,8 @@ class BrickTrend:
         return self._us_tables
 
     def by_second(self, brick: int) -> dict[int, float]:
-        """Return the time of a brick for each second of the daemon's clock: µs per token inside steps, µs per call
-        outside steps.
+        """Return the time of a brick in each second of the daemon's clock. The time is in µs per token inside steps,
+        and in µs per call outside steps.
         """
         return {second.end_ns // _SECOND_NS: us for second, us in self._us(brick) if us == us}
 
@@ -144,8 +148,8 @@ class BrickTrend:
         return ((second, np.nan if at is None else float(second.us[at])) for second, at in self._of(brick))
 
     def _of(self, brick: int) -> Iterator[tuple[_Second, int | None]]:
-        """Yield each stored second, oldest first, with the index of `brick` in its arrays, or with None if the second
-        lacks the brick.
+        """Yield each stored second, oldest first, with the index of `brick` in the arrays of this second. The index
+        is None if the second lacks the brick.
         """
         begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
         bricks, at = _NONE, 0
@@ -161,9 +165,9 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """Return the column of `brick` from `rows`, an array with one column for each of `bricks`.
+    """Return the values of `brick` from `rows`, an array with one column for each of `bricks`.
 
-    Returns NaN values if `bricks` does not contain the brick.
+    Returns NaN values if `bricks` does not contain `brick`.
     """
     at = int(np.searchsorted(bricks, brick))
     found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
@@ -199,8 +203,9 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
     """Return the work of each brick, shape (5, bricks).
 
     The rows are FLOP, bytes, time (ns), the number of calls that did not declare FLOP, and the number of calls that
-    did not declare bytes. If no brick declares work, all values are zero. Sums are made as in `brick_stats`. `at`
-    contains the brick index of each node in `ran`. For a node that is left out, it contains the number of bricks.
+    did not declare bytes. If no brick declares work, all values are zero. Calls are added up as in `brick_stats`.
+    `at` contains the brick index of each node in `ran`. The index of a node that does not count is the number of
+    bricks.
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))
@@ -226,9 +231,9 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
 
 
 def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
-    """Return the declared FLOP and bytes of each node, per call and per element, shape (2, 2, nodes).
+    """Return the FLOP and bytes that each node declares: per call, then per element.
 
-    Values that are not declared are NaN.
+    The shape is (2, 2, nodes). Values that are not declared are NaN.
     """
     likes, which = np.unique(nodes.column("like_of")[ran], return_inverse=True)
     works = [nodes[like].work for like in likes.tolist()]
@@ -238,7 +243,9 @@ def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
 
 
 def _known(work: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return FLOP, bytes and time per brick for a second. FLOP and bytes are NaN if a call did not declare them."""
+    """Return FLOP, bytes and time of each brick for one second. FLOP and bytes are NaN if a call of the brick did not
+    declare them.
+    """
     if not work.any():
         return np.zeros((3, 0), np.float32)
     # Values that are too large for float32 become infinity. Infinite values are not plotted.

@@ -1,7 +1,7 @@
 """The statistics of a source over its last seconds.
 
-A daemon sends statistics as sums since the source began. The viewer stores how much they grow in each slice of about
-a second. The window is the sum over the slices of the last seconds.
+A daemon sends statistics as sums since the source began. The viewer divides time into slices of about a second, and
+stores the growth of the sums in each slice. The window is the sum over the slices of the last seconds.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cbtop.profiler.analysis.node_columns import SPARSE_COLUMNS
 from cbtop.profiler.analysis.sparse_columns import SPARSE_BYTES
 from cbtop.profiler.analysis.stats import NodeStats
 
-# A slice begins every SPACING_S seconds. If the window is longer than ten seconds, a slice begins every tenth of it.
-# Slices are aligned to the daemon's clock, so all viewers show the same figures. A window begins with a whole slice,
-# so it may be one slice longer than requested.
+# Usually, a slice begins every SPACING_S seconds. If the window is longer than ten seconds, a slice has a tenth of
+# the window's length. Slices are aligned to the daemon's clock, so all viewers show the same numbers. A window begins
+# with a whole slice, so it may be one slice longer than requested.
 SPACING_S = 1.0
 SLICES = 10
-SUM_KEPT_S = 5.0  # Seconds that the computed sum over a window is kept after it was last requested.
+SUM_KEPT_S = 5.0  # The sum over a window is dropped this many seconds after it was last requested.
 _UNION = SPARSE_COLUMNS.index("union_ns")
 
 
@@ -32,8 +32,8 @@ _UNION = SPARSE_COLUMNS.index("union_ns")
 class TimeRange:
     """A time range on the clock of the source's host.
 
-    A step is counted when it ends, so its counted time may include time from before the range. `before_ns` is that
-    time for each step node. It is None if the daemon does not report when steps ran.
+    A step is counted when it ends. So the counted time of a step may include time from before the range. `before_ns`
+    has this earlier time for each step node. `before_ns` is None if the daemon does not report when steps ran.
     """
 
     begin_ns: int
@@ -47,7 +47,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The number of records since the daemon found the process (`seen`), and the number of lost records among them
+    """Two numbers of records since the daemon found the process: all records (`seen`), and the lost ones among them
     (`lost`).
     """
 
@@ -71,7 +71,7 @@ class _Slice:
     begin_ns: int
     losses: Losses | None  # all records that were lost before the slice began; None if unknown
     parts: list[Growth] = field(default_factory=list)
-    # The step time from before this slice that a range beginning with this slice would count (see
+    # For each step node: the step time from before this slice that counts if a range begins with this slice (see
     # `TimeRange.before_ns`).
     before_ns: dict[int, int] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class _Slice:
 
 
 def reaches_back_s(length_s: float) -> float:
-    """Return how many seconds before now a window of `length_s` seconds may begin."""
+    """Return the maximum number of seconds between now and the begin of a window of `length_s` seconds."""
     return length_s + 3 * _spacing_s(length_s)
 
 
@@ -101,20 +101,20 @@ class Window:
         self.now_ns = 0  # time of the daemon's clock in its latest message
         self._is_told = False  # whether the daemon reports the times when steps ran
         self._losses: Losses | None = None
-        # The sum of statistics over the window. It exists while the window is viewed. New growth is added when it
-        # arrives, and old growth is subtracted when it leaves the window.
+        # The sum of statistics over the window. It exists while the window is viewed. New growth is added to the sum
+        # when it arrives. Growth that leaves the window is subtracted.
         self._sum: NodeStats | None = None
-        self._before = 0  # number of the oldest slices that were already subtracted from the sum
+        self._before = 0  # number of the window's oldest slices that were already subtracted from the sum
         self._asked_ns = 0  # time when the sum over the window was last requested
 
     @property
     def sum_bytes(self) -> int:
-        """Memory in bytes of the sum over the window. `size_bytes` does not include it."""
+        """Memory in bytes of the sum over the window. `size_bytes` does not include this memory."""
         return self._sum.size_bytes if self._sum is not None else 0
 
     @property
     def stored_slices(self) -> int:
-        """Number of stored slices of the window, including one that is older than the window."""
+        """Number of stored slices. One of them may be older than the window."""
         return len(self._slices)
 
     @property
@@ -133,7 +133,7 @@ class Window:
     def tick(self, monotonic_ns: int, growth: Growth | None = None, losses: Losses | None = None) -> None:
         """Set the daemon's clock to `monotonic_ns`, add `growth`, and begin a new slice if the current one is full.
 
-        Statistics that a keyframe repeats do not begin a slice, because not every viewer receives keyframes.
+        If a keyframe only repeats statistics, no slice begins, because some viewers do not receive keyframes.
         """
         self.now_ns = monotonic_ns
         if self._losses is None:  # Do not count records that were lost before the daemon's first report of losses.
@@ -165,9 +165,10 @@ class Window:
         return monotonic_ns // self._spacing_ns > self._slices[-1].begin_ns // self._spacing_ns
 
     def clip(self, node: Column, begin_ns: Column, length_ns: Column) -> None:
-        """For each slice, store the step time from before the slice that is counted in the slice or later.
+        """For each slice, store the step time before the slice that counts in this slice or a later one.
 
-        The arguments are the newest time intervals of steps (see StatsUpdate).
+        This is the early part of steps that end after the begin of the slice. The arguments are the newest time
+        intervals of steps (see StatsUpdate).
         """
         self._is_told |= len(node) > 0
         grown: Counter[int] = Counter()
@@ -175,7 +176,8 @@ class Window:
         for one in reversed(self._slices):
             began = begin_ns <= one.begin_ns
             if not began.any():
-                return  # No step interval began before this slice, so none began before an earlier slice.
+                # No step interval began before this slice. So no step interval began before an earlier slice, either.
+                return
             for part in one.parts:
                 grown.update({step: part.rare.get((_UNION, step), 0) for step in steps})
             before = len(one.before_ns)
@@ -183,7 +185,7 @@ class Window:
             for step in distinct(node[began]).tolist():
                 before_ns = grown[step] - int(inside_ns[node == step].sum())
                 if before_ns > 0:
-                    # Limit the time, because a forged message with long intervals would make sums overflow.
+                    # Limit this time. A forged message may contain long intervals, and sums over them would overflow.
                     one.before_ns[step] = min(before_ns, grown[step])
                 else:
                     one.before_ns.pop(step, None)
@@ -199,7 +201,7 @@ class Window:
     def statistics(self, stats: NodeStats) -> tuple[NodeStats, TimeRange]:
         """Return the statistics of the window and its time range.
 
-        `stats` are the current totals of the source. The result is only valid until more statistics are counted.
+        `stats` are the current totals of the source. The returned statistics change when more growth arrives.
         """
         if not self._slices:
             return NodeStats(), TimeRange(self.now_ns, self.now_ns)
@@ -213,7 +215,9 @@ class Window:
         return stats.recent_part(self._sum), TimeRange(begins.begin_ns, self.now_ns, before_ns)
 
     def _begin_sum_at(self, total: NodeStats, first: int) -> None:
-        """Change `total` so that its sum begins at slice `first`, by adding or subtracting the slices in between."""
+        """Change `total` so that its sum begins at slice `first`. The slices between the old and the new begin are
+        added or subtracted.
+        """
         for at in range(min(first, self._before), max(first, self._before)):
             for part in self._slices[at].parts:
                 total.count(part, -1 if first > self._before else 1)
@@ -237,9 +241,10 @@ class Window:
 
     @property
     def has_watched(self) -> bool:
-        """Whether the window has data of at least one slice. Always true for a chosen range.
+        """Whether the window has data of at least one slice.
 
-        A recent window has no slice while data is still missing, or if the source ended before we connected.
+        Always true for a chosen range. A recent window has no slice if no data has arrived yet, or if the source
+        ended before we connected.
         """
         if self.is_range:
             return True

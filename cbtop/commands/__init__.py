@@ -1,10 +1,11 @@
 """The subcommands, in the order of `cbtop --help`. Each subcommand is a module with `add_arguments` and `run`.
 
-Only the module of the given subcommand is imported, so that `cbtop keys` does not wait for all imports.
+Only the module of the given subcommand is imported, so that a fast command such as `cbtop keys` does not wait for the
+imports of other commands.
 """
 
-# The name of each subcommand, and its line in `cbtop --help`. If the name contains `-`, its module is called the same
-# with `_`.
+# The name of each subcommand, and its line in `cbtop --help`. In the name of the subcommand's module, `_` replaces
+# each `-`.
 COMMANDS = {
     "demo": "decode a model with instrumented bricks, and watch it",
     "run": "start a program whose torch models are shown, without a change to it",

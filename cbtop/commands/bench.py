@@ -89,7 +89,7 @@ class _Result:
     threads: int
     backend: str
     cache_type: str
-    begun: str  # start of the speed test in UTC, ISO 8601
+    begun: str  # time in UTC when the speed test started, ISO 8601
     samples_ns: list[int]
 
     @property
@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> int:
         if longest.tokens > model.context_length:
             raise UsageError(f"{longest.name} does not fit the model's context of {model.context_length} tokens")
         if is_on_cpu:
-            # If there are too many threads, this raises an error before the first measurement.
+            # Raise an error before the first measurement if there are too many threads.
             cpu_backend(max(threads))
         asked = [(each, test) for each in threads for test in tests]
         measured = _measured(model, asked, options, line)
@@ -175,7 +175,9 @@ def _asked(options: argparse.Namespace, threads: int) -> WorkloadOptions:
 
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
-    """Return the result of a speed test as a dictionary. A field that llama-bench also has gets llama-bench's key."""
+    """Return the result of a speed test as a dictionary. If llama-bench has the same field, the key is the same as in
+    llama-bench.
+    """
     ns, ns_deviation = mean_and_deviation(result.samples_ns)
     rate, rate_deviation = mean_and_deviation(result.samples_ts)
     return {

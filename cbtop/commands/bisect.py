@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     _check_command(options.command, repository)
     good, bad = repository.ends(options.good, options.bad)
     asked = Asked(good, bad, thresholds, options.rounds, options.first_parent, options.anyway)
-    # A bisection reads only processes of this machine, so it uses no address and no keys.
+    # A bisection reads only processes of this machine, so it needs no address and no keys of a daemon.
     vars(options).update(connect=None, server_key=None, key=None)
     with locked(repository):
         return _search(options, repository, asked)
@@ -137,7 +137,7 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
 def estimate(run_s: float, low_min: float, high_min: float, limit_min: float, which: str) -> str:
     """Return a text with the time that a bisection takes, estimated from its first run.
 
-    The text also warns if the bisection may take longer than `--limit`.
+    If the bisection may take longer than `--limit`, the text has a warning.
     """
     low, high = math.ceil(low_min), math.ceil(high_min)
     said = f"the first run took {run_s:.1f} s, so {which} take about {low} to {high} min"
@@ -156,7 +156,7 @@ def runs_needed(commits: int, rounds: int) -> tuple[int, int]:
     from cbtop.comparison.noise import MIN_LEARNED
 
     least, most = (2 + 3 * each + halvings(commits) * (1 + 2 * each) for each in (MIN_LEARNED, rounds))
-    return least, most + 2 + 2 * rounds  # The added runs compare the first bad commit with its parent.
+    return least, most + 2 + 2 * rounds  # The last runs compare the first bad commit with its parent.
 
 
 def _check_command(command: Sequence[str], repository: Repository) -> None:

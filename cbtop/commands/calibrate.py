@@ -82,7 +82,9 @@ def run(options: argparse.Namespace) -> int:
     if options.short:
         return _short(options)
     require_engine("cbtop calibrate")
-    try_to_keep()  # If results cannot be stored, raise the error now and not after seconds of measurement.
+    # Raise an error now if results cannot be stored. Otherwise the user would learn this only after seconds of
+    # measurement.
+    try_to_keep()
     line = ProgressLine(sys.stderr)
     measured: list[DeviceRoofs] = []
     absent: list[str] = []
@@ -124,7 +126,9 @@ def _short(options: argparse.Namespace) -> int:
 
 
 def _older(kept: DeviceRoofs, measured: DeviceRoofs) -> str:
-    """Return a line about older roofs that were not replaced, because their measurement was disturbed less, or ""."""
+    """Return a line about older roofs that stay, because the older measurement was less disturbed than the new one.
+    Returns "" if all roofs are replaced.
+    """
     names = ", ".join(old.name for old, new in zip(kept.ceilings, measured.ceilings, strict=True) if old is not new)
     return f"{measured.title}: the older {names} stays: it was disturbed less\n" if names else ""
 
@@ -198,8 +202,8 @@ def _crossovers(line: ProgressLine) -> MachineCrossovers:
         line.show(f"measuring crossovers: {name}")
 
     found = measure_crossovers(threads, show)
-    # Measure the crossovers from processor to GPU with the new crossovers of the processor in use. If there is no
-    # GPU, a later step raises the error.
+    # The GPU is compared with the processor. So use the processor's new crossovers while the crossovers to the GPU
+    # are measured. If the machine has no GPU, a later step raises the error.
     with suppress(ComputeError), with_crossovers(measured_crossovers(found)):
         found += measure_gpu_crossovers(threads, show)
     return MachineCrossovers(cpu_name(), threads, __version__, now, found)

@@ -164,7 +164,7 @@ def _runs_of_base(where: str, options: argparse.Namespace) -> list[Run]:
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
-    """Run the demo's workload several times and judge the last run as `cbtop check` does. The earlier runs are its
+    """Run the demo's workload several times. Judge the last run as `cbtop check` does. The earlier runs are its
     baseline.
 
     `command` is the command line of the workload.
@@ -199,9 +199,10 @@ def gate(
 
     `known` are results that do not depend on times.
 
-    If a slowdown is found without thresholds, `again` makes another new run, and the slowdown counts only if this run
-    has it, too. `by_contract` also judges the factors in contracts, and `by_definition` the budgets of definitions.
-    The demo derives its budgets from a roof that each run measures anew, so its budgets are not judged.
+    If a slowdown is found without thresholds, `again` makes another new run, and the slowdown counts only if that run
+    is also slower. With `by_contract`, the factors in contracts are judged, too. With `by_definition`, the budgets in
+    definitions are judged, too. The demo derives its budgets from a roof that each run measures anew, so the demo's
+    budgets are not judged.
     """
     from cbtop.comparison.causes import with_causes
     from cbtop.comparison.default_gate import default_gate, known_to_scatter
@@ -245,9 +246,10 @@ def _confirmed(
     options: argparse.Namespace,
     again: Callable[[], Run],
 ) -> tuple[list[Judged], RunDiff]:
-    """Make a second new run. Return the slowdowns that both new runs have, and the comparison of the second run.
+    """Make another new run.
 
-    If the second run fails or is not comparable, write the results of the first run and raise the error.
+    Return the slowdowns that both new runs have, and the comparison of the second run with the baseline. If the
+    second run fails or is not comparable, write the results of the first run and raise the error.
     """
     from cbtop.comparison.default_gate import confirmed, default_gate, unconfirmed
     from cbtop.reports.gate import tally
@@ -276,7 +278,7 @@ def _error_of(judged: Sequence[Judged]) -> CbtopError | None:
 
 
 def _allowed(judged: Sequence[Judged], options: argparse.Namespace) -> list[Judged]:
-    """Return the results of the check. If the user's options allow unsure results, these pass."""
+    """Return the results of the check. Unsure results pass if the user's options allow it."""
     from cbtop.comparison.judged import must_be_sure
 
     return list(judged) if options.allow_unsure else must_be_sure(judged)
@@ -312,8 +314,8 @@ def _gate_of_structure(
 
 
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
-    """If there are only one or two base runs, write on stderr how this limits the result. Write nothing if a verdict
-    already contains this.
+    """If there are only one or two base runs, write to stderr how their small number limits the result. Write nothing
+    if a verdict already explains the limit.
     """
     from cbtop.comparison.default_gate import SCATTER_UNKNOWN
     from cbtop.comparison.noise import MIN_LEARNED
@@ -357,7 +359,9 @@ def _not_comparable(found: RunDiff) -> CbtopError:
 
 
 def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
-    """Return the results that need no thresholds: the checks of bricks, and the budgets in definition files."""
+    """Return the results of checks that need no thresholds: the checks of brick outputs, and the checks of budgets in
+    definition files.
+    """
     from cbtop.comparison.judged import Judged, Outcome
     from cbtop.comparison.thresholds import of_definitions
 
@@ -404,9 +408,10 @@ def budgets(path: Path) -> list[Threshold | Structural]:
 
 
 def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
-    """Return the allowed slow-down of each brick's calls, with the file and line of the contract that allows it.
+    """Return the allowed slow-down of each brick's calls, with the file and line of the contract that allows the
+    slow-down.
 
-    Raises UsageError if no brick's contract allows one.
+    Raises UsageError if no contract allows a slow-down.
     """
     # Imported here, because loading Numba and every kernel takes half a second.
     from cbtop.compute.contracts import file_of
@@ -451,8 +456,8 @@ def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator
 def _line(lines: Sequence[str], name: str, value: str) -> int:
     """Return the number (from 1) of the line that defines the budget with this name and value.
 
-    This is the first line that contains both `value` and the last part of the dotted `name`. Returns 1 if no line has
-    both.
+    This is the first line that contains both `value` and the last part of the dotted `name`. Returns 1 if no line
+    contains both of them.
     """
     last = name.rpartition(".")[2]
     return next((at for at, line in enumerate(lines, 1) if last in line and value in line), 1)
@@ -492,8 +497,8 @@ def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
 
 
 def _end_without_run(options: argparse.Namespace, error: Exception) -> None:
-    """Write into every result file why the run is missing. Otherwise a file of an earlier check could be taken for
-    the result.
+    """Write the reason for the missing run into every result file. Otherwise a file of an earlier check could be
+    mistaken for the result of this check.
     """
     from cbtop.comparison.judged import Judged, Outcome
 
@@ -505,10 +510,10 @@ def _end_without_run(options: argparse.Namespace, error: Exception) -> None:
 
 
 def _end(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace, error: BaseException | None) -> None:
-    """Write the result of the check in every format, then raise `error` if it is not None.
+    """Write the result of the check in every format.
 
-    If a file cannot be written, `error` is still raised, because the verdict matters more. If `error` is None, raises
-    UsageError for the file.
+    Then raise `error`, if there is one. If a file cannot be written and `error` is None, raises UsageError for the
+    file. If `error` is given, it is raised anyway, because the verdict matters more than the file.
     """
     try:
         _write(judged, found, options.format or [("text", None)], options.baseline)
@@ -531,7 +536,8 @@ def _write(
     If a file cannot be written, the remaining files are still written. Then UsageError is raised.
     """
     unwritten = []
-    # Write files first. Standard output may be a closed pipe, and writing to it would end the command.
+    # Write files before standard output. Standard output may be a closed pipe, and writing to it would end the
+    # command.
     for name, file in sorted(formats, key=lambda one: one[1] is None):
         text = _written(judged, found, name, baselines) + "\n"
         if file is None:
@@ -562,7 +568,7 @@ def _written(judged: Sequence[Judged], found: RunDiff | None, name: str, baselin
         ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
-        # If a rule is defined in no file, this name is given for its file.
+        # file name in the output for a rule that no file defines
         beside = next(iter(baselines), found.now.name if found else "")
         rules = {one.rule: SarifRule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
         failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if not one.passes]

@@ -34,7 +34,8 @@ examples:
 
 PARENT_CHECK_S = 0.25
 MAX_MINUTES = 60
-# Seconds to continue after the parent process has ended, so that viewers still receive its last state.
+# Continue for this many seconds after the parent process has ended. Viewers then still receive the last state of that
+# process.
 LAST_WORDS_S = 1.0
 
 
@@ -104,12 +105,12 @@ def _minutes(text: str) -> float:
 
 
 def _stay_beside(host: int, stop: threading.Event) -> None:
-    """Serve until our parent process, which must be `host`, has ended. Do not keep the stdin, stdout and stderr of
-    `host` open.
+    """Serve until the parent process has ended. `host` is the expected id of our parent. The daemon closes its copies
+    of the stdin, stdout and stderr of `host`.
     """
-    # Ctrl-C in a terminal reaches this process and its host. Only the host decides when to end.
+    # Ctrl-C in a terminal reaches both this process and its parent (the host). Only the parent decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Close our copy of the host's stderr, because its reader waits until every copy is closed.
+    # Close our copy of the parent's stderr. A reader of that stderr waits until every copy is closed.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def watch() -> None:

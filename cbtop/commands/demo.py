@@ -133,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sampling_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the options that decide how each token is drawn."""
+    """Add the options for drawing the next token from the model's probabilities."""
     group.add_argument(
         "--temperature", type=temperature, metavar="T", default=GREEDY.temperature,
         help="draw tokens at this temperature (default: 0, the likeliest each time)",
@@ -153,7 +153,7 @@ def _add_sampling_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_watching_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the options that decide what is traced and checked while the model computes."""
+    """Add the options for traces and checks while the model computes."""
     group.add_argument(
         "--trace", type=_traces, metavar="NAMES", default=(),
         help=f"trace one decode step in {TRACED_EVERY_STEPS}: a comma list of {', '.join(TRACES)}, or all "
@@ -225,7 +225,7 @@ def _require_training_options(options: argparse.Namespace) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Run the demo's workload in this process until its steps are done or it is stopped."""
+    """Run the demo's workload in this process until its steps are done or the workload is stopped."""
     if options.gpus > 1:
         return _serve_ranks(options)
     from cbtop.profiler.profiler import BrickProfiler
@@ -235,7 +235,7 @@ def serve(options: argparse.Namespace) -> int:
     profiler.announce(Activity("starting"))
     first_rank = FirstRank.of(os.environ)
     stopped_by = _stopping_signals(options)
-    # If this process is not the first rank, the first rank normally stops it. SIGTERM must end it in case that fails.
+    # The first rank normally stops all other ranks. If it cannot, SIGTERM must end this rank.
     if first_rank and first_rank.number:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     line = ProgressLine(sys.stderr)
@@ -252,8 +252,7 @@ def serve(options: argparse.Namespace) -> int:
     def should_stop() -> bool:
         return bool(int(first_rank.said(lambda: b"%d" % is_told_to()))) if first_rank else is_told_to()
 
-    # Imported here, because Numba loads slowly. At this point, viewers can already see the process and that it is
-    # starting.
+    # Imported here, because Numba loads slowly. Viewers can already see at this point that the process is starting.
     from cbtop.compute.errors import ComputeError, GuardError, LossError, NoTokenError
     from cbtop.compute.workload import run as run_workload
 
@@ -290,7 +289,9 @@ def _train(
     progress: Callable[[str, float | None], None],
     line: ProgressLine,
 ) -> None:
-    """Train the demo's model. The progress line shows the loss. The last line shows the first and the last loss."""
+    """Train the demo's model. The progress line shows the current loss. The last line of the output shows the losses
+    of the first and the last step.
+    """
     from cbtop.compute.training.workload import run
 
     losses: list[float] = []
@@ -313,10 +314,11 @@ def _workload_options(
     progress: Callable[[str, float | None], None],
     line: ProgressLine,
 ) -> WorkloadOptions:
-    """Return the options of the workload. The backend `auto` is replaced by `cpu` or `cuda`.
+    """Return the options of the workload. `cpu` or `cuda` replaces the backend `auto`.
 
     The choice of a backend needs a model, so without `--model` the random model is written into the cache. `progress`
-    is called while the model is written. The reason for the choice is written on stderr, after clearing `line`.
+    is called while the model is written. The reason for the choice is written on stderr, after the progress `line` is
+    cleared.
     """
     from cbtop.compute.demo_model import demo_model  # imported here, because it loads numpy
 
@@ -352,10 +354,10 @@ def _workload_options(
 
 
 def _stopping_signals(options: argparse.Namespace) -> list[int]:
-    """Install handlers for the signals that stop this process. Returns a list, and the handlers append each received
-    signal to it.
+    """Install handlers for the signals that stop this process.
 
-    A workload that is watched ignores Ctrl-C, because the terminal also sends it to the watching process.
+    The handlers append each received signal to the returned list. A workload that is watched ignores Ctrl-C. The
+    terminal sends Ctrl-C to the watching process, too.
     """
     stopped_by: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -389,7 +391,9 @@ class DemoFeed(Feed):
         self._said = said
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Return the process of the demo's workload, or all of its ranks. Other processes are left out."""
+        """Return the view of the demo's workload. If the workload runs as several ranks, return the views of all
+        ranks. Other processes are left out.
+        """
         own, job, seen = self.links.key_of(self._process.pid), job_of(self._process.pid), self.seen()
         hellos = {key: one.record.hello for key, one in seen.items()}
         return tuple(
@@ -399,7 +403,7 @@ class DemoFeed(Feed):
         )
 
     def finished(self) -> FeedEnd | None:
-        """Return the exit code and the last message of the demo's workload if it has failed, otherwise None."""
+        """If the demo's workload has failed, return its exit code and its last message. Otherwise return None."""
         if not (self._process.poll() or 0) > 0:
             return None
         self._said.seek(0)
@@ -413,7 +417,9 @@ class DemoFeed(Feed):
 def _workload(
     options: argparse.Namespace, stdout: IO[str] | int, stderr: IO[str] | None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the demo's workload as a child process. It is stopped in every case when the `with` block ends."""
+    """Run the demo's workload as a child process. The workload is stopped in every case when the `with` block
+    ends.
+    """
     if options.prompt is None:
         stdout = subprocess.DEVNULL
     command = _command(options)
@@ -498,7 +504,7 @@ def _signal_name(process: subprocess.Popen[bytes]) -> str:
 
 
 def _last_views(feed: DemoFeed) -> list[SourceView]:
-    """Return the views of the ended workload, one for each rank in order. Read all of its remaining records first."""
+    """Read all remaining records of the ended workload. Then return its views, one for each rank in order."""
     deadline_s = time.monotonic() + STOP_S
 
     def views() -> list[SourceView]:
@@ -545,7 +551,7 @@ class _Prompted:
         self._process.terminate()
 
     def resize(self, columns: int, rows: int) -> None:
-        """Ignore a new size of the screen, because the screen wraps the text itself."""
+        """Do nothing when the screen is resized, because the screen itself wraps the text."""
 
 
 def _write(text: str) -> None:
@@ -555,7 +561,7 @@ def _write(text: str) -> None:
 
 
 def _shown(character: str) -> str:
-    # Keep all kinds of spaces, and the joiners in emoji and scripts, although Python counts these characters as
+    # Keep all kinds of spaces. Also keep the joiners in emoji and scripts. Python counts all of these characters as
     # unprintable.
     is_kept = character.isprintable() or character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
     return character if is_kept else "\ufffd"

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_anyway_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--anyway`, which allows comparing runs that were made under different conditions."""
+    """Add the option `--anyway`, which allows a comparison of runs with different conditions."""
     parser.add_argument(
         "--anyway", action="store_true",
         help="compare also where host, GPU or sampling are others or records were lost: say so, and go on",

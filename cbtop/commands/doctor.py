@@ -59,7 +59,7 @@ VECTORS = ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon")  # LLVM's names of
 class Fact:
     """One fact about this machine. `state` is `ok`, `missing` or `failed`.
 
-    If a fact is `missing`, an optional feature cannot be used. If a fact has `failed`, nothing can be recorded.
+    With `missing`, an optional feature cannot be used. With `failed`, nothing can be recorded.
     """
 
     name: str
@@ -149,7 +149,9 @@ def _runtime_directory() -> Iterator[Fact]:
 
 
 def _daemon(endpoint: str) -> Fact:
-    """Return whether a daemon answers. An existing socket is not enough, because its daemon may have been killed."""
+    """Return whether a daemon answers. An existing socket is not enough, because the daemon that made it may have
+    been killed.
+    """
     none = "viewers start one inside themselves; `cbtop daemon` serves many"
     if not Path(endpoint.removeprefix("ipc://")).is_socket():
         return Fact("daemon", f"none runs at {endpoint}", "missing", none)
@@ -170,7 +172,7 @@ def _daemon(endpoint: str) -> Fact:
 
 def _sources(directory: Path) -> Fact:
     rings = [directory / name for name in rings_of(os.listdir(directory))]
-    # Leave out processes that have recorded nothing. They have not made their ring file yet.
+    # Skip these processes. They have recorded nothing, so they have not made their ring file yet.
     rings = [ring for ring in rings if ring.exists()]
     live = [int(ring.stem.partition("-")[0]) for ring in rings if runs(ring)]
     ended = len(rings) - len(live)
@@ -181,7 +183,7 @@ def _sources(directory: Path) -> Fact:
 
 
 def _gpu() -> Iterator[Fact]:
-    """Yield the facts that NVML reports. They are read in a thread, because a driver may hang."""
+    """Yield the facts that NVML reports. They are read in a separate thread, because a driver may hang."""
     found: list[tuple[DeviceSample, str]] = []
 
     def look() -> None:
@@ -232,7 +234,7 @@ def _numba() -> Iterator[Fact]:
         yield Fact("numba", "the engine is not installed, and profiling does not need it", "missing", str(error))
         return
     try:
-        # Do not load Numba to answer this. Loading takes half a second, or longer if its kernels are not cached.
+        # Do not load Numba for this fact. Loading takes half a second, or longer if Numba's kernels are not cached.
         from llvmlite import binding
 
         from cbtop.compute.backends import cpu_backend
@@ -251,7 +253,7 @@ def _numba() -> Iterator[Fact]:
 
 
 def _cuda() -> Iterator[Fact]:
-    """Yield the facts about CuPy and NVIDIA's compiler. `--backend cuda` needs both, and a driver."""
+    """Yield the facts about CuPy and NVIDIA's compiler. `--backend cuda` needs CuPy, the compiler, and a driver."""
     from cbtop.compute.errors import ComputeError
 
     way_out = "pip install 'cbtop[cuda]': `cbtop demo --backend cuda` needs it"
@@ -269,7 +271,7 @@ def _cuda() -> Iterator[Fact]:
 
 
 def _nvidia_tools() -> Iterator[Fact]:
-    """Yield a fact for each tool of NVIDIA's that reads machine code."""
+    """Yield a fact for each NVIDIA tool that reads machine code."""
     from cbtop.profiler.analysis.machine_code.tools import HOW_TO_GET, tools
 
     uses = {

@@ -51,7 +51,7 @@ the kernels of the last burst, too, and its key K asks for three steps as this c
 exit codes: 0 kernels seen, 1 refused, 2 usage, 3 no such process or no step in time
 """
 SCHEMA = "cbtop.kernels/1"
-NAME_CHARS = 64  # maximum number of characters of a kernel's name in the table, if the terminal is wide enough
+NAME_CHARS = 64  # A kernel's name in the table has at most this many characters. On a narrow terminal, fewer fit.
 LEAST_NAME_CHARS = 24
 
 
@@ -174,7 +174,7 @@ def _phase(phase: PhaseKernels) -> list[str]:
 
 
 def _makers(phase: PhaseKernels) -> Table:
-    """Return a row for each library and source file that kernels come from, with the names of its kernels."""
+    """Return a row for each library or source file that defines launched kernels, with the names of its kernels."""
     names: dict[tuple[str, str], list[str]] = {}
     for row in (row for brick in phase.bricks for row in brick.kernels):
         names.setdefault((str(row.maker) or units.NOT_MEASURED, row.maker.source), []).append(row.name)

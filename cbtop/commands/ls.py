@@ -103,7 +103,7 @@ def _exit_code(feed: Feed, rows: list[SourceRow]) -> int:
 def _rows(feed: Feed) -> list[SourceRow]:
     """Return one row for each source, sorted by host and rank.
 
-    If the daemon keeps a history, the rates of running sources are over the recent seconds.
+    If the daemon keeps a history, the rates of running sources cover only the last seconds.
     """
     found = {row.key: row for row in feed.listed().rows()}
     if any(row.state is SourceStatus.LIVE for row in found.values()):
@@ -119,7 +119,9 @@ def _rows(feed: Feed) -> list[SourceRow]:
 
 
 def _with_rates(row: SourceRow, recent: SourceRow) -> SourceRow:
-    """Return `row` of the source list with the step figures from `recent`. Unknown figures get a reason."""
+    """Return a copy of `row` (of the source list) with the step times and rates from `recent`. An unknown value has a
+    reason.
+    """
     of_steps = ("steps_per_sec", "tokens_per_sec")
     unknown = [one for one in row.unknown if one.figure not in of_steps]
     unknown += [one for one in recent.unknown if one.figure in of_steps]

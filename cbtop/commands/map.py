@@ -1,5 +1,6 @@
-"""`cbtop map`: list the kernels of a model file, with the place where each kernel is defined, or the kernels of
-a running process, with their makers."""
+"""`cbtop map`: list the kernels of a model file or of a running process. The kernels of a model file are listed with
+the place where each kernel is defined. The kernels of a process are listed with their makers.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +92,8 @@ def run(options: argparse.Namespace) -> int:
     except ComputeError as error:
         raise UsageError(str(error)) from error
     name = options.kernel or options.reverse
-    # Search the names of files, too. A GPU kernel may be called `few_64`, and only the name of its file tells that it
-    # is attention.
+    # Search the names of files, too. For example, only the file name of a GPU kernel called `few_64` shows that the
+    # kernel computes attention.
     chosen = [one for one in launched if name is None or name in one.kernel or name in Path(one.file).stem]
     if not chosen:
         kernels = ", ".join(sorted({one.kernel for one in launched}))
@@ -226,7 +227,7 @@ def _sizes(sizes: Sequence[int] | None) -> str:
 
 
 def _layers(layers: Sequence[int | None]) -> str:
-    """Return layer numbers as text, such as `0-3, 5`. A `-` means launches outside of all layers."""
+    """Return layer numbers as text, such as `0-3, 5`. The text `-` means launches outside of all layers."""
     runs: list[list[int]] = []
     for number in sorted({layer for layer in layers if layer is not None}):
         if runs and number == runs[-1][-1] + 1:

@@ -37,7 +37,9 @@ BRICKS_A_ROUND = 2_000
 ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
-ALPHA = 0.025  # Probability that the true value is above the printed interval. It is the same for below.
+# The true value is above the printed interval with this probability. It is below the interval with the same
+# probability.
+ALPHA = 0.025
 FLOOR = "two clock reads"
 NOTHING = "nothing"
 OFF = "disabled"
@@ -63,8 +65,8 @@ class Cost:
     """The cost of one mode of profiling.
 
     `times_floor` is the time of a brick relative to two clock reads. `step_ratio` is the time of a decode step
-    relative to the same step with a disabled profiler. Both are medians over the rounds, with one ratio per round.
-    They are None for the reference mode.
+    relative to the same step with a disabled profiler. Both values are medians over the rounds, with one ratio per
+    round. Both are None for the reference mode.
     """
 
     mode: str
@@ -81,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
-    # Rings are written to a new directory. No daemon reads them there, so nothing disturbs the measurement.
+    # Rings are written to a new directory. No daemon reads this directory, so nothing disturbs the measurement.
     with tempfile.TemporaryDirectory(prefix="cbtop-overhead-") as directory:
         profilers = _profilers(Path(directory))
         costs = _costs(_brick_ns(profilers, line), _step_us(profilers, options.model, line))
@@ -108,14 +110,14 @@ def _profilers(directory: Path) -> dict[str, BrickProfiler]:
 
 
 def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[str, list[float]]:
-    """Return the times (ns) of two clock reads, and of the start and stop of a brick with each profiler.
+    """Return the times (ns) of two clock reads, and the times of one start and stop of a brick with each profiler.
 
     The time of an empty loop is subtracted.
     """
     loops = {NOTHING: _nothing, FLOOR: _clock_reads} | {name: _pairs(one) for name, one in profilers.items()}
     found: dict[str, list[float]] = {name: [] for name in loops}
     step = profilers[PLAIN].step("bricks")
-    with step:  # The profiler always samples the first step of each name. Do not measure that step.
+    with step:  # Do not measure the first step of each name, because the profiler records it in every case.
         pass
     with step:
         for turn in range(ROUNDS):
@@ -151,7 +153,7 @@ def _pairs(profiler: BrickProfiler) -> Callable[[int], None]:
 
 
 def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: ProgressLine) -> dict[str, list[float]]:
-    """Return the times of a decode step in µs with each profiler, one time for each turn."""
+    """Return for each profiler the times of a decode step in µs, one time per turn."""
     # Imported here, because Numba loads slowly.
     from cbtop.compute.backends import cpu_backend
     from cbtop.compute.decoder.decoder import Decoder
@@ -163,7 +165,8 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
     # Run the model with the fastest settings, like `cbtop demo`. In a slower step, the share of profiling would look
     # smaller.
     loaded = model_to_run(path)
-    # Use one thread. Several threads would also wait for busy cores, and this time would count as profiling.
+    # Use one thread. With several threads, the step also waits for busy cores, and this wait would count as profiling
+    # cost.
     backend = cpu_backend(1)
     line.show("compiling kernels")
     decoders = {
@@ -213,7 +216,9 @@ def _measured(values: list[float]) -> Measured:
 
 
 def _plain(cost: Cost) -> dict[str, object]:
-    """Return the JSON fields of the results: each figure with its interval, and whether each ratio is below noise."""
+    """Return the JSON fields of the results. Each figure has its interval, and each ratio has a flag whether it is
+    below noise.
+    """
     ratios = {"times_floor": cost.times_floor, "step_ratio": cost.step_ratio}
     noise = {f"{name}_below_noise": one.below_noise if one else None for name, one in ratios.items()}
     return {**asdict(cost), **noise}

@@ -56,8 +56,8 @@ def run(options: argparse.Namespace) -> int:
     rings.sort(key=_newest_first)
     read = [(ring, each) for ring in rings if (each := _read(ring, options.steps))]
     if options.pid is None:
-        # By default, leave out running processes and processes without any record. They are shown if `--pid` names
-        # them.
+        # By default, leave out processes that still run or have no records. If `--pid` names such a process, it is
+        # shown.
         read = [(ring, each) for ring, each in read if each.state is not SourceStatus.LIVE and each.produced]
     found = [each for _, each in read]
     if not found:

@@ -144,8 +144,8 @@ def _written(files: list[PtxFile], options: argparse.Namespace) -> str:
 def _failures(file: PtxFile) -> Iterator[Failure]:
     """Yield the problems and the wasted work found in a PTX file, for SARIF.
 
-    Each is at its line in the PTX. Waste without a line is at the line of its kernel entry. If the PTX has debug
-    lines, each is at its line of the source code and refers to the line in the PTX.
+    Each failure has its line in the PTX. Waste without a line gets the line of its kernel entry. If the PTX has debug
+    lines, the failure has its line in the source code and refers to the line in the PTX.
     """
     for one in file.findings:
         message = f"{one.function}: {one.message}. To repair: {one.lint.fix}."
@@ -169,7 +169,9 @@ def _failure(
 
 
 def _relative(path: str) -> str:
-    """Return a path relative to the working directory if the file is inside of it, or else the absolute path."""
+    """Return the path relative to the working directory if the file is inside this directory. Otherwise return the
+    absolute path.
+    """
     relative = os.path.relpath(path)
     return relative if not relative.startswith(os.pardir) else str(Path(path).absolute())
 
@@ -192,7 +194,7 @@ def _analysed(
 
 
 def _texts(what: str) -> list[tuple[str, Callable[[], str]]]:
-    """Return the name of each PTX that the command's argument names, and a function that reads its text."""
+    """For each PTX that the command's argument names, return its name and a function that reads its text."""
     path = Path(what)
     if path.is_dir():
         paths = sorted(one for one in path.rglob(f"*{SUFFIX}") if one.is_file())
@@ -218,12 +220,14 @@ def _read(path: Path) -> str:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file. A FIFO that nobody writes to would be waited for without end."""
+    """Open a file without waiting. Opening a FIFO that nobody writes to would otherwise never return."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _whole(file: BinaryIO) -> bytes:
-    """Return the content of a file, up to a byte more than the limit. A pipe must send something every MAX_WAIT_S."""
+    """Return the content of a file. At most one byte more than the limit is read. A pipe must send something at least
+    every MAX_WAIT_S.
+    """
     if not stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
         return file.read(MAX_BYTES + 1)
     content = b""
@@ -256,7 +260,7 @@ def _list() -> int:
 
 
 def _text_of(digits: str) -> str:
-    """Return the stored PTX that has a hash beginning with these digits. Exactly one must match."""
+    """Return the stored PTX with a hash that begins with these digits. Exactly one hash must match."""
     if not _is_hash(digits):
         raise UsageError(f"{digits!r} is not a hash; pass hexadecimal digits, as `cbtop ptx list` prints them")
     registry = PtxRegistry()

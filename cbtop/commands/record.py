@@ -37,8 +37,8 @@ examples:
 POLL_MS = 100
 DEFAULT_MAX_BYTES = 1 << 30
 ANSWER_WITHIN_S = 5.0
-# Maximum seconds to read after the recorded process has ended. Usually a quarter of a second is enough, because the
-# daemon reads four times a second. On an overloaded machine, it may take longer.
+# Read for at most this many seconds after the recorded process has ended. Usually a quarter of a second is enough,
+# because the daemon reads four times a second. An overloaded machine may need longer.
 READ_ON_S = 60.0
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file is that large; K, M and G are understood (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    # A hidden option for `cbtop run`, with the value PID:DESCRIPTOR. It records new processes until the process PID
-    # has ended. The recorder writes a byte to DESCRIPTOR when the recording begins.
+    # A hidden option for `cbtop run`, with the value PID:DESCRIPTOR. With this option, `cbtop record` records new
+    # processes until the process PID has ended. The recorder writes a byte to DESCRIPTOR when the recording begins.
     parser.add_argument("--beside", help=argparse.SUPPRESS)
     add_connect_arguments(parser)
 
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     beside = None if options.beside is None else _Beside(options.beside, there_before)
     try:
-        # Ctrl-C is the usual way to stop recording, so it must not look like an error.
+        # Ctrl-C is the usual way to stop a recording, so the end must not look like an error.
         with noted_interrupt() as is_interrupted:
             while not recorder.is_full and not is_interrupted():
                 if options.duration and time.monotonic() - begun_s >= options.duration:
@@ -115,8 +115,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Beside:
-    """The `cbtop run --record` process that has started this recorder. That process waits until the recording has
-    begun.
+    """The `cbtop run --record` process that started this recorder. The starting process waits until the recording
+    begins.
     """
 
     def __init__(self, beside: str, there_before: set[str]) -> None:
@@ -128,9 +128,10 @@ class _Beside:
         os.close(begun)
 
     def is_over(self, recorder: StreamRecorder) -> bool:
-        """Return whether the watched process has ended and the data of all new processes is read.
+        """Return whether the recorder may stop: the watched process has ended, and the data of all new processes was
+        read.
 
-        Also returns True if the process ended at least READ_ON_S ago.
+        Also returns True if the watched process ended at least READ_ON_S ago.
         """
         if process_start(self._pid) == self._start:
             return False

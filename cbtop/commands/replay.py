@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 def _window_s(options: argparse.Namespace, *, headless: bool) -> float:
     """Return how many seconds of the recording a report covers.
 
-    A report that compares with a baseline needs all data, so it covers the whole recording.
+    If the report compares with a baseline, it covers the whole recording, because it needs all data.
     """
     if not headless or options.baseline is None or shows_window(options, by_default=False):
         return window_s(options)

@@ -19,8 +19,8 @@ from cbtop.protocol.process import is_running, pid_namespace, process_start
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.protocol.signals import suppressed
 
-# Only type checkers take this for true. Importing the real `TYPE_CHECKING` from `typing` takes longer than starting
-# Python.
+# Only type checkers treat `TYPE_CHECKING` as true. Importing the real constant from `typing` takes longer than
+# starting Python.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
@@ -52,7 +52,7 @@ Not shown: Python with -I, -E or -S, and children with another environment (with
 Put `cbtop run` before a wrapper: cbtop run -- opentelemetry-instrument python app.py. If a shell script puts a
 directory with a sitecustomize first on PYTHONPATH, Python does not load cbtop: append that directory instead.
 """
-# The options of `cbtop run` that have a value. For each option: the value's name in the help, the default, and the
+# The options of `cbtop run` that take a value. Each option has the value's name in the help, the default, and the
 # help text.
 OPTIONS: dict[str, tuple[str, str | None, str]] = {
     "--overhead": (
@@ -73,7 +73,7 @@ HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "imp
 # A shell ends with these exit codes if a command is not found, or if it may not be executed.
 NOT_FOUND, NOT_ALLOWED = 127, 126
 MAX_MARK_CHARS = 80
-# Suffix of the name of a run's FIFO. The import hook and the module `launched` contain the same suffix.
+# The name of a run's FIFO ends with this suffix. The import hook and the module `launched` contain the same suffix.
 END_SUFFIX = ".end"
 SHELL = "/bin/sh"
 PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
     if options.watch:
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
-        # Importing the modules of a screen takes a third of a second.
+        # The modules of a screen are imported only here, because importing them takes a third of a second.
         from cbtop.commands.shared.program import Program
         from cbtop.commands.shared.show import settle_options
 
@@ -181,11 +181,11 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
         _say(f"no recorder could be started: {error.strerror}")
         return 1
     if additions and not quiet:
-        # Making the process for the summary may fail, because no descriptor, process or disk space is left. Then run
-        # the command without a summary.
+        # If no descriptor, process or disk space is left, the process for the summary cannot be made. Run the command
+        # without a summary then.
         with suppressed(OSError):
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
-    for line in said:  # Print these lines only now, when nothing can keep the command from running any longer.
+    for line in said:  # Print these lines only now, because nothing can keep the command from running any longer.
         _say(line)
     # Python ignores SIGPIPE and SIGXFSZ. An ignored signal would stay ignored in the command, so restore the
     # defaults.
@@ -227,9 +227,9 @@ def _has_pythons_locale() -> bool:
 def _record_beside(path: str) -> bool:
     """Start a recorder that ends with this process, and wait until the recording has begun.
 
-    Returns False if the recorder fails. The recorder is detached, so the command has no unexpected child. It has its
-    own session, so typed keys do not reach it. It reports its start on a separate descriptor. Stdout may already
-    contain text that a `sitecustomize` or a .pth file has printed.
+    Returns False if the recorder fails. The recorder is detached, so the command has no unexpected child. The
+    recorder has its own session, so typed keys do not reach it. The recorder reports its start on a separate
+    descriptor. Stdout may already contain text that a `sitecustomize` or a .pth file has printed.
     """
     begun, says = os.pipe()
     os.set_inheritable(says, True)
@@ -247,8 +247,8 @@ def _record_beside(path: str) -> bool:
 def _summarize_at_end(mark: str, record: str | None) -> None:
     """Start a process that prints a summary of the run when the command ends. Raises OSError if it cannot be started.
 
-    The new process is not a child of the command. It waits on a FIFO, which is next to the file that marks the run.
-    It imports nothing until a process of the run has recorded a step.
+    The new process is not a child of the command. The new process waits on a FIFO, which is next to the file that
+    marks the run. It imports no module until a process of the run has recorded a step.
     """
     path, pid = mark + END_SUFFIX, os.getpid()
     os.mkfifo(path, 0o600)
@@ -270,8 +270,9 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
 def _is_detached_child() -> bool:
     """Fork a process that is not our child and has its own session. Returns True in the new process.
 
-    The new process has an empty stdin and stdout. A child of this process makes the new process and ends at once.
-    SIGCHLD is ignored meanwhile, because otherwise the CPU time of that child would count as time of our children.
+    The new process has an empty stdin and stdout. A short-lived child of this process makes the new process and ends
+    at once. SIGCHLD is ignored meanwhile. Otherwise the CPU time of the short-lived child would count as time of our
+    children.
     """
     before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
     try:
@@ -317,7 +318,8 @@ def isolating_option(command: Sequence[str]) -> str:
                 return f"-{letter}"
             if letter in "cm":
                 return ""
-            if letter in "WX":  # The options -W and -X have a value. It is the rest of this word, or the next word.
+            # The options -W and -X have a value. The value is the rest of this word, or the next word.
+            if letter in "WX":
                 _ = option[at:] or next(options, "")
                 break
     return ""
@@ -342,7 +344,7 @@ def _found(name: str) -> str:
 def _additions(overhead_percent: float) -> dict[str, str]:
     """Return the variables to add to the command's environment.
 
-    They contain the allowed overhead, the identity of the run, and the import hook.
+    These variables contain the allowed overhead, the identity of the run, and the import hook.
     """
     directory = os.path.realpath(runtime_directory())
     namespace = pid_namespace() or 0
@@ -372,7 +374,8 @@ def _is_of_a_killed_run(name: str, namespace: int) -> bool:
 
 
 def _say(line: str) -> None:
-    # Write a line on stderr. If that fails because the disk is full or nothing reads stderr, the command still runs.
+    # Write a line on stderr. Ignore an error if the disk is full or nothing reads stderr, because the command must
+    # still run.
     with suppressed(OSError):
         if sys.stderr is not None:
             sys.stderr.write(f"cbtop: {line}\n")
@@ -403,7 +406,7 @@ def _checked(guard: str | None) -> str | None:
 
 
 def recorded_overhead() -> str:
-    """Return the overhead that a recording may have by default. Every step is recorded unless there may be a GPU.
+    """Return the overhead that a recording may have by default. If the machine has no GPU, every step is recorded.
 
     On a GPU, recording every step of an eager model needs extra timestamps (stamps), and these make the model wait
     for the host. With the smaller default overhead, a step is recorded by the times of its kernels.

@@ -55,8 +55,8 @@ exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing runni
 """
 
 POLL_MS = 100
-# Maximum seconds to wait for a complete window after the requested duration. If a daemon sends nothing, the window
-# never becomes complete.
+# After the requested duration, wait at most this many seconds for a complete window. If a daemon sends nothing, the
+# window never becomes complete.
 MAX_LONGER_S = 5.0
 RANKS_WATCH_S = 1.5  # Watch for this many seconds to find the slowest rank.
 
@@ -148,10 +148,10 @@ def _wait_for_records(feed: Feed, timeout_s: float) -> None:
 
 
 def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:
-    """Wait until the requested duration is over. Without a duration, wait until all sources have ended, or until
-    Ctrl-C.
+    """Wait until the requested duration is over. Without a duration, wait until all sources have ended. In both
+    cases, Ctrl-C ends the wait.
 
-    A daemon sends a few times a second, so the window may be complete only a moment after the duration.
+    A daemon sends a few times a second, so the window may become complete a moment after the duration.
     """
     begun_s, line = time.monotonic(), ProgressLine(sys.stderr)
 
@@ -176,12 +176,12 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
 
 
 def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
-    """Print the report of `cbtop`. `was_live` is whether a source ran when this command began to watch."""
+    """Print the report of `cbtop`. `was_live` tells whether a source was running when this command began to watch."""
     from cbtop.viewmodels.selection import has_data, is_live, state_of
 
     records = known(feed)
     live = [record for record in records if is_live(record)]
-    # If no process runs, show the newest ended one. Otherwise show only running processes.
+    # If no process runs, show the newest ended process. Otherwise show only running processes.
     if live:
         shown = [record for record in live if has_data(record, options.phase)]
     else:
@@ -239,9 +239,9 @@ def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Nam
 
 
 def _wait_for_members(feed: Feed, shown: Sequence[SourceRecord], timeout_s: float) -> int:
-    """Wait until the data of all sources that may be merged with the shown ones is read.
+    """Read the data of all sources that may be merged with the shown ones.
 
-    Stop waiting at the timeout. Returns the number of sources with missing data.
+    Wait until all of this data is read, or until the timeout. Returns the number of sources with missing data.
     """
     deadline_s = time.monotonic() + timeout_s
     while (left := set[str]().union(*(feed.read_alike(one.key) for one in shown))) and time.monotonic() < deadline_s:
@@ -277,7 +277,7 @@ def unread(feed: Feed) -> str:
 
 
 def known(feed: Feed) -> list[SourceRecord]:
-    """Return all sources. The newest one that runs comes first."""
+    """Return all sources. The newest running source comes first."""
     seen = feed.seen()
     return [seen[source.key].record for source in feed.sources()]
 

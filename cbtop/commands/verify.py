@@ -1,6 +1,6 @@
 """`cbtop verify`: check every kernel against its reference.
 
-Every check is also tried on wrong outputs, which it must reject.
+Each check must also reject outputs that are made wrong on purpose.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     if options.brick:
-        # If the user chose one brick, keep the checks of whole passes, too. Only they run the brick with its real
-        # inputs.
+        # If the user chose one brick, keep the checks of whole passes through the model. Only these checks run the
+        # brick with its real inputs.
         model = [result for result in model if options.brick == result.brick or result.assertion == WHOLE_PASS]
     sys.stdout.write(FORMATS[options.format](kernels, model))
     sys.stdout.flush()
@@ -242,10 +242,10 @@ def _by_gpu() -> Run:
 
 
 def _of_model(path: Path, backend: str, line: ProgressLine) -> list[CheckResult]:
-    """Return the checks of every brick of a model, and of the logits of whole passes.
+    """Return the checks of every brick of a model, and the checks of the logits of whole passes.
 
-    A brick is checked with one token and with several. Every check runs once with the fastest products and once with
-    exact ones. On a CPU, it also runs with one thread and with all threads.
+    A brick is checked with one token and with several tokens. Every check runs once with the fastest products and
+    once with exact ones. On a CPU, it also runs with one thread and with all threads.
     """
     from cbtop.compute.backends import available_threads
     from cbtop.compute.workload import verify_model, verify_pass
@@ -304,15 +304,15 @@ def _name(one: Verified) -> str:
 
 
 def _beside(one: Verified) -> str:
-    """Return a text with the implementation that a kernel was compared with. Return "" if it was the reference."""
+    """Return a text with the implementation that a kernel was compared with, or "" if that was the reference."""
     from cbtop.compute.verification import REFERENCE
 
     return "" if one.peer == REFERENCE else f" beside {one.peer}"
 
 
 def _error(one: Verified | CheckResult) -> str:
-    """Return the numerical error of a check, or "NaN" or "infinity" if a value was not finite, or "" without an
-    error.
+    """Return the numerical error of a check as text. Returns "NaN" or "infinity" if a value was not finite, and "" if
+    the check has no error.
     """
     return one.not_finite or ("" if one.max_error is None else f"{one.max_error:.1e}")
 

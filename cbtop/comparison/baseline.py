@@ -1,4 +1,4 @@
-"""A baseline: the times of each phase, brick and layer of a process over one period, with the conditions of the
+"""A baseline: the times of each phase, brick and layer of a process over one period, with the conditions during this
 period.
 
 All figures are derived from records.
@@ -18,8 +18,8 @@ from cbtop.comparison.noise import Figure
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The program, machine and settings of a process during a measurement. A field is None or empty if it was not
-    reported.
+    """The program, machine and settings of a process during a measurement. If a field was not reported, it is None or
+    empty.
     """
 
     program: str
@@ -38,8 +38,8 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class BrickWork:
-    """The work of a brick per token (or step), computed from the shapes of its tensors, and its point on the
-    roofline.
+    """The work of a brick per token (or step), and its point on the roofline. The work is computed from the shapes of
+    the brick's tensors.
     """
 
     flops: float
@@ -52,15 +52,15 @@ class PhaseTimes:
     """The times of the steps, bricks and layers of one phase."""
 
     unit: str  # "token" or "step": the times of bricks and layers are in µs per this unit
-    step_us: Figure  # time of a step, over all steps, including steps without recorded bricks
+    step_us: Figure  # time of a step; steps without recorded bricks also count
     tokens_per_sec: Figure | None  # tokens of this phase per second of wall-clock time
-    # for each brick over all layers, each brick in a layer, and each whole layer: its times
+    # the times of each brick over all layers, of each brick in a single layer, and of each whole layer
     places: Mapping[Place, PlaceTimes]
     work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # the work of each brick that declares its work
 
     @property
     def bricks(self) -> dict[Brick, Figure]:
-        """The time of each brick: over all layers, or outside of layers.
+        """The time of each brick over all layers and outside of layers.
 
         The time between bricks counts as a brick of its own.
         """
@@ -100,7 +100,7 @@ class Snapshot:
     phases: tuple[PhaseFigures, ...]
     begin_ns: int  # begin of the period on the monotonic clock of the process's host, in ns
     end_ns: int
-    ended_s: float | None  # `end_ns` as Unix time of the process's host
+    ended_s: float | None  # the time `end_ns` as Unix time, on the clock of the process's host
     lost_percent: float  # percentage of the records in this period that were lost
 
     @property

@@ -21,16 +21,16 @@ def key_of(part: StepGroup) -> PartKey:
 
 
 def has_batch(part: StepGroup, batch: int) -> bool:
-    """Whether this group of steps contains steps of `batch` sequences, or of `batch` tokens if sequences are not
-    reported.
+    """Whether this group of steps contains steps of `batch` sequences, or steps of `batch` tokens if sequences are
+    not reported.
     """
     least, _ = _amounts(part)
     return least is not None and least <= batch <= most_alike(least)
 
 
 def batch_text(part: StepGroup) -> str:
-    """Return the batch of a group of steps, for example `6`, or `8 to 9` if the group may contain both. Return "" if
-    no batch is reported.
+    """Return the batch of a group of steps, for example `6`, or `8 to 9` if the group may contain steps with 8 and
+    with 9 sequences. Return "" if no batch is reported.
     """
     least, mean = _amounts(part)
     return "" if least is None else _range(least, mean)
@@ -43,9 +43,10 @@ def batches_text(parts: Iterable[StepGroup]) -> str:
 
 
 def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
-    """Return a name for each group of steps. The name contains the batch if several groups have the same phase.
+    """Return a name for each group of steps.
 
-    For example `decode, batch 6`, or `prefill, batch 1, 512 to 639 tokens` if several groups have batch 1.
+    If several groups have the same phase, the name contains the batch, for example `decode, batch 6`. If several
+    groups have the same batch, the name also contains the tokens, for example `prefill, batch 1, 512 to 639 tokens`.
     """
     by_key = {key_of(part): part for part in parts}
     of_phase = Counter(phase for phase, _ in by_key)
@@ -63,15 +64,15 @@ def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
 
 
 def _amounts(part: StepGroup) -> tuple[int | None, float | None]:
-    """Return the smallest batch in a group of steps, and the mean batch. A value is None if it was not reported."""
+    """Return two batches of a group of steps: the smallest and the mean. A value is None if it was not reported."""
     tokens, sequences = part.work
     return (tokens, part.tokens) if sequences is None else (sequences, part.sequences)
 
 
 def _range(least: int, mean: float | None) -> str:
-    """Return the amounts that are rounded to `least` as text, such as `8 to 9`.
+    """Return as text the amounts that are rounded down to `least`, such as `8 to 9`.
 
-    If `mean` shows that all amounts are the same, return this one amount.
+    If `mean` shows that all amounts are equal, return that single amount.
     """
     most = most_alike(least)
     if mean in (least, most):

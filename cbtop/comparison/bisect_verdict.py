@@ -1,13 +1,13 @@
-"""Verdicts of `cbtop bisect`: whether a commit is slower in the same way as the bad commit BAD. They are derived from
-recorded runs.
+"""Verdicts of `cbtop bisect`: whether a commit is slower in the same way as the bad commit BAD. The verdicts are
+derived from recorded runs.
 """
 
 # Rules
 # - A commit is bad if it breaks a rule that BAD also breaks, by the same brick. Other slowdowns are ignored, because
-#   a later commit has fixed them.
+#   BAD no longer has them.
 # - A commit is good if the interval of BAD's largest slowdown ends below half of that slowdown.
-# - A threshold has no such interval. A brick that GOOD lacks has none, either. In these cases, a commit is good if it
-#   keeps all rules that BAD breaks.
+# - If BAD breaks a threshold, or if GOOD lacks the brick, such an interval does not exist. Then a commit is good if
+#   it keeps all rules that BAD breaks.
 # - Any other commit is unclear. More runs may decide.
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cbtop.comparison.threshold_grammar import Threshold
 from cbtop.comparison.thresholds import judge
 
 LIKE_BAD = 0.5  # A commit is good if its slowdown is surely smaller than this share of BAD's slowdown.
-# First words of a verdict's cause if the slowdown is shared by several bricks or layers.
+# If several bricks or layers share a slowdown, the cause in the verdict begins with these words.
 _NO_SINGLE = "no single brick"
 _IN_LAYER = " in "  # text between the name of the brick and the name of the layer in a verdict's cause
 
@@ -59,7 +59,8 @@ class Assessment:
     def keys(self, judged: Sequence[Judged]) -> set[tuple[str, str]]:
         """Return (rule, place) for each judged result.
 
-        The place is a text. It comes from the threshold, or it is the brick that causes the slowdown.
+        The place is a text. It is taken from the threshold. Without thresholds, it is the brick that causes the
+        slowdown.
         """
         if self.is_of_thresholds:
             return {(one.rule, one.about) for one in judged}
@@ -76,7 +77,8 @@ class Slowdown:
     work: tuple[int | None, int | None]
     brick: Brick | None
     layer: str | None
-    # Whether this is the time of a typical step. Otherwise it is the wall-clock time per token or step.
+    # Whether this is the change of a typical step. If False, it is the change of the wall-clock time per token or
+    # step.
     is_typical: bool
     is_beside_others: bool  # whether the slowdown was measured relative to all other bricks and layers
     ratio: float
@@ -88,9 +90,9 @@ class Slowdown:
         return _IN_LAYER.join(filter(None, (self.brick[0] if self.brick else whole, self.layer)))
 
     def change_in(self, found: RunDiff) -> Change | None:
-        """Return how the same brick or step changed in another comparison.
+        """Return the change of the same brick or step in another comparison.
 
-        Return None if that comparison lacks it.
+        Return None if that comparison lacks the brick or step.
         """
         part = next((one for one in found.parts if (one.phase, one.now.work) == (self.phase, self.work)), None)
         if part is None:
@@ -104,16 +106,18 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The rules that the bad commit BAD breaks, and its largest slowdown.
+    """The rules that the bad commit BAD breaks, and BAD's largest slowdown.
 
-    The slowdown is None if GOOD has no figure to compare.
+    The slowdown is None if GOOD has no figure to compare with.
     """
 
     keys: frozenset[tuple[str, str]]
     slowdown: Slowdown | None
 
     def of(self, assessment: Assessment) -> list[Judged]:
-        """Return the broken results of a commit that have the same rule and place as a broken result of BAD."""
+        """Return the broken results of a commit that BAD also has. Two results are the same if rule and place are
+        equal.
+        """
         shared = {rule for rule, cause in self.keys if cause.startswith(_NO_SINGLE)}
         return [one for one in assessment.broken if one.rule in shared or assessment.keys([one]) & self.keys]
 
@@ -142,7 +146,7 @@ def wanted_of(bad: Assessment) -> Wanted | None:
 def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> CommitVerdict:
     """Return the verdict on a commit.
 
-    `is_last` means that this was the last round. An unsure threshold then passes.
+    `is_last` means that this was the last round. After the last round, an unsure threshold passes.
     """
     if assessment.why_not:
         return CommitVerdict.UNCLEAR
@@ -163,8 +167,8 @@ def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> Comm
 def _largest(part: PartDiff) -> Slowdown | None:
     """Return the brick with the largest slowdown.
 
-    If bricks explain less than half of the slowdown, return the whole step. Return None if no brick and no step is
-    slower than in the baseline.
+    If the bricks together explain less than half of the slowdown, return the whole step. Return None if no brick and
+    no step is slower than in the baseline.
     """
     whole = part.typical if part.is_typically_slower else part.wall if part.is_slower else None
     place = max((one for one in part.guilty if one.change), key=lambda one: one.delta_us, default=None)
@@ -179,7 +183,7 @@ def _largest(part: PartDiff) -> Slowdown | None:
 
 
 def said_of(assessment: Assessment, wanted: Wanted) -> str:
-    """Return the measurement that decides the verdict on a commit, as one line."""
+    """Return one line with the measurement that decided the verdict on a commit."""
     if assessment.why_not:
         return assessment.why_not
     if broken := wanted.of(assessment):

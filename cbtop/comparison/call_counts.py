@@ -4,11 +4,12 @@ A place is a brick, a layer, or a brick in a layer. All numbers are derived from
 """
 
 # Rules
-# - If every block of steps calls a place (a brick or layer) equally often, the number of calls has no noise. Any
-#   other number is then a change of the program.
-# - Otherwise the number of calls varies by chance. Its variation between blocks shows how much.
-# - Neighbouring blocks may be similar, and then they count as fewer blocks. This is judged over most places together.
-#   A place that is called in bursts is judged by itself.
+# - If every block of steps calls a place (a brick or layer) equally often, the number of calls has no noise. If the
+#   number differs in the other run, the program has changed.
+# - Otherwise the number of calls varies by chance. The variation between blocks shows how large these differences
+#   are.
+# - Neighbouring blocks may be similar, and then they count as fewer blocks. Their similarity is judged over most
+#   places together. A place that is called only in some periods is judged by itself.
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ from cbtop.units import number
 
 _SAME = 1e-9  # Smaller relative differences between numbers of calls are rounding errors.
 _LONG_BLOCKS = 15
-_BURSTS = 2.25  # Chance alone keeps the ratio between the variances of long and of short blocks below this value.
-# For a normal variable, the standard deviation is this many times the median of its absolute value.
+# By chance alone, the ratio of the variance of long blocks to the variance of short blocks stays below this value.
+_BURSTS = 2.25
+# The standard deviation of a normal variable is this many times the median of its absolute value.
 _USUAL_OVER_MEDIAN = 1.4826
 
 
@@ -34,7 +36,7 @@ class CallsChange:
     """The change of the number of calls per step. Chance alone changes this number by at most `half`.
 
     `is_exact` means that every block of steps in both runs has equally many calls per step. `is_new` means that only
-    the new run calls the brick or layer, and more often than chance explains.
+    the new run calls the brick or layer, and that chance does not explain these calls.
     """
 
     before: float
@@ -62,8 +64,8 @@ class CallsChange:
 
     @property
     def text(self) -> str:
-        """The change of the number of calls as text, such as `1.30× ± 0.08 as many calls a step`, or "" if it does
-        not exceed noise.
+        """The change of the number of calls as text, such as `1.30× ± 0.08 as many calls a step`. "" if the change
+        does not exceed noise.
         """
         if not self.is_beyond_noise:
             return ""
@@ -93,8 +95,8 @@ def call_figures(calls: NDArray[np.float64], steps: NDArray[np.float64]) -> list
 
 
 def _bursts(off: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """For each column of `calls`, return whether its variance between long blocks is larger than independent short
-    blocks explain.
+    """Return for each column (brick or layer) whether its calls come in bursts. In this case, the variance between
+    long blocks is larger than independent short blocks explain.
     """
     length = max(1, len(off) // _LONG_BLOCKS)
     longer = off[: len(off) // length * length].reshape(-1, length, off.shape[1]).sum(axis=1)
@@ -109,7 +111,8 @@ def _whole(calls: float) -> str:
 def calls_change(before: Figure | None, now: Figure | None, compared: int) -> CallsChange:
     """Return the change of the calls per step of a brick or layer.
 
-    A figure is None if a run does not call it. `compared` is the number of figures that are tested together.
+    `before` and `now` are None if the run does not call it. `compared` is the number of figures that are tested
+    together.
     """
     known = before or now
     assert known is not None
@@ -121,9 +124,9 @@ def calls_change(before: Figure | None, now: Figure | None, compared: int) -> Ca
 def new_calls(now: Figure, compared: int, steps: tuple[int, int]) -> CallsChange:
     """Return the change for a brick or layer that only the new run calls.
 
-    `steps` is (steps of the baseline, steps of the new run). A statistical test decides whether the calls are new. It
-    assumes that chance decides which steps make the calls. Then each independent group of calls is in the baseline
-    with a probability in proportion to the baseline's steps.
+    `steps` is (steps of the baseline, steps of the new run). A statistical test decides whether the calls are new.
+    The test assumes that chance decides which steps make the calls. Under this assumption, an independent group of
+    calls is in the baseline with a probability in proportion to the baseline's number of steps.
     """
     found = calls_change(None, now, compared)
     if found.is_exact:
@@ -139,11 +142,11 @@ def _none(known: Figure) -> Figure:
 
 
 def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Return the mean number of calls of each row with its scatter between runs.
+    """Return the mean number of calls of each row, and its scatter between runs. A row has the numbers of calls of
+    one brick or layer in several runs.
 
-    A row has the calls of one brick or layer in several runs. Runs may differ by more than their blocks do, for
-    example because of other input. A row scatters between runs at least as much more than between blocks as the
-    median row does.
+    Runs may differ by more than their blocks do, for example because of other input. The median row shows how much
+    larger the scatter between runs is than the scatter between blocks. Each row gets at least this ratio.
     """
     means = np.array([[one.mean for one in row] for row in rows])
     within = np.sqrt([np.mean([one.error**2 for one in row]) for row in rows])
@@ -171,9 +174,10 @@ def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
 
 
 def looks(befores: Sequence[Figure | None], nows: Sequence[Figure | None]) -> int:
-    """Return how many figures of two runs are tested together, so that chance gives few false alarms.
+    """Return the number of figures of two runs that are tested together. This number is used to keep false alarms
+    rare.
 
-    Each brick or layer counts once for the time of a call, and once for its calls per step if they vary.
+    Each brick or layer counts once for the time of a call. If its calls per step vary, it counts a second time.
     """
     return sum(
         1 + any(one and (one.error or one.scatter) for one in both) for both in zip(befores, nows, strict=True)

@@ -17,8 +17,10 @@ from cbtop.comparison.runs import Run
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import LAUNCH_BOUND
 
-THREADS = "threads"  # The number of threads is a condition with this name. The model's manifest reports it.
-# The properties of a kernel that are compared between two runs. Each has a function that describes a change as text.
+# The name of the condition that contains the number of threads. The number is taken from the model's manifest.
+THREADS = "threads"
+# The properties of a kernel that are compared between two runs. Each property has a function that returns a change as
+# text.
 _PROPERTIES = {
     "registers": "{} registers",
     "local_memory_bytes": "{} B of local memory",
@@ -46,7 +48,8 @@ class ConditionChange:
 
 @dataclass(frozen=True, slots=True)
 class KernelChange:
-    """A property of a kernel launch of a brick that differs between two runs. It differs equally in each of `layers`.
+    """A property of a kernel launch of a brick that differs between two runs. The difference is the same in each of
+    `layers`.
 
     `kernel` is the kernel's name, or both names if the name changed.
     """
@@ -67,7 +70,7 @@ class KernelChange:
 
 @dataclass(frozen=True, slots=True)
 class GraphChange:
-    """A difference between the contents of the steps of one phase that exists with certainty."""
+    """A sure difference between two runs in the contents of the steps of one phase."""
 
     phase: str
     place: str  # place of the difference, for example `Layer 3 › DownProjection`, or "" for the whole step
@@ -91,7 +94,7 @@ class Causes:
     def of_brick(self, phase: str, brick: str, layer: str | None = None) -> list[str]:
         """Return the changes of a brick's kernels between two runs as text, such as `64 → 72 registers`.
 
-        They are the changes in the given layer, or in all layers.
+        With a layer, only the changes in this layer are returned, otherwise the changes in all layers.
         """
         name = brick.removesuffix(f", {LAUNCH_BOUND}")
         own = [
@@ -176,8 +179,8 @@ def _of_kernels(before: PhaseContents, now: PhaseContents) -> Iterator[KernelCha
 def _kernels(phase: PhaseContents) -> dict[tuple[str, str, str, str], tuple[str, Piece]]:
     """Return the kernels of a brick that can be compared between two runs, with their names.
 
-    A kernel is compared with the kernel of the same name, or with the only kernel of the brick. A kernel is left out
-    if a brick launches it in several configurations.
+    A kernel is compared with the kernel of the same name, or with the only kernel of the brick. If a brick launches a
+    kernel in several configurations, the kernel is left out.
     """
     by_name: dict[tuple[str, str, str, str], list[Piece]] = {}
     in_brick: dict[tuple[str, str, str], int] = {}

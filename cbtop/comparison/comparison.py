@@ -3,7 +3,7 @@
 # Rules
 # - Times of different work cannot be compared. If the model, batch or mix of phases differs, this is reported in
 #   place of changes.
-# - A different machine, backend or cache length is only noted, because the user may want to compare exactly these.
+# - A different machine, backend or cache length is only noted, because such a comparison may be what the user wants.
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from cbtop.units import count, number, percent
 ALIKE = 0.02
 ALIKE_SHARE = 0.05  # A difference between the shares of a phase in all steps is ignored up to this value.
 ALIKE_CACHE = 0.10  # A relative difference between the numbers of cached positions is ignored up to this value.
-# If more percent of the records were lost, a comparison is not valid, as in the verdict data-incomplete.
+# A comparison is not valid if more than this percentage of the records was lost. The verdict data-incomplete has the
+# same limit.
 MAX_LOST_PERCENT = 0.1
-# Bricks of attention that do not read the key-value cache. Its length does not affect them.
+# Attention bricks that do not read the key-value cache. The length of the cache does not affect these bricks.
 _READ_NO_CACHE = (BrickId.QKV_PROJECTION, BrickId.OUTPUT_PROJECTION, BrickId.ROPE_EMBEDDING)
 _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 
@@ -35,8 +36,8 @@ _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 class PlaceChange:
     """The change of the time of a brick, a layer, or a brick in a layer, in µs per token (or step).
 
-    `change` is for the baseline's number of calls. If the number of calls changed beyond noise, `calls` describes
-    this, and `change` is the change of all calls.
+    If the number of calls did not change beyond noise, `change` is computed for the baseline's number of calls.
+    Otherwise `change` is the change of all calls, and `calls` is the change of their number.
     """
 
     brick: Brick | None  # the brick that changed; None if the change is of a whole layer
@@ -52,12 +53,12 @@ class PlaceChange:
 
 @dataclass(frozen=True, slots=True)
 class WorkChange:
-    """The roofline point of a brick at the baseline, and the change of its GFLOP/s."""
+    """The roofline point of a brick in the baseline, and the change of the brick's GFLOP/s."""
 
     intensity: float  # FLOP per byte
     gflops: float
-    # Change of GFLOP/s in the typical time of a call. It is None if the brick has several kinds of calls, or if it
-    # does not run any longer.
+    # Change of GFLOP/s, computed from the typical time of a call. None if the brick has several kinds of calls, or if
+    # only the baseline runs the brick.
     change: Change | None
 
 
@@ -69,13 +70,13 @@ class Comparison:
     now: Snapshot
     phase: str
     why_not: str = ""
-    notes: tuple[str, ...] = ()  # differences between the snapshots that the user may want, such as another machine
+    notes: tuple[str, ...] = ()  # differences between the snapshots that may be intended, such as another machine
     unit: str = "token"  # "token" or "step": times are in µs per this unit of work
     step_us: Change | None = None
     tokens_per_sec: Change | None = None
     # the changes of bricks, of bricks in a layer, and of layers, the largest change first
     changes: tuple[PlaceChange, ...] = ()
-    # whether about equally many positions were cached in both snapshots; False if a number is unknown
+    # whether both snapshots have about the same number of cached positions; False if a number is unknown
     is_same_cache: bool = True
 
     @property
@@ -90,7 +91,7 @@ class Comparison:
 
     @property
     def places(self) -> Mapping[Place, Change]:
-        """The changes of whole layers, of bricks in a layer, and of bricks outside layers."""
+        """The changes of whole layers, of bricks in a layer, and of bricks that are in no layer."""
         inside = {one.brick for one in self.changes if one.layer is not None}
         return {
             (one.brick, one.layer): one.change
@@ -135,8 +136,8 @@ class Comparison:
     def worst_layer(self) -> PlaceChange | None:
         """The layer with the largest slowdown beyond noise.
 
-        A longer cache may slow all layers. So if the numbers of cached positions differ, only layers with a brick in
-        `slower` count.
+        A longer cache may slow all layers. So if the two snapshots differ in cached positions, only layers with a
+        brick in `slower` count.
         """
         slower = self._slower_layers
         if not self.is_same_cache:
@@ -145,7 +146,9 @@ class Comparison:
 
     @property
     def slower_layers(self) -> int:
-        """Number of layers that became slower by more than noise, including those with a longer cache."""
+        """Number of layers that became slower by more than noise. Layers that are slower because of a longer cache
+        also count.
+        """
         return len(self._slower_layers)
 
     @property
@@ -156,7 +159,7 @@ class Comparison:
 def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Comparison:
     """Return the changes in `phase` from the snapshot `base` to the snapshot `now`.
 
-    `alike` is the number of baselines that matched equally well.
+    `alike` is the number of baselines that match `now` equally well.
     """
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
@@ -183,8 +186,8 @@ def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Compar
 
 
 def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | None, str]:
-    """Return the change of tokens/s in `phase` from the snapshot `base` to the snapshot `now`, or why it is
-    unknown.
+    """Return the change of tokens/s in `phase` from the snapshot `base` to the snapshot `now`. If the change is
+    unknown, return the reason as text.
     """
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
@@ -197,7 +200,7 @@ def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | Non
 def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> list[PlaceChange]:
     """Return the bricks that became slower by more than noise, the largest change first.
 
-    If one layer has most of a brick's change, the result is the brick in that layer. Otherwise, bricks that read the
+    If one layer has most of a brick's change, the entry is the brick in that layer. Otherwise, bricks that read the
     cache are left out if the cache is longer or of unknown length, because a longer cache slows them in every layer.
     """
     worst_cell: dict[Brick, PlaceChange] = {}
@@ -226,7 +229,7 @@ def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> lis
 def _is_most(part: Change, whole: Change) -> bool:
     """Return whether the change `part` is more than half of the change `whole`.
 
-    Both changes are taken relative to all other bricks and layers if this is known.
+    If the changes relative to all other bricks and layers are known, these are compared.
     """
     if part.own and whole.own:
         part, whole = part.own, whole.own
@@ -236,8 +239,8 @@ def _is_most(part: Change, whole: Change) -> bool:
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
     """Return the baselines that match `now` best. The result is empty only if `bases` is empty.
 
-    The best matches are baselines of the same process, or else of the same model. Among them, the same rank is
-    preferred.
+    The best matches are baselines of the same process. Without one, they are baselines of the same model. Among these
+    baselines, those with the same rank are preferred.
     """
 
     def is_far(base: Snapshot) -> tuple[bool, bool, bool]:
@@ -262,7 +265,7 @@ def _changes(before: PhaseTimes, after: PhaseTimes, units: float) -> tuple[Place
 
 
 def _units(phase: PhaseFigures) -> float:
-    """Return the mean number of units of work per step: its tokens, or 1 if the unit is a step."""
+    """Return the mean number of units of work per step. This is the number of tokens, or 1 if the unit is a step."""
     is_counted = phase.times is not None and phase.times.unit == "token"
     return phase.tokens or 1.0 if is_counted else 1.0
 
@@ -274,13 +277,13 @@ def _change(before: Figure | None, after: Figure | None, compared: int) -> Chang
 def _work_change(place: PlaceChange | None, before: BrickWork, now: BrickWork | None) -> Change | None:
     """Return the change of a brick's GFLOP/s as a first-order approximation.
 
-    `place` is the change of its typical time.
+    `place` is the change of the brick's typical time.
     """
     found = place.change if place else None
     if not place or not found or found.medians_us is not None or now is None or min(found.before, found.now) <= 0:
         return None
-    # The compared times are for the baseline's number of calls, unless this number changed beyond noise. Compute the
-    # work for the same number of calls.
+    # The compared times are for the baseline's number of calls, unless the number of calls changed beyond noise.
+    # Compute the work for the same number of calls as the times.
     calls = place.calls
     as_many = 1.0 if calls is None or calls.is_beyond_noise or calls.now <= 0 else calls.before / calls.now
     then, is_now = before.flops / found.before / 1e3, as_many * now.flops / found.now / 1e3
@@ -351,9 +354,7 @@ def other_model(
 
 
 def differences(base: Surroundings, now: Surroundings) -> list[str]:
-    """Return differences between the machines and settings of two snapshots. The user may want to compare exactly
-    these.
-    """
+    """Return differences between the machines and settings of two snapshots. These differences may be intended."""
     differ = [
         ("type of weights", base.quantization, now.quantization),
         ("rank", base.rank, now.rank),

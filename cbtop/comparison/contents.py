@@ -1,6 +1,8 @@
-"""The contents of the steps of a run: layers, bricks, kernels and operations, and how often a step runs each of them.
+"""The contents of the steps of a run: layers, bricks, kernels and operations. Each has the number of times that a
+step runs it.
 
-Each number is a range (fewest, most) over the steps of a phase. It is exact if both ends are equal.
+Each number is a range (fewest, most) over the steps of a phase. A number is exact if both ends of its range are
+equal.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
 
 MIN_STEPS = 3  # The numbers of a phase are exact if at least this many of its steps were recorded.
 Range = tuple[int, int]  # (fewest, most)
-Place = tuple[str, str, str]  # (layer, brick, label of the brick); each is "" outside of layers or bricks
+# (layer, brick, label of the brick); an empty text means outside of layers, outside of bricks, or without a label
+Place = tuple[str, str, str]
 OUTSIDE: Place = ("", "", "")
 BESIDE = " › "  # separator in texts that name a place, such as `Layer 3 › DownProjection`
 
@@ -24,7 +27,7 @@ class PieceKind(StrEnum):
     LAYER = "layer"
     BRICK = "brick"
     KERNEL = "kernel"
-    OPERATION = "operation"  # This kind of piece is an operation of torch that ran on a processor.
+    OPERATION = "operation"  # an operation of torch that ran on a processor
     TRANSFER = "transfer"
 
 
@@ -46,8 +49,8 @@ TRANSFERS = (Total.H2D, Total.D2H, Total.D2D)
 class Piece:
     """A piece of a step at one place: a layer, brick, kernel or operation.
 
-    `name` is "" if the piece is the layer or brick itself. For a brick, `dtype` is the type of the numbers that it
-    multiplies. For an operation, it is the type of the result. `dtype` is "" if the type is unknown.
+    `name` is "" if the piece is the layer or brick itself. The `dtype` of a brick is the type of the numbers that the
+    brick multiplies. The `dtype` of an operation is the type of its result. `dtype` is "" if the type is unknown.
     """
 
     kind: PieceKind
@@ -67,8 +70,8 @@ class Piece:
 class PhaseContents:
     """The contents of the steps of one phase, including warm-up steps but not the first step.
 
-    `steps` is the number of recorded steps, including the first one. A total is unknown if `totals` lacks it. `plain`
-    is the number of steps with unknown contents, because sampling timed them only as a whole.
+    `steps` is the number of recorded steps, including the first one. If `totals` lacks a total, this total is
+    unknown. `plain` is the number of steps with unknown contents, because sampling timed them only as a whole.
     """
 
     phase: str
@@ -78,7 +81,7 @@ class PhaseContents:
     plain: int = 0
 
     def has(self, kind: PieceKind) -> bool:
-        """Whether pieces of the kind `kind` were recorded."""
+        """Whether pieces of this kind were recorded."""
         return any(piece.kind is kind for piece in self.pieces)
 
 
@@ -116,16 +119,16 @@ class Contents:
     conditions: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, phase: str) -> PhaseContents | None:
-        """Return the contents of one phase, or None if it was not recorded."""
+        """Return the contents of one phase, or None if the phase was not recorded."""
         return next((one for one in self.phases if one.phase == phase), None)
 
 
 def contents_together(runs: Sequence[Contents], *, needs_all: bool = False) -> Contents:
     """Return the contents of several runs as one. Numbers that differ between runs become ranges.
 
-    For each phase, runs with too few steps are ignored if another run has enough. With `needs_all`, no run is
-    ignored, and a phase is left out if one run lacks it. Conditions that differ between runs become unknown. Totals
-    that one run does not know become unknown, too.
+    If some runs have enough steps of a phase, the other runs are ignored for this phase. With `needs_all`, no run is
+    ignored, and a phase is left out if any run lacks it. A condition becomes unknown if it differs between runs. A
+    total becomes unknown if one run does not know it.
     """
     first = runs[0]
     if len(runs) == 1:
@@ -160,7 +163,9 @@ def _together(phases: Sequence[PhaseContents]) -> PhaseContents:
 
 
 def _compiled_together(runs: Sequence[Compiled | None]) -> Compiled | None:
-    """Return the graph breaks of the run that has the most of them, and the largest value of each other total."""
+    """Return the graph breaks of the run with the largest number of graph breaks, and the maximum over all runs of
+    each other total.
+    """
     known = [run for run in runs if run is not None]
     if len(known) < len(runs):
         return None

@@ -1,9 +1,10 @@
-"""Find the differences between the contents of the steps of two runs, each with its brick and layer."""
+"""Find the differences between the contents of the steps of two runs. Each difference has its brick and layer."""
 
 # Rules
-# - A number is compared only if it is exact in both runs. If it varies in both runs, as with a mixture of experts, it
-#   counts as equal. If it varies in only one of them, the difference is unknown.
-# - If only one run has recorded a kind of piece, the difference is unknown, because the other may run the same.
+# - A number is compared only if it is exact in both runs. A number that varies in both runs counts as equal, as with
+#   a mixture of experts. If a number varies in only one of the runs, the difference is unknown.
+# - If only one run has recorded a kind of piece, the difference is unknown, because the other run may contain the
+#   same pieces without recording them.
 # - Bricks are compared first. The kernels of a removed or new brick are not compared.
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _Pieces = Mapping[Piece, Range]
 class Difference:
     """A difference between the contents of two runs that is the same in each of `layers`.
 
-    `kind` is the kind of the pieces that differ. If `is_sure` is false, the two runs may be equal here, and `text`
-    explains what is unknown.
+    `kind` is the kind of the pieces that differ. If `is_sure` is false, the two runs may be equal in this place, and
+    `text` explains the unknown part.
     """
 
     kind: PieceKind
@@ -34,11 +35,14 @@ class Difference:
     brick: str  # name of the brick that differs, or "" if a whole layer or step differs
     text: str
     is_sure: bool = True
-    is_everywhere: bool = False  # whether the difference is in all layers of the new run, and in at least three
+    # Whether the difference is in every layer of the new run, and the run has at least three layers
+    is_everywhere: bool = False
 
     @property
     def place(self) -> str:
-        """The place of the difference as text, for example `Layer 3 › DownProjection`."""
+        """The place of the difference as text, for example `Layer 3 › DownProjection`. Several layers are listed
+        together.
+        """
         more = len(self.layers) - LISTED_LAYERS
         layers = ", ".join(self.layers[:LISTED_LAYERS]) + (f" and {counted(more, 'more layer')}" if more > 0 else "")
         return BESIDE.join(filter(None, ("every layer" if self.is_everywhere else layers, self.brick)))
@@ -58,7 +62,8 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
     layers = [_layers_of(one) for one in (base, now)]
     for place in _in_order(befores, afters):
         if place[0] in {*layers[0]} ^ {*layers[1]} and place not in (*layers[0].values(), *layers[1].values()):
-            # Do not list the contents of a removed or new layer. The layer itself is already listed as a difference.
+            # If a layer was removed or is new, do not list the differences inside it. The layer itself is already
+            # listed as a difference.
             continue
         for kind, text, is_sure in _at_place(befores.get(place, {}), afters.get(place, {}), kinds):
             found.setdefault((kind, names[place], text, is_sure), {})[place[0]] = None
@@ -76,7 +81,9 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
 
 
 def _layers_of(phase: PhaseContents) -> dict[str, Place]:
-    """Return the layers that were recorded themselves, each with its place. A layer may be inside a brick."""
+    """Return the layers that have a record of their own. Each has its place, because a layer may be inside a
+    brick.
+    """
     return {piece.layer: piece.place for piece in phase.pieces if piece.kind is PieceKind.LAYER}
 
 
@@ -88,7 +95,9 @@ def _by_place(phase: PhaseContents) -> dict[Place, dict[Piece, Range]]:
 
 
 def _in_order(befores: Iterable[Place], afters: Iterable[Place]) -> list[Place]:
-    """Return the places of both runs in the order of the new run. A place that was removed comes after its layer."""
+    """Return the places of both runs in the order of the new run. A removed place comes after the other places of its
+    layer.
+    """
     layers = list(dict.fromkeys(place[0] for place in (*afters, *befores)))
     places = dict.fromkeys((*afters, *befores))
     return sorted(places, key=lambda place: layers.index(place[0]))
@@ -140,7 +149,7 @@ def _inside(
 ) -> Iterator[tuple[PieceKind, str, bool]]:
     """Yield the differences of kernels, operations or copies in one brick or layer.
 
-    `changed` is the change of type that was already reported for this place.
+    `changed` is the change of the number type that was already reported for this brick or layer.
     """
     gone = {name: _sum(pieces.values()) for name, pieces in before.items() if name not in now}
     new = {name: _sum(pieces.values()) for name, pieces in now.items() if name not in before}
@@ -197,8 +206,8 @@ def _fewer(number: Range, kind: PieceKind, name: str) -> str:
 
 
 def _other_number(before: Range, now: Range) -> str | None:
-    """Return the change of a number per step as text. Return None if the number is equal in both runs, or varies in
-    both.
+    """Return the change of a number per step as text. Return None if the number is equal in both runs, or if it
+    varies in both runs.
     """
     if before == now or not (_is_exact(before) or _is_exact(now)):
         return None

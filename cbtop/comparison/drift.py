@@ -5,8 +5,8 @@ Both medians are derived from records.
 
 # Rules
 # - The time of a step includes the time before it, without pauses. Warm-up steps were already excluded.
-# - More cached positions take more time, and this growth is not drift. Its size is learned from the baseline, because
-#   in a single run both the cache and the drift grow with time.
+# - A step takes more time with more cached positions, and this growth is not drift. The size of the growth is taken
+#   from the baseline, because the cache and the drift of a single run grow at the same time.
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cbtop.profiler.analysis.histograms import Column
 
 ALIKE_TOKENS = 0.02  # The two thirds of a run may differ in tokens per step by this relative difference.
 USUAL_SPREADS = 4.0  # A pause is longer than the median time between steps plus this many median absolute deviations.
-LEAST_PERCENT = 10.0  # If the program did not change, clocks drift by less than this percentage between two runs.
+LEAST_PERCENT = 10.0  # Without a change of the program, clocks drift by less than this percentage between two runs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,20 @@ class Thirds:
 class Drift:
     """The median step of the last third divided by the median step of the first third, before and now."""
 
-    change: Change  # change of the ratio between the thirds, without the part that the growing cache explains
+    change: Change  # change of the ratio between the thirds; the growth that the cache explains is subtracted
     base_ratios: tuple[float, ...]  # for each base run, the ratio of the last third to the first
 
     @property
     def base_runs(self) -> int:
-        """Number of base runs with a known drift. It is 1 if too few have one to show how much drift scatters."""
+        """Number of base runs with a known drift. The number is 1 if there are too few of these runs to show how much
+        drift scatters.
+        """
         return len(self.base_ratios) if len(self.base_ratios) >= MIN_LEARNED else 1
 
     @property
     def percent(self) -> float:
-        """The growth of the step time inside the new run, minus its growth inside the base runs, in percent. At least
-        0.
+        """The growth of the step time inside the new run, minus the growth inside the base runs, in percent. Negative
+        values become 0.
         """
         least = 100 * (self.change.now - 1)
         return max(0.0, min(least, self.change.percent or 0.0))
@@ -66,7 +68,7 @@ class Drift:
 
 
 def without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the time between steps in each block. Times that are far from the median per unit are reduced.
+    """Return the time between steps in each block. A time is reduced if its value per unit is far above the median.
 
     Rare delays come from other programs. A delay before every step comes from the process itself and is not reduced.
     """

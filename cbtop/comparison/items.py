@@ -38,20 +38,20 @@ BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 Place = tuple[Brick | None, str | None]  # a place: (brick, None), (None, layer), (brick, layer), or WHOLE_STEP
 WHOLE_STEP: Place = (None, None)
 _OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
-# If all calls of a brick or layer are of one kind, `Quantile.stretch` is below this value, except by chance.
+# If all calls of a brick or layer are of one kind, its `Quantile.stretch` is below this value, except by chance.
 _UNEVEN = 1.5
-# Compute a common factor of all bricks only from at least this many bricks in layers. With fewer, a single slow brick
-# would change the factor.
+# A common factor of all bricks is computed only from at least this many bricks in layers. Among fewer bricks, a
+# single slow one would change the factor.
 MIN_SHARING = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceTimes:
-    """The times of one brick, layer, or brick in a layer: µs per unit (token or step), µs of a typical call, and
-    quantiles of calls in µs.
+    """The times in µs of one brick, layer, or brick in a layer: per unit (token or step), of a typical call, and
+    quantiles of all calls.
 
-    `calls` is the number of calls per step. `call` is exclusive, and quantiles are inclusive. A figure is None if
-    there are too few calls.
+    `calls` is the number of calls per step. `call` excludes the time of inner bricks, and quantiles include it. A
+    figure is None if there are too few calls.
     """
 
     time: Figure
@@ -71,7 +71,7 @@ def tells_pace(place: Place) -> bool:
 class PhasePlaces:
     """All places of a phase: every brick, every brick in a layer, and every layer.
 
-    Each has a list of nodes. The time of the place is the sum of their times.
+    Each place has a list of nodes. The time of the place is the sum of the times of its nodes.
     """
 
     def __init__(self, totals: PhaseTotals) -> None:
@@ -106,7 +106,7 @@ class PhasePlaces:
 
     @property
     def names(self) -> list[Place]:
-        """The key of each place, in the order: bricks, bricks in layers (`cells`), layers."""
+        """The keys of all places, in this order: bricks, bricks in layers (`cells`), layers."""
         return [*((brick, None) for brick in self.bricks), *self.cells, *((None, layer) for layer in self.layers)]
 
     @property
@@ -127,7 +127,9 @@ class PhasePlaces:
         ]
 
     def row(self, growth: Growth) -> NDArray[np.int64]:
-        """Return the time (ns) of each brick, brick in a layer (`cells`) and layer in `growth`, in this order."""
+        """Return the time (ns) of each brick, each brick in a layer (`cells`) and each layer in `growth`, in this
+        order.
+        """
         totals = self._totals
         closed_ns = _dense(growth, "closed_ns", len(totals.table) + 1)
         overlap_ns = _overlap_ns(growth, len(closed_ns))
@@ -183,7 +185,8 @@ def place_times(
     found: dict[Place, PlaceTimes] = {}
     for at, (place, time) in enumerate(zip(names, times, strict=True)):
         is_between = place[0] == BETWEEN_BRICKS
-        # The time between bricks has no calls of its own. Use the median of the layer or step that contains it.
+        # The time between bricks has no calls of its own. Instead, use the median call of the layer or step that
+        # contains this time.
         median = of_layer.get((None, place[1])) if is_between else p50.figures[at]
         call = replace(mean[at], median_us=median_of(median)) if means[at] else stretched(typical[at], stretch[at])
         is_known = calls[:, at].sum() >= 2 * MIN_BEYOND and call.blocks >= MIN_BLOCKS - (along is not None)
@@ -206,7 +209,7 @@ def _by_kind(
 ) -> list[Figure]:
     """Return the figures of bricks, then of bricks in layers, then of layers.
 
-    Each of these three kinds is computed separately, because noise is about equal only within a kind.
+    Each of these three kinds is computed separately, because only figures of one kind have about equal noise.
     """
     ends = np.cumsum([len(places.bricks), len(places.cells)])
     weights = np.split(weight, ends, axis=1) if weight.ndim == 2 else [weight] * 3
@@ -252,22 +255,22 @@ class _NodePlaces:
         return _NodePlaces([in_all, in_cell, rest], len(names), parts)
 
     def typical_us(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for each block and place the time that it would have taken if all calls were typical.
+        """For each block and place, return the time of all calls if each of them took the typical time.
 
         `calls` has shape (blocks, places).
         """
         found = p50.typical_us[:, : self.names].copy()
         off_us = p50.typical_us - calls * p50.us
         total = calls.sum(axis=0)
-        for at, parts in enumerate(self.parts[:-1]):  # The last brick is the time between bricks, so leave it out.
+        for at, parts in enumerate(self.parts[:-1]):  # Leave out the last brick, which is the time between bricks.
             if total[parts].any():
                 usual_us = np.average(p50.us[parts], weights=total[parts])
                 found[:, at] = calls[:, at] * usual_us + off_us[:, parts].sum(axis=1)
         return found
 
     def stretch(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the factor that multiplies the error of each typical time. `calls` is the number of calls of each
-        brick or layer.
+        """For each brick or layer, return a factor for the error of its typical time. `calls` is the number of calls
+        of each brick or layer.
 
         The factor is about 1 if all calls are of one kind, as in most bricks. A layer has calls of several kinds if
         some of its bricks do not run in every step.
@@ -300,7 +303,8 @@ def _calls_of(
 
 
 def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the pace of each block: the time of a call divided by its usual time, as a mean over the columns.
+    """Return the pace of each block. The time of a call is divided by the usual time of this call. The pace is the
+    mean of these ratios over the columns.
 
     Only the middle half of the columns counts, because a pause affects few columns. Returns None if too few columns
     have calls in every block.
@@ -318,7 +322,7 @@ def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def _nested(places: PhasePlaces, totals: PhaseTotals) -> set[Brick]:
-    """Return the bricks that contain other bricks. The time of their calls includes the inner bricks."""
+    """Return the bricks that contain other bricks. The time of a call of such a brick includes its inner bricks."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

@@ -11,7 +11,7 @@ from cbtop.comparison.part_diff import PartDiff, PlaceDiff
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.units import duration
 
-# If smaller changes than this percentage cannot be detected in the median brick, the gate is unsure.
+# The gate is unsure if the smallest detectable change of the median brick is above this percentage.
 BLIND_PERCENT = 10.0
 _WAYS_OUT = (
     "the limit is within the interval, so it is not known: use more or longer runs, a wider limit, or --allow-unsure"
@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     """The outcome of judging one threshold."""
 
     HOLDS = "holds"
-    # The limit of the threshold is inside the interval of the measurement, or the interval is too wide.
+    # The interval of the measurement contains the limit of the threshold, or the interval is too wide.
     UNSURE = "unsure"
     BROKEN = "broken"
     UNKNOWN = "unknown"  # The threshold cannot be judged, because data is missing.
@@ -38,7 +38,7 @@ class Judged:
     said: str  # the measured value and the limit as text
     guilty: str = ""  # name of the brick and layer that break the threshold
     where: tuple[str, int] = ("", 1)
-    brick: str = ""  # In the default gate, the name of the brick that breaks the rule, without its layer.
+    brick: str = ""  # the name of the brick that breaks a rule of the default gate, without its layer
     must_be_sure: bool = False  # whether the gate also fails if the outcome is `unsure`
 
     @property
@@ -48,8 +48,8 @@ class Judged:
 
 
 def must_be_sure(judged: Sequence[Judged]) -> list[Judged]:
-    """Return a copy of the results that makes `unsure` fail the gate. Their text then explains how to get a clear
-    result.
+    """Return a copy of the results that makes the gate fail for `unsure`. The text of an unsure result then explains
+    how to get a clear result.
     """
     return [
         replace(one, must_be_sure=True, said=f"{one.said}; {_WAYS_OUT}") if one.outcome is Outcome.UNSURE else one

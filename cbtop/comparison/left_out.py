@@ -1,4 +1,6 @@
-"""Report steps that a threshold or the default gate does not judge, if they take much of the new run's time."""
+"""Report steps of the new run that no threshold and no rule of the default gate judges. They are reported only if
+they take much of the run's time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def left_out_of_gate(found: RunDiff) -> list[Judged]:
 
 
 def left_out_of_threshold(threshold: Threshold, phase: str, found: RunDiff) -> list[Judged]:
-    """Return results about groups of steps of the new run that `threshold` should cover but that are not judged.
+    """Return results about unjudged groups of steps in the new run, if `threshold` should cover them.
 
     `phase` is the phase that the threshold names, or "" for all phases. Returns [] for a threshold on one batch.
     """

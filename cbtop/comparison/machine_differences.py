@@ -1,5 +1,5 @@
-"""Find differences between two runs that change times although the program is the same: machine, sampling, lost
-records.
+"""Find differences between two runs that change times although the program is the same: another machine, other
+sampling, or lost records.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from cbtop.comparison.comparison import MAX_LOST_PERCENT
 from cbtop.comparison.runs import Run
 from cbtop.units import count, percent
 
-ALIKE_CLOCK = 0.03  # A relative difference between the clocks of GPUs is ignored up to this value.
-ALIKE_PACE = 0.10  # The pace may be outside of the baseline's range by this relative distance.
-# A difference between the loads of the processors is ignored up to this many percentage points.
+ALIKE_CLOCK = 0.03  # The GPU clocks of two runs count as equal up to this relative difference.
+ALIKE_PACE = 0.10  # The new run's pace may be outside the range of the baseline's paces by this relative distance.
+# The processor loads of two runs count as equal up to this difference in percentage points.
 ALIKE_LOAD_POINTS = 15
 
 
@@ -45,8 +45,8 @@ def other_clock(base: Run, now: Run, base_name: str = "the baseline") -> str:
 def other_pace(base: Run, now: Run) -> str:
     """Return a text if the machine's pace during the new run was outside the range of paces in the baseline.
 
-    The pace is the time of constant work, measured directly before and after a run. Returns "" if it was in the range
-    or is unknown.
+    The pace is the time of constant work, measured directly before and after a run. Returns "" if the pace was in the
+    range or is unknown.
     """
     for where in ("cache", "memory"):
         was, is_now = (sorted(getattr(pace, f"{where}_us") for pace in run.paces) for run in (base, now))
@@ -60,8 +60,8 @@ def other_pace(base: Run, now: Run) -> str:
 
 
 def other_load(base: Run, now: Run) -> str:
-    """Return a text if the load of the processors differs from that in the baseline. Return "" if it does not, or is
-    unknown.
+    """Return a text if the load of the processors differs from the load in the baseline. Return "" if the load is
+    about equal or unknown.
     """
     if base.host_busy_percent is None or now.host_busy_percent is None:
         return ""
@@ -71,8 +71,8 @@ def other_load(base: Run, now: Run) -> str:
 
 
 def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, value before, value now) of each property of the machine and the sampling that differs and changes
-    times.
+    """Yield (name, old value, new value) of each property of the machine and the sampling that differs between the
+    runs and affects times.
     """
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)

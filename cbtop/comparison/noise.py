@@ -20,27 +20,29 @@ from numpy.typing import NDArray
 Flags = NDArray[np.bool_]
 
 MIN_LEARNED = 3  # At least this many runs are needed to learn how much runs scatter.
-MIN_BLOCKS = 5  # At least this many blocks are needed to know how much blocks scatter.
+MIN_BLOCKS = 5  # At least this many blocks are needed to know how much the blocks of a run scatter.
 # A call must be at least this many times as long as the clock's resolution. The clock's error is then at most a fifth
 # of the call.
 READINGS = 5.0
 # A block is slow above the median plus this many median absolute deviations. By chance, one block in 300 is slow.
 WARM_UP_SPREADS = 4.0
-ENOUGH_BLOCKS = 20  # If at least this many uncorrelated blocks exist, their spread is known well enough.
+ENOUGH_BLOCKS = 20  # The spread of blocks is known well enough from at least this many uncorrelated blocks.
 LEAST_PERCENT = 3.0  # Two runs on one machine may differ by about this percentage although the program is the same.
-# If the scatter between runs is known, this percentage replaces LEAST_PERCENT. It is the error of a median from a
-# histogram.
+# If the scatter between runs is known, this percentage replaces LEAST_PERCENT. This percentage is the error of a
+# median from a histogram.
 LEAST_LEARNED_PERCENT = 1.0
-# Probability that no figure is outside of its interval by chance, for all figures that are tested together.
+# Probability that all figures are inside their intervals, unless something other than chance changed them. It holds
+# for all figures of a test together.
 CONFIDENCE = 0.99
 MAX_ALIKE = 0.9  # Above this correlation of neighbouring blocks, the effective number of blocks is unknown.
-# The scatter between runs is learned for this many kinds of figures: bricks, and bricks in a layer.
+# The scatter between runs is learned for this many kinds of figures. The two kinds are bricks, and bricks in a layer.
 _KINDS = 2
-_LEAST_LONGER = 10  # Pairs of blocks are merged to longer blocks only if at least this many longer blocks result.
-# The effective number of blocks (of independent blocks with as much information) is never below this.
+# Pairs of blocks are merged into longer blocks only if the number of longer blocks is at least this.
+_LEAST_LONGER = 10
+# Correlated blocks count as fewer independent blocks. The effective number of blocks is never below this.
 _LEAST_WORTH = 2.0
-_LEAST_PACED = 2  # At least this many runs must have a known pace to learn how runs scatter relative to the pace.
-_LEAST_RATIO = 3.0  # If one of two times is at least this many times the other, they are compared by their ratio.
+_LEAST_PACED = 2  # To learn how runs scatter relative to the pace, at least this many runs must have a known pace.
+_LEAST_RATIO = 3.0  # Two times are compared by their ratio if one of them is at least this many times the other.
 _MOST_EXPONENT = 700.0  # The function exp(x) is finite for all x up to this value.
 
 
@@ -61,8 +63,8 @@ class Figure:
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
-    # Error of the mean without the changes that all bricks have in common, such as a clock drift. None if these
-    # changes are unknown.
+    # Error of the mean without the changes that all bricks share, such as a clock drift. None if the shared changes
+    # are unknown.
     own_error: float | None = None
     own_scatter: float = 0.0
 
@@ -71,15 +73,16 @@ class Figure:
 class Change:
     """The change of a figure between two runs. Chance alone moves the figure by at most `half` in either direction.
 
-    `own` is the change relative to all other bricks and layers, for example without a clock change. It is None if the
-    common change is unknown.
+    `own` is the change relative to all other bricks and layers, for example without a clock change. `own` is None if
+    the common change is unknown.
     """
 
     before: float
     now: float
     half: float
     medians_us: tuple[float, float] | None = None  # median time of one call in µs, before and now
-    least_percent: float = LEAST_PERCENT  # Two runs may differ by this percentage although the program is the same.
+    # Even without a change of the program, two runs may differ by this percentage.
+    least_percent: float = LEAST_PERCENT
     error: float = 0.0  # standard error of the change; the interval `half` is a multiple of it
     own: Change | None = None
 
@@ -94,7 +97,7 @@ class Change:
 
     @property
     def half_percent(self) -> float | None:
-        """The distance that chance alone may move the figure, in percent of `before`."""
+        """Chance alone may move the figure by this distance, in percent of `before`."""
         return 100 * self.half / self.before if self.before > 0 else None
 
     @property
@@ -117,14 +120,16 @@ class Change:
 
     @property
     def is_told_by_others(self) -> bool:
-        """Whether the change of the figure exceeds noise only if it is taken relative to all other bricks
-        and layers.
+        """Whether the change of the figure exceeds noise only relative to all other bricks and layers, and not by
+        itself.
         """
         return self.is_beyond_others and not self._is_beyond_interval
 
     @property
     def decisive(self) -> Change:
-        """The change that decides `is_beyond_noise`: this change, or the change relative to others (`own`)."""
+        """The change that decides `is_beyond_noise`. It is either this change or `own`, the change relative to
+        others.
+        """
         return self.own if self.own is not None and self.is_told_by_others else self
 
     @property
@@ -136,8 +141,8 @@ class Change:
         """Whether the change of the figure exceeds noise relative to all other bricks and layers, and is large enough
         to report by itself.
 
-        The second condition matters if most bricks become faster. Then a brick with an unchanged time is not reported
-        as slower.
+        If most bricks become faster, a brick with an unchanged time is slower relative to the others. The second
+        condition prevents a report of this brick.
         """
         return (
             self.own is not None
@@ -182,7 +187,7 @@ def figures(
     total = weight.sum(axis=0)
     mean = divided(amount.sum(axis=0), total)
     off = amount - weight * mean
-    # `fitted` is the number of parameters that are fitted to the blocks: 1 for a mean, 2 for a line.
+    # `fitted` is the number of parameters of the fit: 1 for a mean, 2 for a line.
     slope, fitted, of_slope = np.zeros_like(mean), 1, np.zeros(1)
     # Fit a line only if the blocks differ in `along`. Otherwise the line would only fit rounding errors.
     if along is not None and np.ptp(along) > 0:
@@ -196,8 +201,8 @@ def figures(
     error, weight, worth = _longest_errors(off, weight, fitted, known, mean)
     blocks = len(weight)
     if known.any() and worth < ENOUGH_BLOCKS:
-        # Columns with fewer calls have larger errors. Scale all errors to the same weight before comparing the
-        # columns.
+        # A column with fewer calls has a larger error. Scale all errors to the same weight before the columns are
+        # compared.
         equal = np.broadcast_to(np.sqrt(total), mean.shape)[known]
         usual = np.median(error[known] / mean[known] * equal)
         error[known] = np.maximum(error[known], usual / equal * mean[known])
@@ -216,10 +221,10 @@ def figures(
 def _line(
     amount: NDArray[np.float64], weight: NDArray[np.float64], along: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return how each column (a figure) grows with `along`, and the error of this slope as a multiple of the mean's
-    error.
+    """Return the growth of each column (a figure) with `along`, and the error of this slope. The error is a multiple
+    of the mean's error.
 
-    The error assumes that blocks scatter as much around the line as around the mean.
+    It is assumed that blocks scatter as much around the line as around the mean.
     """
     spread = (weight * along**2).sum(axis=0)
     error = divided(weight.mean(axis=0) * np.sqrt(len(weight) * (along**2).sum(axis=0)), spread)
@@ -235,9 +240,10 @@ def divided(amount: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.
 def _longest_errors(
     off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int, known: Flags, mean: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return the errors, weights and effective number of blocks, for the block length that has the largest errors.
+    """Return the errors, the weights, and the effective number of blocks for the block length with the largest
+    errors.
 
-    Longer blocks are tried because they also show disturbances that last longer than two short blocks.
+    Longer blocks are also tried, because a disturbance may last longer than two short blocks.
     """
     error, worth = _errors(off, weight, fitted)
     chosen = weight
@@ -277,8 +283,8 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
     together.
 
     `shared` is the factor by which all bricks together became slower, or None if it is unknown. The interval is
-    Welch's, with Bonferroni's correction. If the scatter between runs is learned, a single run has at least this
-    error. The number of runs then also limits how well the common factor is known.
+    Welch's, with Bonferroni's correction. If the scatter between runs was learned, the error of a single run is at
+    least this scatter. The number of runs then also limits how well the common factor is known.
     """
     if shared is None or before.own_error is None or now.own_error is None:
         return _change(before, now, compared, 1)
@@ -291,7 +297,8 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
 def telling_blocks(off: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the effective number of blocks behind the variance of each column, from its kurtosis.
 
-    It is small if a few blocks have most of the variance. It gives the degrees of freedom for Student's distribution.
+    The effective number is small if a few blocks have most of the variance. It determines the degrees of freedom of
+    Student's distribution.
     """
     blocks = len(off)
     kurtosis = blocks * divided((off**4).sum(axis=0), (off**2).sum(axis=0) ** 2)
@@ -309,9 +316,9 @@ def stretched(figure: Figure, by: float) -> Figure:
 def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
     """Return the change of a figure with an error that is far from normal, such as a p99.
 
-    Two intervals are computed, and the wider one is used. One is from the learned scatter between runs. The other is
-    from the errors inside the runs. `change` is not used, because it also multiplies the error inside the new run by
-    the quantile for few base runs. The error of the ratio is not used, because it is too small if a p99 jumps to the
+    Two intervals are computed, and the wider one is used. The first uses the learned scatter between runs. The second
+    uses the errors inside the runs. `change` is not used, because it also multiplies the error inside the new run by
+    the quantile for few base runs. The error of the ratio is not used, either. It is too small if a p99 jumps to the
     length of a pause.
     """
     inside = _change(replace(before, runs=1, scatter=0.0), now, compared, 1, by_ratio=False)
@@ -332,15 +339,15 @@ def slow_start(us: NDArray[np.float64]) -> int:
 
 
 def half_of(figure: Figure, compared: int = 1) -> float:
-    """Return how far chance alone may move a figure in either direction, if `compared` figures are tested
+    """Return the distance that chance alone may move a figure in either direction. `compared` figures are tested
     together.
     """
     return change(Figure(figure.mean, 0.0, figure.blocks), figure, compared).half
 
 
 def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio: bool = True) -> Change:
-    """Return the change of a figure from `before` to `now`. `compared` figures are each tested `looks` times, and
-    this is corrected for.
+    """Return the change of a figure from `before` to `now`. The interval is corrected for `compared` figures that are
+    each tested `looks` times.
 
     With `by_ratio`, two times that differ by a large factor may be compared by their ratio.
     """
@@ -357,7 +364,7 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
         errors = max(errors, _student(before.runs - 1, _KINDS * looks))
     error = sqrt(variance)
     half = error * errors
-    # The interval would include negative times. Compute it from the error of the ratio instead.
+    # The interval would include negative times. So compute the interval from the error of the ratio.
     if by_ratio and half >= before.mean:
         of_ratio = _half_of_ratio(before.mean, now.mean, squares, errors)
         half = of_ratio if abs(now.mean - before.mean) > of_ratio else half
@@ -365,11 +372,12 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
 
 
 def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
-    """Return how far chance alone may move `now` towards `before`, computed from the ratio of both times.
+    """Return the distance that chance alone may move `now` towards `before`. It is computed from the ratio of both
+    times.
 
-    A brick that takes 100 times as long also scatters about 100 times as much. By the usual error, no difference
-    would then exceed noise. So the relative errors of both times are combined into the error of their ratio. Returns
-    inf if the times differ by less than a factor of _LEAST_RATIO.
+    A brick that takes 100 times as long also scatters about 100 times as much. With the usual error, no difference
+    would exceed noise in this case. So the relative errors of both times are combined into the error of their ratio.
+    Returns inf if the times differ by less than a factor of _LEAST_RATIO.
     """
     if min(before, now) <= 0:
         return inf
@@ -384,9 +392,9 @@ def learned(
 ) -> list[Figure]:
     """Return the mean of each row, and its scatter between runs. A row is one figure in several runs.
 
-    A figure is None if a run lacks it. Each row needs at least two figures. The scatter of a row, relative to its
-    mean, is at least as large as in the median row. `paces` is the common factor of all places' times in each run, or
-    None if unknown.
+    A figure is None if a run lacks it. Each row needs at least two figures. The scatter of each row is divided by the
+    mean of the row. This relative scatter is at least as large as in the median row. `paces` is the common factor of
+    all places' times in each run, or None if unknown.
     """
     means = np.array([[nan if one is None else one.mean for one in row] for row in figures_of_runs])
     mean, scatter = np.nanmean(means, axis=1), _scatter(means)
@@ -424,7 +432,8 @@ def learned(
 def _scatter(means: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the standard deviation between runs for each row (a figure).
 
-    Unknown values are ignored. Relative to its mean, each row has at least the deviation of the median row.
+    Unknown values are ignored. The relative deviation of each row is at least the relative deviation of the median
+    row.
     """
     mean, scatter = np.nanmean(means, axis=1), np.nanstd(means, axis=1, ddof=1)
     known = mean > 0
@@ -440,12 +449,12 @@ def _error_of_mean(errors: Sequence[float]) -> float:
 
 @lru_cache(maxsize=4096)
 def _student(freedom: float, compared: int) -> float:
-    """Return how many standard errors a mean may be from the true value (two-sided), if `compared` means are tested
-    together.
+    """Return the maximum distance of a mean from the true value in standard errors (two-sided), if `compared` means
+    are tested together.
 
     The source is G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970. The
-    algorithm's branch for fewer than five degrees of freedom is omitted. It only matters at a lower confidence than
-    ours.
+    algorithm's branch for fewer than five degrees of freedom is omitted. The branch only matters at a lower
+    confidence than ours.
     """
     p, n = (1 - CONFIDENCE) / compared, freedom
     a = 1 / (n - 0.5)

@@ -1,8 +1,8 @@
 """Compare one group of steps, its bricks and its layers between two runs. All changes are derived from records."""
 
 # Rule
-# - If cache lengths differ, times are compared at one length that both runs have covered. The time at this length is
-#   on a straight line through each run's blocks.
+# - If the cache lengths of two runs differ, their times are compared at one length that both runs have covered. The
+#   time at this length is read from a straight line through the blocks of each run.
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from cbtop.comparison.runs import Run, StepGroup
 from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.units import count, counted
 
-FOUND = 0.95  # A change of the size that is reported as detectable is detected with this probability.
+FOUND = 0.95  # Probability of detecting a change of the size that is reported as detectable.
 ALIKE_UNITS = 1e-6  # Smaller relative differences between the tokens per step are rounding errors.
-# If all bricks became slower because of a slow machine, their ratios differ by less than this relative difference.
+# If all bricks became slower because of a slow machine, the ratios of their times differ by less than this relative
+# difference.
 ALIKE_RATIOS = 0.05
-# A group as a whole has this many figures that are tested together: a step, a unit, a typical unit, and the drift.
+# Besides its bricks and layers, a group has this many figures that are tested together: a step, a unit, a typical
+# unit, and the drift.
 _OF_PART = 4
 
 
@@ -35,10 +37,10 @@ _OF_PART = 4
 class PlaceDiff:
     """The times of one brick, layer, or brick in a layer in the old and the new run.
 
-    `change` decides the verdict. It is the change of a typical call, in µs per unit, for as many calls as before. If
-    the calls per step (`calls`) changed beyond noise, it is the change of all calls. `call` is the change of a call
-    in µs. `mean` is the change of the time per unit. `before` is None if it is new, and `now` is None if it was
-    removed.
+    `change` decides the verdict. It is the change of a typical call in µs per unit, with the old number of calls. If
+    the calls per step (`calls`) changed beyond noise, `change` is the change of all calls. `call` is the change of a
+    call in µs. `mean` is the change of the time per unit. If the brick or layer is new, `before` is None. If it was
+    removed, `now` is None.
     """
 
     brick: Brick | None
@@ -63,12 +65,12 @@ class PlaceDiff:
 
     @property
     def delta_us(self) -> float:
-        """The additional time per unit of work. If the brick or layer is new or removed, its whole time counts."""
+        """The additional time per unit of work. A new or removed brick or layer counts with its whole time."""
         return (self.now.time.mean if self.now else 0.0) - (self.before.time.mean if self.before else 0.0)
 
     @property
     def moved_by(self) -> str:
-        """A text for the case that the mean and the typical time changed in opposite directions, or ""."""
+        """A text if the mean and the typical time changed in opposite directions, or "" otherwise."""
         is_against = self.change is not None and self.change.delta * self.delta_us < 0
         if is_against and self.calls and not self.calls.is_exact:
             return " by the mean, which the number of calls moves"
@@ -86,7 +88,8 @@ class PlaceDiff:
         """The verdict: `slower`, `faster`, `new`, `gone`, or "" if the change does not exceed noise and the clock's
         resolution.
 
-        If a brick or layer is called rarely, chance may leave a run without calls. Then it is neither new nor gone.
+        By chance, a run may have no calls of a brick or layer that is called rarely. Such a brick or layer is neither
+        new nor gone.
         """
         if self.before is None or self.now is None:
             is_known = self.calls is None or self.calls.is_beyond_noise
@@ -106,14 +109,14 @@ class Balance:
     wall: tuple[float, float]
     bricks: tuple[float, float]
     between_bricks: tuple[float, float]
-    # The time that recorded steps do not explain: the mean over all steps minus the mean over steps with recorded
-    # bricks.
+    # The time that recorded steps do not explain. It is the mean time over all steps minus the mean time over the
+    # steps with recorded bricks.
     not_recorded: tuple[float, float]
     between_steps: tuple[float, float]
 
     @property
     def off_us(self) -> float:
-        """The change of `wall` minus the changes of all of its parts. It is 0 except for rounding."""
+        """The change of `wall` minus the changes of all of its parts. Except for rounding, the result is 0."""
         parts = (self.bricks, self.between_bricks, self.not_recorded, self.between_steps)
         return (self.wall[1] - self.wall[0]) - sum(now - before for before, now in parts)
 
@@ -122,7 +125,7 @@ class Balance:
 class PartDiff:
     """The comparison of a group of similar steps that both runs have.
 
-    If both runs report cached positions, times are at `cached` positions.
+    If both runs report their cached positions, all times are converted to `cached` positions.
     """
 
     before: StepGroup
@@ -133,9 +136,10 @@ class PartDiff:
     step: PlaceDiff
     wall: Change  # change of the wall-clock time in µs per unit of work
     balance: Balance
-    # Factor by which all bricks in layers became slower. The cause is the machine or the whole program.
+    # Factor by which all bricks in layers became slower, because of the machine or because of the whole program.
     shared: float | None = None
-    typical: Change | None = None  # time in µs per unit of a typical step with the time before it, or None if unknown
+    # Change of the typical step with the time before it, in µs per unit; None if unknown
+    typical: Change | None = None
     drift: Drift | None = None  # change of the drift inside the runs, or None if it is unknown
     batch_name: str = ""  # name of the group, for example `decode, batch 6`, or "" if the phase has only this group
 
@@ -145,7 +149,9 @@ class PartDiff:
 
     @property
     def name(self) -> str:
-        """The name of the phase. If the phase has several groups, the batch is added: `decode, batch 6`."""
+        """The name of the phase. If the phase has several groups of steps, the name also contains the batch: `decode,
+        batch 6`.
+        """
         return self.batch_name or self.phase
 
     @property
@@ -159,12 +165,12 @@ class PartDiff:
 
     @property
     def tokens_per_sec(self) -> tuple[float, float] | None:
-        """Tokens per second of these steps' wall-clock time, before and now. None if tokens are not reported."""
+        """Tokens per second of wall-clock time of these steps, before and now. None if tokens are not reported."""
         return (1e6 / self.wall.before, 1e6 / self.wall.now) if self.unit == "token" else None
 
     @property
     def training(self) -> dict[str, Change]:
-        """For each part of a training step, the change of its time in the median step (µs)."""
+        """The change of the time of each part of a training step, in the median step (µs)."""
         both = [name for name in self.now.training if name in self.before.training]
         return {name: change(self.before.training[name], self.now.training[name], len(both)) for name in both}
 
@@ -186,7 +192,7 @@ class PartDiff:
     def slower(self) -> list[PlaceDiff]:
         """The bricks that became slower by more than noise, the largest change first.
 
-        If one layer has most of a brick's change, the result is the brick in that layer.
+        If one layer has most of a brick's change, the entry is the brick in that layer.
         """
         by_place = {(one.brick, one.layer): one for one in self.places}
         known = [
@@ -198,14 +204,14 @@ class PartDiff:
 
     @property
     def guilty(self) -> list[PlaceDiff]:
-        """The entries of `slower` that are also slower relative to all other bricks and layers. An entry also counts
-        if its relative change is unknown.
+        """The entries of `slower` that also became slower relative to all other bricks and layers. If the relative
+        change of an entry is unknown, the entry is included.
         """
         return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
 
     @property
     def is_slower(self) -> bool:
-        """Whether the wall-clock time per unit (token or step) grew by more than noise."""
+        """Whether the wall-clock time per unit (token or step) increased by more than noise."""
         return self.wall.is_beyond_noise and self.wall.delta > 0
 
     @property
@@ -220,8 +226,8 @@ class PartDiff:
 
     @property
     def is_longer_in_the_mean(self) -> bool:
-        """Whether only a few steps became longer: the mean time per unit grew by more than noise, and the typical
-        time did not.
+        """Whether only a few steps became longer. In this case, the mean time per unit grew by more than noise, but
+        not the typical time.
         """
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
 
@@ -237,8 +243,8 @@ class PartDiff:
 
     @property
     def machine_ratio(self) -> float | None:
-        """The common factor of all bricks' times. None unless all bricks changed by about the same factor and beyond
-        noise.
+        """The common factor of all bricks' times. It is None unless all bricks changed beyond noise and by about the
+        same factor.
 
         The cause may be a different clock or load of the machine, or a different program.
         """
@@ -252,8 +258,8 @@ class PartDiff:
     def is_shared(self) -> bool:
         """Whether all bricks became slower by the same factor.
 
-        Then no brick changed relative to the others, and the common factor explains the time per unit. The cause may
-        be a different clock or load of the machine, or the program.
+        In this case, no brick changed relative to the others, and the common factor explains the change of the time
+        per unit. The cause may be a different clock or load of the machine, or the program.
         """
         if self.shared is None or self.shared <= 1:
             return False
@@ -264,8 +270,8 @@ class PartDiff:
         return off <= self.wall.before * (self.wall.noise_percent or 0.0) / 100
 
     def findable(self, places: Sequence[PlaceDiff]) -> float | None:
-        """Return the smallest change in percent that would be detected with probability FOUND. It is the median over
-        the bricks and layers `places`.
+        """Return the smallest change in percent that would be detected with probability FOUND. The result is the
+        median over `places` (bricks and layers).
         """
         found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
         known = [one for one in found if one is not None]
@@ -282,7 +288,9 @@ def findable_percent(one: Change) -> float | None:
 
 
 def compared_figures(before: StepGroup, now: StepGroup) -> int:
-    """Return how many figures of two groups of steps are tested together, so that chance gives few false alarms."""
+    """Return the number of figures of two groups of steps that are tested together. This number is used to keep false
+    alarms rare.
+    """
     names = before.places.keys() | now.places.keys()
     sides = ([part.places[name].calls if name in part.places else None for name in names] for part in (before, now))
     return looks(*sides)
@@ -374,7 +382,8 @@ def _place(
 ) -> PlaceDiff:
     """Return the change of a brick or layer.
 
-    `units` is the number of units per step, and `steps` the number of steps. Each has a value per run.
+    `units` has the number of units per step, and `steps` has the number of steps. Both have one value for the old run
+    and one for the new run.
     """
     brick, layer = place
     before, now = befores.get(was_called), afters.get(place)
@@ -398,8 +407,8 @@ def _place(
 
 
 def _per_unit(one: Change, units: tuple[float, float]) -> Change:
-    """Return the change of a call. It exceeds noise only if the time per unit changed, too, because calls with more
-    tokens take longer.
+    """Return the change of a call. A call with more tokens takes longer, so the change exceeds noise only if the time
+    per unit also changed.
     """
     if one.medians_us or isclose(*units, rel_tol=ALIKE_UNITS):
         return one
@@ -409,7 +418,7 @@ def _per_unit(one: Change, units: tuple[float, float]) -> Change:
 def _pairs(
     befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes], renamed: Mapping[Brick, Brick]
 ) -> Iterator[tuple[Place, Place]]:
-    """Yield (new name, old name) of each brick and layer, but not of the whole step."""
+    """Yield (new place, old place) of each brick and layer of a group. The whole step is left out."""
     seen: set[Place] = {WHOLE_STEP}
     for brick, layer in afters:
         if (brick, layer) == WHOLE_STEP:
@@ -449,13 +458,16 @@ def moved_to(part: StepGroup, cached: float | None) -> StepGroup:
 
 
 def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
-    """Return the times of the bricks and layers of a group, converted to `off` positions more than the mean."""
+    """Return the times of the bricks and layers of a group, converted from the mean number of cached positions to
+    `off` more positions.
+    """
     if not off:
         return dict(part.places)
     found = {}
     for place, one in part.places.items():
         brick, layer = place
-        # The time between bricks has no calls of its own. Use the median of the layer or step that contains it.
+        # The time between bricks has no calls of its own. Instead, use the median call of the layer or step that
+        # contains this time.
         calls = part.places.get((None, layer), one) if brick == BETWEEN_BRICKS else one
         time = _shifted(one.time, off)
         if calls.p50:
@@ -470,7 +482,7 @@ def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
 def _moved_wall(figure: Figure, off: float) -> Figure:
     """Convert a figure to `off` more cached positions.
 
-    The median of the figure is per unit (token or step), so the same slope is used for it.
+    The median of the figure is per unit (token or step), like the mean. So both use the same slope.
     """
     by_us = off * figure.slope
     return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)

@@ -1,13 +1,14 @@
-"""Compute the rates of each phase of a run with their errors: tokens/s, samples/s, and tokens/s in the phase's steps
-alone.
+"""Compute the rates of each phase of a run, with their errors. The rates are tokens/s, samples/s, and tokens/s within
+the phase's own steps.
 """
 
 # Rules
 # - A rate is the number that the screen, the reports and the metrics show for the whole run. It is the number of
-#   tokens of a phase, divided by wall-clock time. This time begins with the first step after the warm-up. It includes
-#   waits and the steps of other phases. The rate in steps is divided by the time of the phase's own steps.
+#   tokens of a phase, divided by wall-clock time. The wall-clock time begins with the first step after the warm-up.
+#   It includes waits and the steps of other phases. The rate in steps is divided by the time of the phase's own
+#   steps.
 # - A rate is stored as its inverse, the time of one token. The mean over blocks is defined for times, not for rates.
-# - Slow steps at the beginning are part of a rate. Only several runs show how much they vary.
+# - Slow steps at the beginning are part of a rate. How much slow beginnings vary is known only from several runs.
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class PhaseRates:
 
     @property
     def main(self) -> str:
-        """The name of the rate to judge: the token rate, or the step rate if some steps do not report their
-        tokens.
+        """The name of the rate to judge. It is the token rate. If some steps do not report their tokens, it is the
+        step rate.
         """
         return TOKENS if TOKENS in self.times_us else STEPS
 
@@ -65,8 +66,9 @@ def phase_rates(
 ) -> tuple[PhaseRates, ...]:
     """Return the rates of each phase, in the order of first appearance.
 
-    `shown` maps phases to the rates on a screen. They are used if the screen shows exactly these steps
-    (`is_shown_whole`). They are not used if the screen also shows steps from before the recording.
+    `shown` maps phases to the rates on a screen. With `is_shown_whole`, the screen shows exactly the steps in
+    `blocks`, and its rates are used. Without it, the screen also shows steps from before the recording, and its rates
+    are not used.
     """
     whole, found = blocks.whole, []
     for node, sums in whole.phases.items():
@@ -129,8 +131,8 @@ def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, floa
     ran = [at for at, block in enumerate(blocks) if node in block.phases]
     if len(ran) < MIN_BLOCKS:
         return {}
-    # Use only the blocks from the first to the last that has steps of the phase. For example, a process may first
-    # read all prompts and then decode.
+    # Use only the blocks between the first and the last block with steps of the phase. The phase may take only a part
+    # of the run: a process may first read all prompts and then decode.
     blocks = blocks[ran[0] : ran[-1] + 1]
     blocks = blocks[slow_start(np.array([block.wall_ns / block.steps for block in blocks])) :]
     phases = [block.phases.get(node, PhaseSums()) for block in blocks]
@@ -156,10 +158,10 @@ def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, floa
 
 
 def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
-    """Return a figure with another mean and the same relative error.
+    """Return a copy of a figure with another mean and the same relative error.
 
-    Pass `halved` if the time includes pauses by other programs. Pauses are rare and long, so few blocks show them.
-    The error is then based on half of the blocks.
+    Pass `halved` if the time includes pauses by other programs. Pauses are rare and long, so few blocks contain them.
+    The error is then computed from half as many blocks.
     """
     ratio = mean_us / figure.mean
     return replace(
@@ -174,7 +176,7 @@ def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
 
 def _cached(phases: Sequence[PhaseSums]) -> NDArray[np.float64] | None:
     """Return the mean number of cached positions in each block of steps. Return None if a block has steps but does
-    not report them.
+    not report their cached positions.
 
     A block without steps of the phase gets the mean of the other blocks. Its weight is zero.
     """

@@ -3,8 +3,8 @@ runs.
 """
 
 # Rule
-# - If a brick or layer runs only in some steps, a run may have too few calls of it, or none. It is known if enough
-#   runs have calls. A run without calls counts as a run with zero calls.
+# - If a brick or layer runs only in some steps, a run may have too few calls of it, or none. Its times are known if
+#   enough runs have calls of it. A run without calls counts as a run with zero calls.
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def places_together(
 def _learned(
     names: Sequence[Place], rows: Sequence[Sequence[Figure | None]], paces: Sequence[float | None] | None, least: int
 ) -> list[Figure | None]:
-    """Return the mean of each row over the runs that have a value. A row has one figure of each run.
+    """Return the mean of each row over the runs that have a value. A row is one figure in all runs.
 
     The scatter is learned separately for bricks, bricks in layers, layers, and the time between bricks.
     """
@@ -68,7 +68,7 @@ def _figure(run: Places, name: Place, what: str) -> Figure | None:
 
 
 def _time(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
-    """Return the times of a brick or layer in `run`. They are 0 if only other runs have it."""
+    """Return the time of a brick or layer in `run`. The time is 0 if only other runs have the brick or layer."""
     if name in run:
         return run[name].time
     other = next(one[name].time for one in runs if name in one)
@@ -76,7 +76,9 @@ def _time(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
 
 
 def _calls(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
-    """Return the calls per step of a brick or layer in `run`. The number is 0 if only other runs have it."""
+    """Return the calls per step of a brick or layer in `run`. The number is 0 if only other runs have the brick or
+    layer.
+    """
     figure = _figure(run, name, "calls")
     if figure is not None:
         return figure

@@ -27,14 +27,14 @@ from cbtop.profiler.analysis.histograms import (
 )
 
 MEDIAN, P99 = 0.5, 0.99
-# A quantile is computed if at least this many calls are above it, and as many below. So a p99 needs at least 400
-# calls.
+# A quantile is computed if at least this many calls are above it, and at least this many below. So a p99 needs at
+# least 400 calls.
 MIN_BEYOND = 4
-# The error of a quantile is first known as a share of calls. It is converted to µs over this many standard errors on
-# either side, as wide as the interval of a change.
+# The error of a quantile is computed as a share of calls, and then converted to µs. The conversion uses the calls
+# within this many standard errors on either side, because the interval of a change is as wide.
 _COVERED_ERRORS = 4.0
-# Within blocks, this error is converted to µs over this many standard errors. Over fewer, the distances between calls
-# vary too much by chance.
+# Within blocks, the error of a quantile is converted to µs over this many standard errors. Over fewer errors, the
+# distances between calls vary too much by chance.
 _NEAR_ERRORS = 2.0
 # Limit of `stretch`. The error on the steep side of a quantile counts as at most this many times the error from
 # blocks.
@@ -45,10 +45,10 @@ _MAX_STRETCH = 4.0
 class Quantile:
     """One quantile of the calls of each place (brick, layer, or brick in a layer).
 
-    `figures` are µs per call, or None if there are too few calls to know the error. `us` has the quantile of each
-    place, also if there are few calls. It is 0 without calls. `typical_us`, shape (blocks, places), is the time of a
-    block if each call took as long as this quantile. The error of the mean of `typical_us` must be multiplied by
-    `stretch`.
+    `figures` has a figure in µs per call for each place, or None if there are too few calls to know the error. `us`
+    has the quantile of each place, even if there are few calls. Without calls, it is 0. `typical_us`, shape (blocks,
+    places), is the time of a block if each call took as long as this quantile. The error of the mean of `typical_us`
+    must be multiplied by `stretch`.
     """
 
     figures: list[Figure | None]
@@ -60,8 +60,8 @@ class Quantile:
 class CallTimes:
     """The calls of `places` places in blocks of steps. Block i has `steps[i]` steps.
 
-    `by_block` is the number of calls in each block and place. Each column in `place_of` maps nodes to places, or to
-    -1. There are several columns because a node may belong to several places.
+    `by_block` is the number of calls in each block and place. Each column in `place_of` maps a node to one place, or
+    to -1 for none. There are several columns, because a node may belong to several places.
 
     `along` is a quantity of each block that makes calls longer, such as its cached positions. With `along`, the time
     of each call is converted to the mean of `along`. The slope is the median over all pairs of blocks (H. Theil, "A
@@ -127,8 +127,8 @@ class CallTimes:
         )
 
     def _us_a_share(self, fraction: float, off: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return how many µs a quantile changes per share of calls, for each brick or layer. Both sides of the
-        quantile are used.
+        """For each brick or layer, return the change of a quantile in µs per share of calls. The calls on both sides
+        of the quantile are used.
         """
         reach = np.minimum(_NEAR_ERRORS * off, min(fraction, 1 - fraction) / 2)
         low_us, high_us = (np.nan_to_num(self._sorted.at(fraction + side * reach)) for side in (-1, 1))
@@ -137,7 +137,8 @@ class CallTimes:
     def _steepest(
         self, fraction: float, off: NDArray[np.float64], value_us: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return how many µs a quantile changes per share of calls on its steeper side, for each brick or layer.
+        """For each brick or layer, return the change of a quantile in µs per share of calls, on the steeper side of
+        the quantile.
 
         At most half of the calls on that side are used, because a single pause is not typical of the other calls.
         """
@@ -155,7 +156,7 @@ class CallTimes:
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
         median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)
-        # indices of bricks and layers that have calls in every block
+        # indices of the bricks and layers with calls in every block
         known = np.flatnonzero(np.isfinite(median_us).all(axis=0))
         rate_us = median_us[:, known] if pace is None else median_us[:, known] / pace[:, None]
         one, other = np.triu_indices(blocks, 1)
@@ -178,13 +179,14 @@ class _Sorted:
         self._key, where = np.unique(group * BUCKETS + bucket, return_inverse=True)
         self._counts = np.bincount(where, count, minlength=len(self._key))
         self._running = np.cumsum(self._counts)
-        self._before = np.cumsum(self.calls) - self.calls  # number of calls in the groups before each group
+        # For each group, the number of calls in all groups before it
+        self._before = np.cumsum(self.calls) - self.calls
         self._first = np.searchsorted(self._key // BUCKETS, np.arange(groups))
 
     def at(self, fraction: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return one quantile (µs) of the calls in each group.
 
-        `fraction` has an entry for each group. The result for a group without calls is NaN.
+        `fraction` has one entry for each group, from 0 to 1. The result for a group without calls is NaN.
         """
         if not len(self._key):
             return np.full(len(fraction), np.nan)

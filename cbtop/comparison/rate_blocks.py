@@ -27,8 +27,8 @@ class EndedSteps:
     end_ns: Column
     tokens: Column  # number of tokens of each step; 0 if not reported
     sequences: Column  # number of sequences of each step; -1 if not reported
-    cached: Column  # number of positions that were cached before the step; -1 if not reported
-    is_uncounted: NDArray[np.bool_]  # for each step: true if its number of tokens was not reported
+    cached: Column  # number of cached positions before the step; -1 if not reported
+    is_uncounted: NDArray[np.bool_]  # whether the step's number of tokens was not reported
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class RateBlocks:
         self._each = STEPS_A_BLOCK
         self._blocks = [RateBlock()]
         self._reached_ns = 0  # latest time at which any step ended
-        self._reached_by: dict[int, int] = {}  # for each phase's step node, the latest end of its steps
+        self._reached_by: dict[int, int] = {}  # for each phase's step node, the latest end of a step
 
     def take(self, steps: EndedSteps, warm_ups: set[int]) -> None:
         """Add the next steps of the process. `warm_ups` are the step nodes of warm-up phases."""

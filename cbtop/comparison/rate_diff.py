@@ -1,4 +1,4 @@
-"""The change of the rate of a phase between two runs."""
+"""Compare the rate of a phase between two runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cbtop.comparison.phase_rates import RATE_UNITS, PhaseRates
 class RateDiff:
     """A rate (per second) of a phase in two runs.
 
-    `time_us` is the change of the inverse of the rate: the wall-clock time of one token. It is converted to `cached`
-    positions if both runs report them, because a longer cache takes more time.
+    `time_us` is the change of the inverse of the rate: the wall-clock time of one token. If both runs report their
+    cached positions, the time is converted to `cached` positions, because a token takes longer with a longer cache.
     """
 
     phase: str
@@ -25,7 +25,7 @@ class RateDiff:
     before: float
     now: float
     time_us: Change
-    # mean number of cached positions; None if both runs have about equally many, or do not report them
+    # mean number of cached positions; None if the runs do not report them, or if both runs have about equally many
     cached: float | None = None
     parts: tuple[PartDiff, ...] = ()  # the groups of steps of this phase that were compared
 
@@ -36,14 +36,14 @@ class RateDiff:
 
     @property
     def is_lower(self) -> bool:
-        """Whether the wall-clock time of a token grew by more than noise explains."""
+        """Whether the wall-clock time of a token increased by more than noise explains."""
         return self.time_us.is_beyond_noise and self.time_us.delta > 0
 
     @property
     def is_lower_in_the_mean(self) -> bool:
         """Whether the rate is lower only because a few steps became longer.
 
-        The typical time of a token did not grow.
+        In this case, the typical time of a token did not become longer.
         """
         return not self.is_lower and (self.time_us.percent or 0.0) > (self.time_us.noise_percent or inf)
 
@@ -51,7 +51,8 @@ class RateDiff:
     def is_by_others(self) -> bool:
         """Whether most of the additional time comes from other phases or from another mix of batches.
 
-        The phase's own steps, with the time before each, then explain less than half of it.
+        In this case, the phase's own steps explain less than half of the additional time, including the time before
+        each step.
         """
         whole = sum(part.now.amount for part in self.parts)
         own_us = sum(part.wall.delta * part.now.amount for part in self.parts)
@@ -90,7 +91,8 @@ def main_rates(
     is_now = {one.phase: one for one in now}
     found = []
     for phase in order:
-        # A phase is left out if only one run reports its tokens, because its rates are then of different kinds.
+        # Leave out a phase if only one run reports the phase's tokens, because the rates of the two runs are then of
+        # different kinds.
         if phase in then and phase in is_now and then[phase].main == is_now[phase].main:
             found.append(rate_diff(then[phase], is_now[phase], is_now[phase].main, parts, compared))
     return tuple(one for one in found if one is not None)
@@ -110,7 +112,7 @@ def _medians_us(parts: Sequence[PartDiff]) -> tuple[float, float] | None:
     """Return the time of a token in typical steps, before and now.
 
     Both times are for the new run's mix of batches. Returns None if a time is unknown. Pauses by other programs do
-    not affect it.
+    not affect typical steps.
     """
     if not parts:
         return None

@@ -1,5 +1,5 @@
-"""Compute the rate that a threshold limits, with its interval: the rate of a phase, of the process, or of one batch
-size.
+"""Compute the rate that a threshold limits, with the interval of the rate. It is the rate of a phase, of the whole
+process, or of one batch size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def shown_rates(run: Run, phase: str) -> PhaseRates | None:
 
 
 def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -> Measure:
-    """Return a rate of a phase in the new run. If `is_relative`, return it as a multiple of the baseline's rate."""
+    """Return a rate of a phase in the new run. With `is_relative`, return the rate as a multiple of the baseline's
+    rate.
+    """
     now = shown_rates(found.now, phase)
     if now is None:
         return Measure("", f"{found.now.name} {OLD_FILE}")
@@ -56,8 +58,8 @@ def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -
 def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int) -> Measure:
     """Return a rate for one batch size.
 
-    It is computed from the wall-clock time of the steps, including the time before each. The rate in steps is
-    computed from the time of the steps alone.
+    The rate is computed from the wall-clock time of the steps, including the time before each step. The rate in steps
+    is computed from the time of the steps alone.
     """
     if part.unit != "token" and rate != SAMPLES:
         return Measure("", NO_TOKENS)
@@ -73,7 +75,7 @@ def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int
 
 
 def _rate(rate: str, of_us: float, time_us: float, half_us: float) -> Measure:
-    """Return the rate `of_us / time` with its interval. Chance moves the time `time_us` by at most `half_us`."""
+    """Return the rate `of_us / time_us` with its interval. Chance moves the time `time_us` by at most `half_us`."""
     value, (least, most) = of_us / time_us, _interval(of_us / time_us, half_us / time_us)
     return Measure(
         "", "", value, least, most, f"{number(value)} {RATE_UNITS[rate]} ({number(least)} to {number(most)})"
@@ -83,7 +85,7 @@ def _rate(rate: str, of_us: float, time_us: float, half_us: float) -> Measure:
 def _ratio(changed: Change, amounts: float, more: str) -> Measure:
     """Return the new rate as a multiple of the old rate.
 
-    `amounts` is how many times as many samples a step contains as before.
+    `amounts` is the number of samples per unit now, divided by the number before.
     """
     value = changed.before / changed.now * amounts
     # Compute the interval of a ratio of two times, assuming that both times have the same relative error.
@@ -93,7 +95,8 @@ def _ratio(changed: Change, amounts: float, more: str) -> Measure:
 
 
 def _interval(rate: float, part: float) -> tuple[float, float]:
-    """Return the interval of a rate. Chance may have moved the time by `part`, a relative amount.
+    """Return the interval of a rate. The rate is computed from a time, and chance may have moved this time by the
+    relative amount `part`.
 
     The interval is symmetric in the logarithm, because times and rates are never negative.
     """
@@ -103,7 +106,7 @@ def _interval(rate: float, part: float) -> tuple[float, float]:
 
 def _samples_a_unit(part: PartDiff) -> tuple[float, float] | None:
     """Return the number of sequences per token (or step), before and now. Return None if some steps do not report
-    them.
+    their sequences.
     """
     found = []
     for group in (part.before, part.now):

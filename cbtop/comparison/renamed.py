@@ -2,7 +2,7 @@
 
 # Rule
 # - A new brick counts as renamed if a removed brick ran the same kernels, in the same layers, and about as often. If
-#   several removed bricks match, the one with the same position in the order of bricks is used.
+#   several removed bricks match, their positions in the order of bricks decide.
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def _by_layer(places: Places, brick: Brick) -> dict[str | None, PlaceTimes]:
 def _slot(order: list[Brick], brick: Brick, other: list[Brick]) -> tuple[Brick | None, int]:
     """Return the position of a brick in `order` as (earlier brick, distance).
 
-    The earlier brick is the nearest one that `other` contains, too. It is None if `other` contains no earlier brick.
+    The earlier brick is the nearest brick before it that `other` also contains. It is None if `other` contains no
+    such brick. The distance is counted from the earlier brick.
     """
     at = order.index(brick)
     known = max((before for before in range(at) if order[before] in other), default=-1)

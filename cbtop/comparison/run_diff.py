@@ -5,8 +5,8 @@ All changes are derived from records.
 
 # Rules
 # - Groups of steps with different work or batch are not compared.
-# - A different machine, different sampling or lost records change times without a change of the program. If there is
-#   such a difference, it is reported in place of the changes. The user may ask for the changes anyway.
+# - A different machine, different sampling or lost records change times without a change of the program. Such a
+#   difference is reported in place of the changes. The user may ask for the changes anyway.
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.units import count, counted, percent
 
 RATES_OF_PART = 3  # A phase has this many figures that are tested together: a step, a token, and a typical token.
-LEAST_SHARE = 0.01  # If batches with too few steps take more than this share of a run's time, a note names them.
-ALIKE_STEPS = 0.10  # If cached positions are not reported, numbers of steps may differ by this relative difference.
+# If batches with too few steps take more than this share of a run's time, a note names these batches.
+LEAST_SHARE = 0.01
+# If cached positions are not reported, a note warns when the numbers of steps differ by more than this relative
+# difference.
+ALIKE_STEPS = 0.10
 
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """The comparison of two runs. If `why_not` is set, they are not comparable, and `parts` is empty.
+    """The comparison of two runs. If `why_not` is set, the runs are not comparable, and `parts` is empty.
 
-    Without a baseline, `base` and `now` are the same object, and no note mentions a baseline.
+    Without a baseline, `base` and `now` are the same object, and the notes do not mention a baseline.
     """
 
     base: Run
@@ -45,24 +48,24 @@ class RunDiff:
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
     not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared group of steps
-    # Groups of steps that only the new run has, or that are not comparable. In such a PartDiff, both sides are the
-    # new run.
+    # Groups of steps that only the new run has, or that are not comparable. In such a PartDiff, the new run's group
+    # is also used as the old group.
     alone: tuple[PartDiff, ...] = ()
-    # for each group of steps that both runs have but that is not compared, the reason
+    # the reason why a group of steps is not compared although both runs have it
     why_apart: Mapping[PartKey, str] = field(default_factory=dict)
-    # Steps in batches with too few steps to compare. If no group of a phase is compared, only the time that the phase
-    # takes longer counts.
+    # Steps in batches with too few steps to compare. If no group of steps of a phase is compared, only the additional
+    # time of the phase counts.
     alone_short: tuple[ShortSteps, ...] = ()
-    rates: tuple[RateDiff, ...] = ()  # rate of each compared phase: tokens/s, or steps/s if tokens are not known
+    rates: tuple[RateDiff, ...] = ()  # rate of each compared phase in tokens/s; in steps/s if tokens are not known
 
     @property
     def has_baseline(self) -> bool:
-        """Whether there are two runs to compare. If there is only one, it is judged on its own."""
+        """Whether there are two runs to compare. If False, a single run is judged on its own."""
         return self.base is not self.now
 
     @property
     def alone_percent(self) -> float:
-        """Percentage of the new run's time that is in steps which are not compared (`alone` and `alone_short`)."""
+        """Percentage of the new run's time in steps that are not compared (`alone` and `alone_short`)."""
         whole_us = self.now.time_us
         own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
         return 100 * own_us / whole_us if whole_us else 0.0
@@ -73,8 +76,9 @@ def diff(
 ) -> RunDiff:
     """Return the changes from the run `base` to the run `now`, in every phase or only in `phase`.
 
-    Without a baseline, pass the same object twice. With `anyway`, runs are compared even if machines or sampling
-    differ, records were lost, or both are the same run. With `may_lack_records`, only lost records are allowed.
+    Without a baseline, pass the same object twice. With `anyway`, runs are compared in three more cases: machines or
+    sampling differ, records were lost, or both are the same run. With `may_lack_records`, only lost records are
+    allowed.
     """
     why_not = _why_not(base, now, anyway=anyway, may_lack_records=may_lack_records)
     if why_not:
@@ -86,8 +90,8 @@ def diff(
     afters = _by_work(now, phase)
     both = [key for key in befores if key in afters]
     names = part_names([*befores.values(), *afters.values()])
-    # Correct for the number of all figures together. Otherwise more than one comparison in a hundred would have a
-    # false alarm.
+    # Correct for the total number of figures. Without this correction, more than one comparison in a hundred would
+    # have a false alarm.
     compared = sum(compared_figures(befores[key], afters[key]) for key in both)
     for key in both:
         found = part_diff(befores[key], afters[key], base, now, compared, len(both))
@@ -125,7 +129,7 @@ def diff_of(
 ) -> RunDiff:
     """Return the changes from the mean of `bases` to the mean of `news`, as in `diff`.
 
-    With fewer than MIN_LEARNED runs on a side, its first run is compared. Without a baseline, pass the same object
+    If a side has fewer than MIN_LEARNED runs, its first run is compared. Without a baseline, pass the same object
     twice.
     """
     base = together(bases)
@@ -144,7 +148,9 @@ def diff_of(
 
 
 def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> str:
-    """Return the reason why runs cannot be averaged, or "". For example, the same run may be passed twice."""
+    """Return the reason why runs cannot be averaged, or "". A possible reason is that the same run was passed
+    twice.
+    """
     for one, other in combinations(runs, 2):
         if len(runs) >= MIN_LEARNED and is_same_run(one, other):
             return f"{one.name} is there twice"
@@ -158,7 +164,7 @@ def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> 
 
 
 def is_same_run(one: Run, other: Run) -> bool:
-    """Whether both runs are the same steps of the same process, because it was read twice."""
+    """Whether both runs have the same steps of the same process, because the process was read twice."""
     return one is not other and one.key == other.key and one.parts == other.parts and bool(one.parts)
 
 
@@ -207,7 +213,7 @@ def _of_parts(
     befores, afters = _by_work(base, phase), _by_work(now, phase)
     order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
     compared_phases = {part.phase for part in parts}
-    # Ignore a phase that only few of several base runs have. The new run may lack it by chance.
+    # If only few of several base runs have a phase, ignore the phase. The new run may lack it by chance.
     usual = [part for part in befores.values() if part.runs >= min(base.runs, MIN_LEARNED)]
     left = dict.fromkeys(part.phase for part in usual if part.phase not in compared_phases)
     notes = [*notes, *(note for part in order for note in _place_notes(part))]
@@ -238,7 +244,7 @@ def _place_notes(part: PartDiff) -> Iterator[str]:
 
 
 def lacking_text(part: StepGroup, other: Run, has: str, lacks: str) -> str:
-    """Return a text about a group of steps that one run has. The run `other` has none or too few of these steps.
+    """Return a text about a group of steps that one run has. The run `other` has no such steps, or too few.
 
     `has` and `lacks` are the names of the two runs.
     """
@@ -251,9 +257,9 @@ def lacking_text(part: StepGroup, other: Run, has: str, lacks: str) -> str:
 
 
 def _gaps(of: str, run: Run, phase: str | None) -> Iterator[str]:
-    """Yield notes about steps and bricks that some of the averaged runs lack.
+    """Yield notes about the steps and bricks that are missing in some of the averaged runs.
 
-    `of` is for example ` of the baseline`.
+    `of` is part of the text, for example ` of the baseline`.
     """
     for one in run.gaps:
         if phase in (None, one.phase):
@@ -272,7 +278,7 @@ def _part_notes(before: StepGroup, now: StepGroup, name: str) -> Iterator[str]:
         failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
         was = f", {count(before.failed)} of {count(before.steps)} before" if has_baseline else ""
         yield f"{name}: failed: {failed}{was}"
-    # Compare the numbers of steps per run, because each run begins with an empty cache.
+    # Compare the numbers of steps per run, and not the total numbers, because each run begins with an empty cache.
     then, is_now = before.steps // before.runs, now.steps // now.runs
     if has_baseline and before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
@@ -292,7 +298,7 @@ def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
 
 
 def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
-    """For each phase, return the largest of its groups with too few steps."""
+    """For each phase, return the largest group among the groups with too few steps."""
     most: dict[str, TooShort] = {}
     for one in run.too_short:
         if is_warm_up(one.phase) and phase is None:

@@ -3,7 +3,7 @@
 # Rules
 # - A group of steps, a brick or a figure is averaged over the runs that have it, if at least MIN_LEARNED runs do.
 #   Other runs are ignored, and the gap is reported.
-# - If fewer runs have it, one of them is used alone. Its scatter between runs is then unknown.
+# - If fewer runs have it, one of these runs is used alone. The scatter between runs is then unknown.
 # - The order of the runs has no effect on the result, except for a set of two runs. Then the first run is used. The
 #   second run is used only for steps and bricks that the first run lacks.
 
@@ -32,7 +32,7 @@ _Work = tuple[str, tuple[int | None, int | None]]
 def together(runs: Sequence[Run]) -> Run:
     """Return the mean of the runs with their scatter. With fewer than MIN_LEARNED runs, return the first run.
 
-    If there are two runs, the first is completed with steps and bricks that only the second has.
+    If there are two runs, the steps and bricks that only the second run has are added to the first run.
     """
     if len(runs) < MIN_LEARNED:
         return runs[0] if len(runs) == 1 else _first_of_two(*runs)
@@ -89,7 +89,7 @@ def _first_of_two(first: Run, second: Run) -> Run:
 
 
 def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
-    """For each phase and work, return its longest entry, with the total time of all its entries."""
+    """For each phase and work, return the entry with the most steps, and add up the times of all entries."""
     found: dict[tuple[str, object], TooShort] = {}
     for one in chain.from_iterable(run.too_short for run in runs):
         known = found.get((one.phase, one.work), one)
@@ -100,7 +100,7 @@ def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
 
 
 def _kernels(runs: Sequence[Run]) -> dict[Brick, tuple[str, ...]]:
-    """For each brick, return its kernels in the first run that has it."""
+    """Return the kernels of each brick, from the first run that has the brick."""
     found: dict[Brick, tuple[str, ...]] = {}
     for run in runs:
         for brick, names in run.kernels.items():
@@ -109,7 +109,9 @@ def _kernels(runs: Sequence[Run]) -> dict[Brick, tuple[str, ...]]:
 
 
 def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[MissingPart]]:
-    """Return one group of steps, averaged over all runs, and a list of the runs that lack something of it."""
+    """Return one group of steps, averaged over all runs. Also return a list of the runs that lack a part of the
+    group.
+    """
     each = {at: part for at, run in enumerate(runs) for part in run.parts if (part.phase, part.work) == work}
     alike = _alike(each)
     reasons = tuple(_why_lacking(work, run, each.get(at)) for at, run in enumerate(runs) if at not in alike)
@@ -125,10 +127,11 @@ def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[Mi
 
 
 def _alike(each: Mapping[int, StepGroup]) -> dict[int, StepGroup]:
-    """Return the groups of steps that can be averaged. They have the same unit, and all have covered one common cache
-    length.
+    """Return the groups of steps that can be averaged. These groups have the same unit, and all of them have covered
+    one common cache length.
 
-    The times of each group are converted to this length. It is as near to the median length as possible.
+    The times of each group are converted to this length. The common length is as near to the median length as
+    possible.
     """
     kinds: dict[tuple[str, bool], dict[int, StepGroup]] = {}
     for at, part in each.items():
@@ -148,7 +151,9 @@ def _alike(each: Mapping[int, StepGroup]) -> dict[int, StepGroup]:
 
 
 def _is_at(part: StepGroup, cached: float | None) -> bool:
-    """Whether the times of a group can be converted to `cached` positions. `cached` is None if it is not reported."""
+    """Whether the times of a group can be converted to `cached` positions. `cached` is None if the number of cached
+    positions is not reported.
+    """
     if part.cached is None or cached is None:
         return part.cached is None and cached is None
     return covers(part, cached)
@@ -157,7 +162,7 @@ def _is_at(part: StepGroup, cached: float | None) -> bool:
 def _why_lacking(work: _Work, run: Run, part: StepGroup | None) -> str:
     """Return why a run lacks a group of steps that other runs have.
 
-    `part` is its group with the same work, or None.
+    `part` is the run's own group with the same work, or None.
     """
     if part is not None and part.cached_least is not None and part.cached_most is not None:
         lengths = f"{count(part.cached_least)} to {count(part.cached_most)} positions cached"
@@ -171,7 +176,9 @@ def _why_lacking(work: _Work, run: Run, part: StepGroup | None) -> str:
 
 
 def _place_gaps(found: StepGroup, parts: Mapping[str, StepGroup], of: int) -> Iterator[MissingPart]:
-    """Yield the bricks that some of the groups in `parts` lack. The keys of `parts` are the names of the runs."""
+    """Yield the bricks that are missing in some of the groups `parts`. The keys of `parts` are the names of the
+    runs.
+    """
     lacking: dict[tuple[str, ...], list[str]] = {}
     for brick, layer in found.places:
         names = tuple(name for name, part in parts.items() if (brick, layer) not in part.places)

@@ -1,14 +1,16 @@
 """A run: the times of its steps, bricks and layers, by phase and batch. All times are derived from records."""
 
 # Words
-# - A part of a run is a group of steps that do the same work: one phase, similar numbers of tokens and sequences.
+# - A part of a run is a group of steps that do the same work. They have one phase, and similar numbers of tokens and
+#   sequences.
 # - A place is a brick, a layer, a brick in a layer, or the whole step.
 # - A unit is a token, or a step if tokens are not known. Times are exclusive and in µs per unit. Times of calls are
 #   inclusive and per call.
 # Rules
-# - wall = bricks + between bricks + not recorded inside + between steps, per unit. This holds even if steps overlap.
-# - More cached positions take more time. This is not noise, so each time is given at the mean number of positions,
-#   with its slope.
+# - wall = bricks + between bricks + not recorded inside + between steps, per unit. This equation holds even if steps
+#   overlap.
+# - Steps with more cached positions take more time. This growth is not noise. So each time is given at the mean
+#   number of positions, with the slope of the growth.
 
 from __future__ import annotations
 
@@ -65,19 +67,21 @@ class StepGroup:
     cached_least: float | None  # smallest mean number of cached positions in any block
     cached_most: float | None
     wall_us: Figure  # wall-clock time per unit of work, from the end of the previous step to the end of this step
-    warm_up: int  # number of slow steps at the beginning of the run, which are excluded
+    warm_up: int  # number of slow steps at the beginning of the run; these steps are excluded
     inside_us: Figure  # time of the recorded steps per unit of work, without the time between steps
-    # The times of each place. WHOLE_STEP is also a key, and its times include steps that were timed only as a whole.
+    # The times of each place (brick, layer, or brick in a layer). WHOLE_STEP is also a key. Its times include steps
+    # that were timed only as a whole.
     places: Mapping[Place, PlaceTimes]
-    # for each brick with a budget, the allowed time in µs per token
+    # the allowed time of each brick with a budget, in µs per token
     budgets: Mapping[Brick, float] = field(default_factory=dict)
-    # Wall-clock time per unit if every step took the median time and was not delayed by a pause. None if unknown.
+    # Wall-clock time per unit if every step took the median time and no pause delayed a step. None if unknown.
     typical_us: Figure | None = None
-    failed: int = 0  # number of steps of this group that ended by an exception or were cancelled
-    thirds: tuple[Thirds, ...] = ()  # for each run with enough steps: the median step in its first and last third
-    # Time of each part of a training step: µs in the median step, over all steps of the phase. Empty for other steps.
+    failed: int = 0  # number of steps of this group that an exception ended or that were cancelled
+    thirds: tuple[Thirds, ...] = ()  # the median step in the first and the last third of each run with enough steps
+    # Time of each part of a training step, in µs. It is the time in the median step over all steps of the phase.
+    # Empty for other steps.
     training: Mapping[str, Figure] = field(default_factory=dict)
-    # Mean number of tokens and of sequences per step, with their scatter. None in older files.
+    # Mean number of tokens and of sequences per step, with the scatter of each. None in files of older versions.
     tokens_a_step: Figure | None = None
     sequences_a_step: Figure | None = None
 
@@ -97,24 +101,24 @@ class StepGroup:
 
     @property
     def time_us(self) -> float:
-        """Time of all steps in this group in µs, including the time before each step."""
+        """Total time of all steps in this group in µs. The time before each step is included."""
         return self.amount * self.wall_us.mean
 
     @property
     def bricks(self) -> dict[Brick, PlaceTimes]:
-        """For each brick, its times over all layers and outside of layers."""
+        """The times of each brick over all layers and outside of layers."""
         return {brick: times for (brick, layer), times in self.places.items() if brick and layer is None}
 
 
 @dataclass(frozen=True, slots=True)
 class TooShort:
-    """Steps that do the same work, but are too few to be compared."""
+    """Steps that do the same work, but are too few for a comparison."""
 
     phase: str
     steps: int
     needed: int
-    time_us: float = 0.0  # wall-clock time of these steps in µs, including the time before each; 0 if unknown
-    # (tokens, sequences) per step as in `StepGroup`; None in older files
+    time_us: float = 0.0  # wall-clock time of these steps in µs, including the time before each step; 0 if unknown
+    # (tokens, sequences) per step as in `StepGroup`; None in files of older versions
     work: tuple[int | None, int | None] | None = None
 
 
@@ -126,9 +130,9 @@ class MissingPart:
     what: str  # the steps or bricks as text, for example `decode (240 steps of about 8 tokens)`
     runs: int  # number of runs that have these steps or bricks
     of: int
-    why_not: tuple[str, ...]  # for each run without these steps or bricks: its name, and why it lacks them
-    # If too few runs have these steps or bricks to learn their scatter, this is the name of the single run that is
-    # used.
+    why_not: tuple[str, ...]  # the name of each run without these steps or bricks, with the reason
+    # Too few runs may have these steps or bricks to learn their scatter. Then this is the name of the single run that
+    # is used.
     only: str = ""
 
 
@@ -154,20 +158,21 @@ class Run:
     kernels: Mapping[Brick, tuple[str, ...]]  # for each brick, the names of its kernels
     lost: int  # number of records that were lost during the run
     seen: int
-    untrusted: str = ""  # why no figure of this run can be trusted, or "" if they can
-    # Whether the recording was not closed, because its writer was killed or still writes, or because the file was cut
+    untrusted: str = ""  # the reason why no figure of this run can be trusted, or "" if the figures can be trusted
+    # Whether the recording was not closed properly: its writer was killed or is still writing, or the file was cut
     # off.
     is_cut: bool = False
-    # Whether the process ended without a goodbye, because it was killed or ended by os._exit or exec.
+    # Whether the process ended without a goodbye. This happens if it was killed, or if os._exit or exec ended it.
     is_gone: bool = False
     failed_checks: tuple[str, ...] = ()
     gpu_clock_mhz: float | None = None  # median clock in MHz of the process's GPUs during the run
-    host_busy_percent: float | None = None  # median use of all processors during the run, by all programs
+    host_busy_percent: float | None = None  # median load of all processors by all programs during the run
     paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run; empty if not measured
     runs: int = 1  # number of runs that this run was averaged over
     gaps: tuple[MissingPart, ...] = ()  # steps and bricks that some of the averaged runs lack
     rates: tuple[PhaseRates, ...] = ()  # the rates of each phase over the whole run
-    contents: Contents = field(default_factory=Contents)  # the contents of its steps: layers, bricks and operations
+    # The contents of the run's steps: layers, bricks and operations
+    contents: Contents = field(default_factory=Contents)
 
     @property
     def lost_percent(self) -> float:
@@ -175,7 +180,7 @@ class Run:
 
     @property
     def time_us(self) -> float:
-        """Time of all steps in this run in µs, including the time before each step."""
+        """Total time of all steps in this run in µs. The time before each step is included."""
         return sum(part.time_us for part in self.parts) + sum(one.time_us for one in self.too_short)
 
 
@@ -246,7 +251,9 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     of_step = [figures(us, every, cached, paces)[0] for us in (p50.typical_us, p50.typical_us + before_us[:, None])]
     typical, paced = (stretched(one, p50.stretch[0]) if p50.figures[0] else None for one in of_step)
     whole = replace(whole, median_us=median_of(p50.figures[0]))
-    if typical:  # The typical step includes the time before it, so this median changes only if one of them does.
+    # The typical step includes the time before it, so this median changes only if the step or the time before it
+    # changes.
+    if typical:
         wall = replace(wall, median_us=typical.mean + wall.mean - whole.mean)
     thirds = thirds_of(growths, steps_at, between_ns, count, elements if is_counted else count, cached)
     call = stretched(figures(p50.typical_us, count, cached, paces)[0], p50.stretch[0]) if typical else None
@@ -275,7 +282,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
 
 
 def _paces(pace: NDArray[np.float64] | None, ran: NDArray[np.intp], blocks: int) -> NDArray[np.float64] | None:
-    """Return the pace of all blocks. The pace of a block without recorded steps is unknown, so it gets the pace 1."""
+    """Return the pace of all blocks. If a block has no recorded steps, its pace is unknown, and 1 is used."""
     if pace is None:
         return None
     found = np.ones(blocks)
@@ -291,8 +298,8 @@ def _wall(
 ) -> Figure:
     """Return the wall-clock time per unit (token or step).
 
-    Pauses by other programs are rare and long, so few blocks show them. The error is therefore based on half of the
-    blocks.
+    Pauses by other programs are rare and long, so few blocks contain them. The error is therefore computed from half
+    as many blocks.
     """
     (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), units, along, pace)
     return replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
@@ -317,7 +324,7 @@ def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], 
 
 
 def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:
-    """For each brick, return the names of its kernels without repetitions."""
+    """Return the names of the kernels of each brick, without repetitions."""
     found: dict[Brick, dict[str, None]] = {}
     for node in table.nodes:
         if node.kind is not NodeKind.KERNEL or not node.parent:

@@ -1,4 +1,4 @@
-"""Find the steps of a run that are not compared, because too few steps do the same work."""
+"""Find the steps of a run that are not compared, because their group of equal work has too few steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from cbtop.units import count, counted
 
 @dataclass(frozen=True, slots=True)
 class ShortSteps:
-    """The steps of one phase that are in batches with too few steps. `each` has the number of steps of each batch."""
+    """The steps of one phase in batches with too few steps. `each` has the number of steps of each of these
+    batches.
+    """
 
     phase: str
     each: tuple[TooShort, ...]
-    time_us: float  # the part of these steps' wall-clock time that is not compared, in µs
+    time_us: float  # wall-clock time in µs of these steps that counts as not compared
 
     @property
     def steps(self) -> int:
@@ -41,8 +43,8 @@ def short_steps(
 ) -> Iterator[ShortSteps]:
     """Yield the steps that are not compared, of all phases or only of `phase`. Warm-up phases are left out.
 
-    For phases in `whole`, all of their time counts. For other phases, only the time above their share in the run
-    `base` counts. If `whole` is None, all phases count fully.
+    The whole time of a phase counts if `whole` contains the phase, or if `whole` is None. For any other phase, only
+    the time above the phase's share in the run `base` counts.
     """
     for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
         if is_warm_up(name):

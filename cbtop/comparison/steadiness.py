@@ -1,4 +1,6 @@
-"""Judge the drift inside a run and its long calls for the default gate. Neither of them changes a median."""
+"""Judge two figures for the default gate: the drift inside a run, and its long calls. Neither of the two changes a
+median.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,15 @@ from cbtop.comparison.part_diff import PartDiff, findable_percent
 from cbtop.comparison.tails import Tail, tails_of
 from cbtop.units import duration
 
-FAR_PERCENT = 25.0  # A larger drift than this percentage does not pass, even if chance may explain it.
+# If the drift is larger than this percentage, it does not pass, even if chance may explain the drift.
+FAR_PERCENT = 25.0
 MAX_BLIND_PERCENT = 100.0  # If only changes above this percentage can be detected, the result is unsure.
 
 
 def steadiness(part: PartDiff) -> list[tuple[Judged, int]]:
     """Judge whether a run drifts, and whether it has longer calls than the baseline.
 
-    A figure is not judged if one side lacks it. Each result has the number of base runs used.
+    A figure is not judged if one side lacks it. Each result is returned with the number of base runs that were used.
     """
     found = []
     if part.drift is not None:

@@ -1,10 +1,10 @@
 """Group the records of a process into blocks of steps that do the same work. Runs are compared by these blocks."""
 
 # Rules
-# - Only whole steps count. A record belongs to the next step that ends in the same lane. A step is directly followed
-#   by the records of its numbers of sequences and cached positions.
-# - The length of a block is a number of steps, not of seconds. So a short run has as many blocks as a long one, but
-#   shorter ones.
+# - Only whole steps count. A record belongs to the next step that ends in the same lane. The records with a step's
+#   numbers of sequences and cached positions directly follow the step.
+# - The length of a block is a number of steps, not of seconds. So a short run has as many blocks as a long run, but
+#   its blocks are shorter.
 # - Every nanosecond after the end of the first step is in a block. Each step gets the time since the end of the
 #   previous step.
 
@@ -39,11 +39,11 @@ from cbtop.protocol.vocabulary import is_warm_up
 Flags = NDArray[np.bool_]
 
 LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK  # A group of steps has at least this many steps.
-# Each kind of work has at most this many blocks. When there are more, neighbouring blocks are merged in pairs.
+# Each kind of work has at most this many blocks. Above this number, neighbouring blocks are merged in pairs.
 MAX_BLOCKS = 64
 MAX_WORKS = 256
 MAX_HELD = 1 << 20  # At most this many records wait for the end of their steps.
-# Amounts are compared by this many significant bits. They count as equal if they differ only in lower bits.
+# Two amounts count as equal if they differ only after this many significant bits.
 ALIKE_BITS = 3
 
 
@@ -90,14 +90,14 @@ class StepBlocks:
         self._table = table
         self._piles: dict[StepWork, _Pile] = {}
         self._held: list[Batch] = []
-        self._reached_ns: int | None = None  # latest time at which any step ended
+        self._reached_ns: int | None = None  # latest end of any step
         self.rates = RateBlocks()
         self.steps = 0
         self.counts = StepCounts(table)
         self.left_out = 0  # number of steps that were left out, because there are more than MAX_WORKS kinds of work
 
     def take(self, batch: Batch) -> None:
-        """Add the next records, in the order of the recording. The table must contain all of their nodes."""
+        """Add the next records, in the order of the recording. The node table must already contain their nodes."""
         self._held.append(batch)
         together = joined(self._held)
         self._held = [self._count(together, is_last=False)]
@@ -114,23 +114,23 @@ class StepBlocks:
         return {work: pile.blocks for work, pile in self._piles.items()}
 
     def count_of(self, work: StepWork) -> int:
-        """Return the number of all steps with this work, including steps of the unfinished block."""
+        """Return the number of all steps with this work. Steps of the unfinished block also count."""
         pile = self._piles[work]
         return sum(block.steps for block in pile.blocks) + pile.steps
 
     def time_us_of(self, work: StepWork) -> float:
-        """Return the wall-clock time (µs) of all steps with this work, including the time before each step."""
+        """Return the wall-clock time (µs) of all steps with this work. The time before each step is included."""
         pile = self._piles[work]
         return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
 
     def _count(self, batch: Batch, *, is_last: bool) -> Batch:
-        """Count the steps that end in `batch`. Return the records of steps that have not ended yet."""
+        """Count the steps that end in `batch`. Return the records that belong to steps which have not ended yet."""
         step_of, _, _ = self._table.columns()
         is_step = step_of[batch.node] == batch.node
         plain, amounts = batch.are(FLAG_PLAIN), batch.are(FLAG_AMOUNTS)
         odd = amounts | batch.are(FLAG_LOOSE)
         ends = np.flatnonzero(is_step & ~odd)
-        # Count the last step only with the next batch of records, because the records with its amounts may still
+        # Count the last step together with the next batch of records, because the records with its amounts may still
         # follow.
         done = len(ends) if is_last else max(0, len(ends) - 1)
         owner = _owners(batch, ends, is_step, plain, odd)
@@ -149,7 +149,7 @@ class StepBlocks:
             self._reached_ns = int(batch.start_ns[ends[counted[0]]])
         reached = np.maximum(np.maximum.accumulate(batch.end_ns[ends[counted]]), self._reached_ns)
         wall_ns = np.zeros(len(ends), np.int64)
-        # A step also gets the time of the cancelled steps before it.
+        # The wall-clock time of a step also includes the cancelled steps before it.
         wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)
         self._reached_ns = int(reached[-1])
         sequences, cached = np.full(len(ends), -1), np.full(len(ends), -1)
@@ -183,8 +183,8 @@ class StepBlocks:
     def _pile(
         self, work: StepWork, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
     ) -> None:
-        """Add the steps with the indices `chosen`, and the records inside them, to the blocks of steps that do
-        `work`.
+        """Add the steps with the indices `chosen` to the blocks of steps that do `work`. Also add the records inside
+        these steps.
         """
         pile = self._piles.get(work)
         if pile is None:
@@ -214,7 +214,7 @@ class StepBlocks:
 def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags) -> Column:
     """For each record, return the index in `ends` of the step that contains it.
 
-    The index is -1 if the step has not ended yet, and -2 for a record outside of steps.
+    The index is -1 if the step has not ended yet. It is -2 if the record is outside of steps.
     """
     owner = np.full(len(batch.node), -1)
     owner[ends] = np.arange(len(ends))
@@ -226,7 +226,8 @@ def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags
         next_end = np.searchsorted(ends[of_lane], here)
         known = next_end < len(of_lane)
         owner[here[known]] = of_lane[next_end[known]]
-    # A step is followed by the records of its own amounts, and then by the records of a call's amounts.
+    # The records with a step's own amounts directly follow the step. The records with a call's amounts come after
+    # them.
     said = np.flatnonzero(odd)
     before = np.searchsorted(ends, said) - 1
     owner[said] = np.where(before >= 0, before, -2)
@@ -248,5 +249,5 @@ def _alike(amount: int | None) -> int | None:
 
 
 def most_alike(least: int) -> int:
-    """Return the largest amount that is rounded down to `least`, so that both count as equal."""
+    """Return the largest amount that counts as equal to `least`, because it is rounded down to `least`."""
     return least + (1 << max(0, least.bit_length() - ALIKE_BITS)) - 1

@@ -1,9 +1,10 @@
 """Count what each recorded step contains, from its records.
 
 Rules
-- Steps of a warm-up count for the phase that follows, because a step has the same contents from its second time on.
-- The first recorded step of a phase is left out, because it compiles, tunes and fills caches. Failed steps are left
-  out.
+- Steps of a warm-up count for the phase after the warm-up, because a step has the same contents from its second run
+  on.
+- The first recorded step of a phase is left out, because it compiles, tunes and fills caches. Failed steps are also
+  left out.
 - A layer or brick has the same name in every run. Its name does not depend on how it was timed.
 """
 
@@ -32,7 +33,7 @@ _TRANSFERS = {
 
 
 class PlaceNames:
-    """For each node of a process, its phase and its place (layer, brick, label)."""
+    """The phase and the place (layer, brick, label) of each node of a process."""
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
@@ -50,8 +51,8 @@ class PlaceNames:
         return display_name(replace(found, name=found.name.removesuffix(WARM_UP)))
 
     def piece_of(self, node: int) -> Piece:
-        """Return the piece of a step that a node belongs to. For a node of a Python function, it is the piece that
-        contains the function.
+        """Return the piece of a step (such as a kernel) that a node belongs to. A node of a Python function belongs
+        to the piece that contains the function.
         """
         found = self._pieces.get(node)
         if found is None:
@@ -78,7 +79,9 @@ def _inside(around: str, name: str) -> str:
 
 @dataclass(slots=True)
 class _Phase:
-    """The counts of the recorded steps of a phase. Each array has one entry per column of `StepCounts`."""
+    """The counts of the recorded steps of a phase. Each array has one entry for each column of `StepCounts`, which is
+    a piece or a total.
+    """
 
     steps: int = 0
     plain: int = 0  # number of steps that were timed only as a whole, so their contents are unknown
@@ -101,7 +104,7 @@ class StepCounts:
     def take(self, batch: Batch, ends: Column, owner: Column) -> None:
         """Count the steps that end with the records at the indices `ends`.
 
-        `owner` contains for each record the index in `ends` of the step that the record belongs to.
+        `owner` has an index into `ends` for each record: the step that the record belongs to.
         """
         self._know_nodes()
         names = PlaceNames(self._table)
@@ -159,11 +162,11 @@ class StepCounts:
         phase = self._phases.setdefault(name, _Phase())
         phase.steps += 1
         self._seen.update(np.flatnonzero(counts).tolist())
-        # Replace the counts of the first step by the counts of the second, because the first step is special.
+        # The first step is special. So replace its counts by the counts of the second step.
         if phase.steps == 2 or not len(phase.most):
             phase.fewest, phase.most = counts, counts
             return
-        # number of columns that were added since the last step, for nodes that were announced later
+        # number of columns that were added since the last step, because nodes were announced in the meantime
         missing = len(counts) - len(phase.most)
         phase.fewest = np.minimum(np.pad(phase.fewest, (0, missing)), counts)
         phase.most = np.maximum(np.pad(phase.most, (0, missing)), counts)

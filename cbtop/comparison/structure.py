@@ -68,7 +68,9 @@ _NOT_WATCHED = "the process did not report its compilations; run a torch model u
 
 @dataclass(frozen=True, slots=True)
 class Structural:
-    """A parsed threshold on the contents of steps. `value` is None if the limit is the baseline's number."""
+    """A parsed threshold on the contents of steps. `value` is the limit. It is None if the baseline's number is the
+    limit.
+    """
 
     text: str
     phase: str  # name of the phase that the threshold covers, or "" for all phases
@@ -79,7 +81,7 @@ class Structural:
 
 
 def parse_any(text: str, where: tuple[str, int] = ("", 1)) -> Threshold | Structural:
-    """Parse the text of a threshold, either on times or on contents.
+    """Parse the text of a threshold, which is either on times or on contents.
 
     Raises UsageError with the wrong part of the text, the expected form, and examples.
     """
@@ -112,7 +114,7 @@ def parse_any(text: str, where: tuple[str, int] = ("", 1)) -> Threshold | Struct
 def judge_structure(threshold: Structural, bases: Contents | None, now: Contents) -> list[Judged]:
     """Return the results of `threshold`, one for each phase.
 
-    `bases` is None without a baseline. Raises UsageError if neither run has the phase.
+    Without a baseline, `bases` is None. Raises UsageError if neither run has the phase of the threshold.
     """
     if threshold.what in (GRAPH_BREAKS, RECOMPILATIONS):
         return [_of_compiled(threshold, bases.compiled if bases else None, now.compiled)]
@@ -135,7 +137,7 @@ def judge_structure(threshold: Structural, bases: Contents | None, now: Contents
 
 
 def _is_short(name: str, bases: Contents | None, now: Contents) -> bool:
-    """Whether every run has the phase, but with too few steps to judge it."""
+    """Whether every run has the phase, but each with too few steps to judge the phase."""
     sides = [run.of(name) for run in (bases, now) if run is not None]
     return all(one is not None and one.steps < MIN_STEPS for one in sides)
 
@@ -145,9 +147,9 @@ def _few(phase: PhaseContents) -> str:
 
 
 def _way_out(threshold: Structural, names: Sequence[str], bases: Contents | None, now: Contents) -> str:
-    """Return advice to judge a single phase.
+    """Return advice to limit the threshold to a single phase that can be judged.
 
-    Return "" if the threshold names a phase, or if no phase can be judged.
+    Return "" if the threshold already names a phase, or if no phase can be judged.
     """
     sides = [run for run in (now, bases if threshold.value is None else None) if run is not None]
     for name in () if threshold.phase else names:
@@ -204,7 +206,7 @@ def _of_graph(threshold: Structural, before: PhaseContents, after: PhaseContents
 
 
 def _equal(phase: PhaseContents) -> str:
-    """Return a text with the number of pieces that were compared, for example `4 layers, 46 bricks, 54 operations are
+    """Return a text with the numbers of compared pieces, for example `4 layers, 46 bricks, 54 operations are
     equal`.
     """
     numbers = {kind: [n for piece, n in phase.pieces.items() if piece.kind is kind] for kind in PieceKind}
@@ -262,7 +264,7 @@ def _of_compiled(threshold: Structural, base: Compiled | None, now: Compiled | N
 def _outcome(sign: str, now: Range, limit: Range) -> Outcome:
     """Compare two ranges of counts.
 
-    The result is unknown if the comparison holds only for some values in the ranges.
+    If the comparison holds only for some values in the ranges, the result is unknown.
     """
     holds = [_OPERATORS[sign](value, other) for value in now for other in limit]
     if sign == "==" and (now[0] != now[1] or limit[0] != limit[1]):
@@ -290,9 +292,9 @@ def _text(number: Range) -> str:
 
 
 def of_lost_records(thresholds: Sequence[Structural], runs: Sequence[Run]) -> list[Judged]:
-    """If records were lost, return a result for each threshold that names the run with lost records.
+    """If a run lost records, return one result for each threshold. The result names the run. Otherwise return [].
 
-    Otherwise return []. A number is only exact if all records are known.
+    A number is only exact if all records are known.
     """
     lost = next((run for run in runs if run.lost), None)
     if lost is None:
@@ -307,6 +309,6 @@ def is_about_base(threshold: Structural) -> bool:
 
 
 def split(thresholds: Sequence[Threshold | Structural]) -> tuple[list[Threshold], list[Structural]]:
-    """Divide the thresholds into those on times and those on contents of steps."""
+    """Divide the thresholds into thresholds on times, and thresholds on the contents of steps."""
     timed = [one for one in thresholds if isinstance(one, Threshold)]
     return timed, [one for one in thresholds if isinstance(one, Structural)]

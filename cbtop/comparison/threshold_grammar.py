@@ -1,4 +1,4 @@
-"""Parse thresholds such as `attn.p50<=1.05x`. A limit is absolute or relative to a baseline."""
+"""Parse thresholds such as `attn.p50<=1.05x`. A limit is an absolute value, or a multiple of the baseline."""
 
 # Grammar
 #     threshold = [PHASE ["[batch=" NUMBER "]"] "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
@@ -36,7 +36,8 @@ MAX_CHARS = 200
 class Threshold:
     """A parsed threshold.
 
-    `value` is in µs or %, or a multiple of the baseline (`is_relative`), or a number without unit.
+    `value` is a time in µs, a percentage, or a number without unit. With `is_relative`, it is a multiple of the
+    baseline.
     """
 
     text: str
@@ -47,8 +48,8 @@ class Threshold:
     value: float
     unit: str
     where: tuple[str, int] = ("", 1)  # file and line of the threshold's text
-    # If this is set, the threshold covers only steps with this many sequences (or tokens, if sequences are not
-    # reported).
+    # If set, the threshold covers only steps with this many sequences. If sequences are not reported, it covers steps
+    # with this many tokens.
     batch: int | None = None
 
     @property
@@ -96,14 +97,14 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     _check(shown, names, layer, figure, sign, value, unit)
     us = value * UNITS[unit] if unit in UNITS else value
     batch = int(of_batch["batch"]) if of_batch else None
-    # Replace line breaks in the text, because annotations and logs are read line by line.
+    # Replace line breaks in the text, because readers of annotations and logs process them line by line.
     one_line = " ".join(text.split())
     return Threshold(one_line, tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where, batch)
 
 
 def is_of_records(names: Sequence[str], unit: str) -> bool:
-    """Whether a threshold limits the share of lost records. `train.loss<=2ms` does not: it limits the loss function
-    of a training step.
+    """Whether a threshold limits the share of lost records. `train.loss<=2ms` does not. It limits the time of the
+    loss function in a training step.
     """
     return names[-1] == LOSS and (len(names) == 1 or unit not in ("x", *UNITS))
 

@@ -3,8 +3,8 @@
 # Rules
 # - A threshold is broken if the whole interval of the measurement is beyond the limit. It holds if the whole interval
 #   is within the limit. Otherwise the result is `unsure`.
-# - A threshold may cover several places and batches. Then its intervals are wider, so that chance breaks it as rarely
-#   as a threshold on one figure.
+# - A threshold may cover several bricks, layers and batches. Its intervals are then wider. So chance breaks it as
+#   rarely as a threshold on a single figure.
 # - Intervals are widened by the clock's resolution.
 # - A threshold that cannot be judged does not pass. The reason is reported.
 
@@ -43,7 +43,7 @@ from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory
 from cbtop.units import duration, number
 
-# The time of a call is the difference of this many clock readings. Each may be off by the clock's resolution.
+# The time of a call is the difference of this many clock readings. Each reading may be off by the clock's resolution.
 READINGS_OFF = 2
 _NOT_BEFORE = "the baseline has too few steps of this batch"
 _REACHES_ZERO = "the interval reaches zero, so nothing could break it; use more or longer runs"
@@ -62,7 +62,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     """Return the results of a threshold, one for each brick, layer or step that it covers.
 
-    Raises UsageError if it covers none.
+    Raises UsageError if the threshold covers no brick, layer or step.
     """
     threshold = _of_step(threshold, found)
     name = threshold.names[-1]
@@ -70,7 +70,7 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
         lost = found.now.lost_percent
         return [_judged(threshold, "records", (lost, lost), threshold.value, f"{number(lost)} % were lost")]
     phase = ".".join(threshold.names[:-1])
-    # A threshold without a baseline also covers steps that only the new run has.
+    # If a threshold needs no baseline, it also covers steps that only the new run has.
     known = found.parts if threshold.is_relative else found.parts + found.alone
     if name in RATES and threshold.batch is None:
         judged = [_of_phase(threshold, phase, found)]
@@ -83,9 +83,9 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
 
 
 def _of_step(threshold: Threshold, found: RunDiff) -> Threshold:
-    """Return a threshold such as `decode.p50<=1.05x` as a threshold on the step of the phase.
+    """Rewrite a threshold such as `decode.p50<=1.05x` as a threshold on the step of the phase `decode`.
 
-    If a brick is called `decode`, return it unchanged.
+    If a brick is called `decode`, return the threshold unchanged.
     """
     name, parts = threshold.names[-1], found.parts + found.alone
     if threshold.layer or ".".join(threshold.names) not in {part.phase for part in parts}:
@@ -99,8 +99,8 @@ def _of_step(threshold: Threshold, found: RunDiff) -> Threshold:
 
 
 def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | None:
-    """Return the group of steps with the threshold's batch if only the new run has enough such steps,
-    otherwise None.
+    """If only the new run has enough steps of the threshold's batch, return its group of these steps. Otherwise
+    return None.
     """
     parts = [part for part in found.parts + found.alone if part.phase == phase]
     of_batch = [part for part in parts if threshold.batch is not None and has_batch(part.now, threshold.batch)]
@@ -108,7 +108,9 @@ def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | No
 
 
 def _named_parts(threshold: Threshold, phase: str, known: Sequence[PartDiff]) -> Sequence[PartDiff]:
-    """Return the groups of steps with the phase and batch of a threshold. Raises UsageError if no group has them."""
+    """Return the groups of steps with the phase and batch of a threshold. Raises UsageError if no group has this
+    phase and batch.
+    """
     parts = [part for part in known if phase in ("", part.phase)]
     if not parts and bare_name(phase) in {bare_name(one.name) for part in known for one in part.bricks}:
         name = threshold.names[-1]
@@ -140,7 +142,7 @@ def _of_phase(threshold: Threshold, phase: str, found: RunDiff) -> Judged:
 def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:
     """Return the result for each group of steps with the named brick or layer.
 
-    Raises UsageError if no group has it.
+    Raises UsageError if no group has the brick or layer.
     """
     places, lacks = [], []
     for part in parts:
@@ -154,7 +156,7 @@ def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -
 
 
 def of_definitions(found: RunDiff) -> list[Judged]:
-    """Judge whether bricks keep the budgets (µs per token) of their definitions."""
+    """Judge whether each brick keeps the budget (µs per token) in its definition."""
     judged = []
     for part in found.parts + found.alone:
         for one in part.bricks:
@@ -170,7 +172,8 @@ def of_definitions(found: RunDiff) -> list[Judged]:
 
 
 def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, int]]]) -> list[Judged]:
-    """Judge whether the calls of each brick keep the limit in the contract of its kernel, a factor over the baseline.
+    """Judge the calls of each brick by the limit in the contract of its kernel. The limit is a multiple of the
+    baseline's time.
 
     `bounds` has the limit of each brick, with the file and line that set it.
     """
@@ -188,7 +191,7 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 def _places_in(threshold: Threshold, part: PartDiff) -> Sequence[PlaceDiff | None]:
     """Return the bricks and layers that a threshold covers in a group of steps.
 
-    None means that it covers a figure of the whole group.
+    The entry None means a figure of the whole group.
     """
     name = threshold.names[-1]
     if name in RATES or name == UNATTRIBUTED or training_part(part, name) is not None:
@@ -208,7 +211,7 @@ def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, foun
         is_p50 = threshold.figure == FIGURES[0] and threshold.layer is None
         measure = part_p50(part, training, is_relative=is_relative) if is_p50 else Measure(training, ONLY_P50)
         return _of_measure(threshold, part.name, measure)
-    # Time between the bricks of a layer belongs to the layer. All other time between bricks is unattributed.
+    # Time between the bricks of a layer counts for the layer. All other time between bricks is unattributed.
     known, whole = part.now.places, part.now.inside_us.mean
     named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
     between = known[BETWEEN_BRICKS, None].time
@@ -220,7 +223,7 @@ def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, foun
 def _of_measure(threshold: Threshold, where: str, found: Measure) -> Judged:
     """Judge a value of a phase or of a group of steps by a threshold.
 
-    If the value is not known, the outcome is unknown and has the reason.
+    If the value is not known, the outcome is `unknown`, with the reason.
     """
     about = f"{where}: {found.name}" if found.name else where
     if found.why_not:
@@ -257,7 +260,7 @@ def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: Run
 
 
 def _too_few_calls(threshold: Threshold, part: PartDiff, side: PlaceTimes | None) -> str:
-    """If a quantile is unknown because there are too few calls, return a text with their number and the needed
+    """If a quantile is unknown because of too few calls, return a text with the number of calls and the needed
     number.
 
     Otherwise return "".
@@ -290,15 +293,16 @@ def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
         return place.p99
     if threshold.figure == "per_token":
         return place.mean
-    # For a brick in several layers, use the typical call. The median would change if layers with other times ran more
-    # often. If the brick contains other bricks, use the p50, because the typical call excludes the inner bricks.
+    # Use the typical call of a brick in several layers. The median would change if layers with other times ran more
+    # often. If the brick contains other bricks, use the p50, because the typical call excludes the time of the inner
+    # bricks.
     return place.call if place.call and place.call.medians_us is None else place.p50
 
 
 def _guilty(part: PartDiff, place: PlaceDiff) -> str:
     """Return the name of a brick or layer for a result.
 
-    For a brick over all layers, the layer with the largest growth is added.
+    If a brick runs in several layers, the name of the layer with the largest growth is added.
     """
     if place.layer is not None:
         return place.name
@@ -308,7 +312,7 @@ def _guilty(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
-    """Return the bricks and layers that a threshold names. Raises UsageError if none of them exists."""
+    """Return the bricks and layers that a threshold names. Raises UsageError if no such brick or layer exists."""
     wanted = bare_name(threshold.names[-1])
     bricks = {one.brick for one in part.bricks if one.brick}
     named = {brick for brick in bricks if bare_name(brick[0]) == wanted}

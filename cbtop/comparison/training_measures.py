@@ -19,7 +19,7 @@ NOT_BEFORE = "it took no time in the baseline"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A measured value with its interval, or the reason why it is not known.
+    """A measured value with its interval. If the value is not known, the reason is stored instead.
 
     A relative value is a multiple of the baseline. Other values are in µs or per second.
     """
@@ -33,14 +33,14 @@ class Measure:
 
 
 def bare_name(name: str) -> str:
-    """Return the letters and digits of a name in lower case. Names of parts are compared in this form."""
+    """Return the lower-case letters and digits of a name. Two names of parts are compared in this form."""
     return "".join(sign for sign in name.casefold() if sign.isalnum())
 
 
 def training_part(part: PartDiff, name: str) -> str | None:
-    """Return the part of a training step that is called `name`.
+    """Return the part of a training step with the name `name`.
 
-    Return None if a brick has the name or the step does not train.
+    Return None if a brick has this name, or if the step does not train.
     """
     known = dict.fromkeys([*part.now.training, *part.before.training])
     if not known and not is_training(part.phase):
@@ -49,7 +49,7 @@ def training_part(part: PartDiff, name: str) -> str | None:
 
 
 def part_p50(part: PartDiff, name: str, *, is_relative: bool) -> Measure:
-    """Return the time of a part (such as the backward pass) in the median training step."""
+    """Return the time of a part (such as the backward pass) of a training step, in the median step."""
     now, change = part.now.training.get(name), part.training.get(name)
     if now is None or (is_relative and change is None):
         return Measure(name, NO_SUCH_PART if part.now.training and now is None else NO_PARTS)

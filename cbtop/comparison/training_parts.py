@@ -1,12 +1,12 @@
 """Collect the times of the parts of training steps in a run.
 
-A process reports them for its latest steps.
+In each report, a process gives these times for its latest steps.
 """
 
 # Rules
 # - A report covers the latest steps, at most 64, so two reports may share steps. A report is kept if at least half of
 #   its steps ended after the previous kept report.
-# - Reports that share half of their steps count as half as many independent reports.
+# - If two reports share half of their steps, they count as one independent report.
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import numpy as np
 from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures
 from cbtop.protocol.training_messages import TrainingTimes
 
-MAX_REPORTS = 512  # At most this many reports are stored per phase. The newest remain.
-MAX_PHASES = 64  # At most this many pairs of phase and model are stored.
+MAX_REPORTS = 512  # At most this many reports are stored per phase. Older reports are dropped.
+MAX_PHASES = 64  # At most this many combinations of phase and model are stored.
 NEW_STEPS = 0.5  # A report is stored if at least this share of its steps is new.
 
 
@@ -29,7 +29,7 @@ NEW_STEPS = 0.5  # A report is stored if at least this share of its steps is new
 class _Reports:
     """The stored reports of one phase and model.
 
-    `at_step` is the number of steps that had ended when the newest report was stored.
+    `at_step` is the number of ended steps at the time of the newest report.
     """
 
     at_step: int
@@ -43,7 +43,7 @@ class TrainingParts:
         self._reports: dict[tuple[str, str], _Reports] = {}
 
     def take(self, times: TrainingTimes, steps_ended: int) -> None:
-        """Add a report that was made after `steps_ended` steps of the process."""
+        """Add a report. When the process made this report, `steps_ended` of its steps had ended."""
         key = times.phase, times.model
         known = self._reports.get(key)
         if known is None:
@@ -56,10 +56,10 @@ class TrainingParts:
         known.kept.append(times)
 
     def medians(self, phase: str, model: str) -> Mapping[str, Figure]:
-        """Return the time (µs) of each part in the median step. Empty if there are too few reports.
+        """Return the time (µs) of each part in the median step. The result is empty if there are too few reports.
 
-        A part that a report lacks counts as 0 in that report. If only one model reports steps of `phase`, `model` may
-        be "".
+        If a report lacks a part, the part counts as 0 in that report. If only one model reports steps of `phase`,
+        `model` may be "".
         """
         of_phase = [reports for (name, _), reports in self._reports.items() if name == phase]
         exact = self._reports.get((phase, model))

@@ -1,4 +1,5 @@
-"""The daemon: it reads the rings of the profiled processes on this machine and publishes their data.
+"""The daemon: it reads the rings (memory-mapped record buffers) of the profiled processes on this machine, and
+publishes their data.
 
 It keeps a history and the data of ended processes.
 """

@@ -13,7 +13,7 @@ from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessa
 class Announced:
     """The valid catalog messages of one process.
 
-    When a message replaces an earlier one, the earlier one is removed.
+    When a message replaces an earlier message, the earlier message is removed.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class Announced:
         self.received = 0  # number of catalog messages that were received from the process
         self.left_out = 0  # number of announcements that the daemon dropped because a limit was reached
         self._others: Announcements[CatalogMessage] = Announcements()
-        # the messages that were announced since the last call of `changes`
+        # the messages that the process has announced since the last call of `changes`
         self._changed: dict[Key, CatalogMessage] = {}
 
     def add(self, messages: Sequence[CatalogMessage]) -> None:
-        """Add the next catalog messages of the process. Raises ValueError if one of them violates the protocol."""
+        """Add the next catalog messages of the process. Raises ValueError if a message violates the protocol."""
         self.received += len(messages)
         for message in messages:
             if (self.hello is None) != isinstance(message, HostHello):

@@ -1,11 +1,11 @@
 """The daemon: finds every ring of this user, adds up the records and publishes the totals.
 
-It runs as a separate process (`cbtop daemon`). If a viewer finds no daemon, it runs one in a thread of its own
+It runs as a separate process (`cbtop daemon`). A viewer that finds no daemon runs one in a thread of the viewer's
 process. The profiled processes do not know about the daemon. The daemon may start late, die and return.
 
 Rules of discovery
-- At most MAX_SOURCES processes are watched: first the running ones, then the ones that ended last. The files of other
-  processes stay on the disk.
+- At most MAX_SOURCES processes are watched. Running processes come first, and then the processes that ended last. The
+  files of other processes stay on the disk.
 - Listing files deletes nothing. The daemon deletes the files of a process KEEP_ENDED_S after it noticed the end of
   the process. It deletes the oldest files earlier if all ended processes together exceed the limits of
   `cbtop.protocol.ended`.
@@ -70,9 +70,10 @@ from cbtop.version import __version__
 LOOK_S = 0.1
 PUBLISH_S = 0.25  # Seconds between two updates of the viewers. No screen is drawn more often.
 DISCOVER_S = 0.2
-# Part of a job's period. If any job is due, jobs that become due within this part of their period run, too.
+# If any job is due, other jobs that become due soon also run. A job becomes due soon if at most this part of its own
+# period is left.
 EARLY = 0.2
-JOIN_S = 0.1  # Requests of new viewers are answered together if they arrive within this many seconds.
+JOIN_S = 0.1  # Requests of new viewers are answered together if they arrive within this many seconds of each other.
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
 # Seconds between two keyframes of the history if only device samples are new. Old samples are dropped together with
@@ -81,15 +82,17 @@ RESTING_KEYFRAME_S = 60.0
 SHUT_OUT_S = 0.5
 # Wait this many seconds before closing the socket, because closing discards messages that are still being sent.
 LAST_WORD_S = 0.05
-RETRY_S = 5.0  # Seconds until the next attempt to open a ring. File descriptors may be free by then.
+RETRY_S = 5.0  # Seconds until the daemon tries again to open a ring. File descriptors may be free by then.
 KEEP_ENDED_S = 600.0  # Seconds after the end of a process until its files are deleted.
 MAX_SOURCES = 256
 LOOKS_AT_ONCE = 256  # One round opens at most this many new processes.
 REMOVED_AT_ONCE = 256  # One round deletes the files of at most this many processes.
 LISTING_SHARE = 10
-MAX_COMPLAINTS = 16  # The daemon writes at most this many lines to its log. Together they fit into a pipe.
+# The daemon writes at most this many lines to its log. All of these lines together fit into a pipe.
+MAX_COMPLAINTS = 16
 RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size in bytes of a message with records
-MOST_WAITING = 1 << 16  # At most this many records wait to be published after they were read. A record has 40 bytes.
+# At most this many records may be waiting for publication after they were read. A record has 40 bytes.
+MOST_WAITING = 1 << 16
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
 _log = logging.getLogger("cbtop.daemon")
@@ -99,11 +102,11 @@ class Daemon:
     """Serves `endpoint` from the rings in `directory` until it is stopped.
 
     `run` calls the jobs `discover`, `read`, `read_filling`, `publish`, `publish_devices`, `beat` and `keyframe`, each
-    at its own period, and `answer` in between. Only one thread may call them.
+    at its own period, and `answer` in between. Only one thread may call these methods.
 
-    For viewers that request it, the daemon stores its messages of the last `history_s` seconds in `history`. With 0,
-    it stores none. Raises EndpointError if the address is taken, and KeysError if the address must not be served
-    with these `keys`.
+    The daemon stores its messages of the last `history_s` seconds in `history`, because viewers may request them. If
+    `history_s` is 0, it stores no messages. Raises EndpointError if the address is taken, and KeysError if the
+    address must not be served with these `keys`.
     """
 
     def __init__(
@@ -123,14 +126,14 @@ class Daemon:
         # names of the rings that already existed when this daemon began
         self._there_before: frozenset[str] | None = None
         self._list_again_s = 0.0
-        # Ended processes, each with the time when this daemon noticed that it had ended.
+        # the ended processes, each with the time when this daemon noticed its end
         self._left: dict[str, tuple[EndedProcess, float]] = {}
         self._complaints: set[str] = set()
         self._joins_due_s = 0.0
         self._read_ns = time.perf_counter_ns()  # every record that ended before this time has been read from its ring
         self._history_s = history_s
         self.history = History(history_s)
-        # The versions of all sources when the history's last keyframe was made.
+        # The version of each source at the last keyframe of the history.
         self._history_versions: dict[str, tuple[int, int]] | None = None
         self._history_keyframe_s = 0.0
 
@@ -160,7 +163,8 @@ class Daemon:
                         job()
                 self._publisher.hear(due.wait_ms())
                 self.answer()
-            # Read the rings a last time. Then viewers learn how a process ended that ran this daemon in a thread.
+            # Read the rings a last time. If this daemon runs in a thread of a profiled process, viewers learn in this
+            # way how that process ended.
             self.read()
             self.beat()
             self._publisher.send(LIVE, [DaemonGoodbye()])
@@ -176,7 +180,7 @@ class Daemon:
             source.close()
 
     def discover(self) -> None:
-        """Open new rings, beginning with running processes. Delete files of processes that ended too long ago."""
+        """Open new rings. Running processes come first. Delete the files of processes that ended too long ago."""
         self._list()
         now_s = time.monotonic()
         due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]
@@ -195,8 +199,8 @@ class Daemon:
                 elif source is not None:
                     self._say(FrameKind.RECORDS, _frames_of(source, source.records))
                     self._introduce([source])
-        # Publish all unread sources with one call. With fifty sources, a call for each would take as long as opening
-        # them.
+        # Publish all unread sources with one call. With fifty sources, one call per source would take as long as
+        # opening their rings.
         self._introduce([source for source in unread if source.ring_path in self.sources])
         self._let_go()
 
@@ -204,7 +208,7 @@ class Daemon:
         """Publish everything that is known about new `sources` in one message."""
         self._say(FrameKind.LIVE, [frame for source in sources for frame in _frames_of(source, source.snapshot)])
         for source in sources:
-            # Drop the collected changes of this source, because the snapshot already contains them.
+            # Discard the collected changes of this source, because the snapshot already contains them.
             _frames_of(source, source.delta)
 
     def _list(self) -> None:
@@ -253,11 +257,11 @@ class Daemon:
         return source
 
     def _has_room_for(self, left: EndedProcess | None) -> bool:
-        """Return whether the daemon may watch one more source. If necessary, stop watching the process that ended
-        first.
+        """Return whether the daemon may watch one more source. If the limit is reached, stop watching the process
+        that ended first.
 
-        A running process always replaces an ended one. In this case, `left` is None. An ended process `left` replaces
-        only processes that ended earlier.
+        `left` is None if the new source is a running process. A running process may replace any ended process. An
+        ended process `left` replaces only a process that ended earlier.
         """
         if len(self.sources) < MAX_SOURCES:
             return True
@@ -300,7 +304,9 @@ class Daemon:
             source.close()
 
     def _complain(self, about: str, line: str) -> None:
-        """Write `line` to the log, once for each subject `about`. After MAX_COMPLAINTS lines, write nothing."""
+        """Write `line` to the log, but only once for each subject `about`. After MAX_COMPLAINTS lines, write no
+        further lines.
+        """
         if about in self._complaints or len(self._complaints) > MAX_COMPLAINTS:
             return
         self._complaints.add(about)
@@ -330,7 +336,8 @@ class Daemon:
     def publish(self) -> None:
         """Publish all new data.
 
-        Records are published before the totals that include them. Then a viewer can count missing records as lost.
+        Records are published before the totals that include them. So if a viewer has the totals but not the records,
+        it counts the records as lost.
         """
         if self._history_s or self._publisher.has_recorder:
             self._publish_records()
@@ -357,12 +364,12 @@ class Daemon:
             self._devices.rest()
             return
         profiled = [pid for source in self.sources.values() if (pid := source.pid_in(self._pid_namespace))]
-        # Sample this process, too, because viewers show the daemon's own cost.
+        # Sample this process, too, because viewers show the cost of the daemon.
         self._devices.listen([os.getpid(), *profiled])
         self._say(FrameKind.LIVE, [codec.encode(sample) for sample in self._devices.fresh()])
 
     def beat(self) -> None:
-        """Publish all new data and a heartbeat. Then begin a new second of the publisher's limits."""
+        """Publish all new data and a heartbeat. Then begin a new second for the publisher's limits per second."""
         self.publish()
         self._say(FrameKind.LIVE, [codec.encode(self._heartbeat())])
         self._publisher.begin_second()
@@ -375,7 +382,8 @@ class Daemon:
         """
         self.publish()
         for source in self.sources.values():
-            # Leave out a source while its catalog is being read. It will be published when the catalog is complete.
+            # Leave out a source if its catalog is still being read. The source will be published when the catalog is
+            # complete.
             if source.state is SourceStatus.LIVE and not source.is_behind:
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
@@ -413,15 +421,15 @@ class Daemon:
             return
         if joined := self._publisher.questions(JOIN_PREFIX):
             self._joins_due_s = time.monotonic() + JOIN_S
-            # Read the rings now, because the window of a new viewer begins now. Records that ended earlier do not
-            # belong to it.
+            # Read the rings now, because the window of a new viewer begins now. Records that ended before this moment
+            # do not belong to the window.
             self.read()
             self.publish()
             self._publisher.answer_frames(joined, [*self._snapshots(self.sources.values())])
 
     def _what_ended(self, topic: bytes) -> list[bytes]:
-        """Return all data of the source that a viewer requested. If it was not read yet, read it and publish it to
-        all viewers.
+        """Return all data of the source that a viewer requested. If this data was not read yet, read it and publish
+        it to all viewers.
         """
         wanted = topic.rpartition(b"/")[2].decode().replace(":", "-")
         source = self.sources.get(self._directory / f"{wanted}.ring")
@@ -434,7 +442,9 @@ class Daemon:
         return [codec.encode(self._heartbeat())]
 
     def _say(self, kind: FrameKind, frames: Sequence[bytes]) -> None:
-        """Send messages to the viewers that receive messages of this kind, and add them to the history."""
+        """Send messages to the viewers that subscribe to this kind of message, and add the messages to the
+        history.
+        """
         if frames:
             self._publisher.send_frames(TOPICS[kind], frames)
             if self._history_s:
@@ -452,7 +462,7 @@ class Daemon:
 
 
 class DaemonInside:
-    """A daemon in a thread of this process, for a viewer that found no running daemon."""
+    """A daemon in a thread of the viewer's process. It is used if the viewer found no running daemon."""
 
     def __init__(self, endpoint: str, directory: Path | None = None, history_s: float = MAX_HISTORY_S) -> None:
         self._stop = threading.Event()
@@ -467,7 +477,7 @@ class DaemonInside:
         return self._daemon.endpoint
 
     def close(self) -> None:
-        """Stop the daemon and wait until its address is free."""
+        """Stop the daemon, and wait until the daemon's address is free."""
         self._stop.set()
         self._thread.join(timeout=5)
 
@@ -487,7 +497,7 @@ class DaemonInside:
 class _Timetable:
     """A list of repeated jobs. Each job has its own period in seconds.
 
-    When a job is due, jobs that are due soon also run, because waking up takes longer than most jobs.
+    When a job is due, jobs that become due soon run at the same time, because waking up takes longer than most jobs.
     """
 
     def __init__(self, periods_s: dict[Callable[[], None], float]) -> None:
@@ -495,7 +505,9 @@ class _Timetable:
         self._due_s = dict.fromkeys(periods_s, time.monotonic())
 
     def now(self) -> list[Callable[[], None]]:
-        """Return the jobs to run now, and set each one's next time one period later. Missed periods are skipped."""
+        """Return the jobs to run now. The next time of each returned job is one period later. Missed periods are
+        skipped.
+        """
         now_s = time.monotonic()
         if min(self._due_s.values()) > now_s:
             return []
@@ -524,7 +536,7 @@ def _hello() -> DaemonHello:
 
 
 def _give_memory_back() -> None:
-    """Return free memory to the system with malloc_trim(3), because glibc would keep it."""
+    """Return free memory to the system with malloc_trim(3), because glibc would otherwise keep the memory."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

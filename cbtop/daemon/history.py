@@ -1,4 +1,4 @@
-"""Keep the daemon's messages of the last minutes. They are stored as frames of a recording."""
+"""Keep the daemon's messages of the last minutes. The messages are stored as frames, as in a recording."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class History:
         self.add(keyframe)
 
     def add(self, frame: bytes) -> None:
-        """Add a frame to the history. It is dropped if its segment would exceed the memory limit."""
+        """Add a frame to the history. If the segment of the frame would exceed the memory limit, the frame is
+        dropped.
+        """
         while len(self._segments) > 1 and self.size_bytes + len(frame) > self._max_bytes:
             self._forget()
         if not self._segments or self.size_bytes + len(frame) > self._max_bytes:
@@ -52,9 +54,10 @@ class History:
         self.end += 1
 
     def piece(self, number: int) -> tuple[int, list[bytes]]:
-        """Return a piece of the history: the number of its first frame, and frames of about PIECE_BYTES.
+        """Return a piece of the history, and the number of the first frame in it. A piece has frames of about
+        PIECE_BYTES together.
 
-        The first frame is `number`, or the oldest stored frame if `number` was dropped.
+        The first frame is `number`. If frame `number` was dropped, the first frame is the oldest stored frame.
         """
         first, found, size = self.end, list[bytes](), 0
         for segment in self._segments:

@@ -1,4 +1,6 @@
-"""Check whether a profiled process still runs, by its pid, its lock on the catalog, and its mapping of the ring."""
+"""Check whether a profiled process still runs. The check uses the pid of the process, its lock on the catalog, and
+its mapping of the ring.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class Liveness:
     def is_alive(self, hello: HostHello | None) -> bool:
         """Whether the process that sent `hello` runs.
 
-        Returns True between two checks, and if it cannot be checked.
+        Returns True without a check if the last check was recent, or if no check is possible.
         """
         now_s = self._clock_s()
         if now_s - self._checked_s < ALIVE_CHECK_S:
@@ -41,8 +43,8 @@ class Liveness:
                 return is_locked_now
             if not is_running(pid, self._ring.process_start):
                 return False
-            # The process may have lost its lock because it became a different program (exec), or because it closed
-            # all of its files. In the second case, it still maps the ring.
+            # The process may have lost its lock for two reasons. It became a different program (exec), or it closed
+            # all of its files. In the second case, the process still maps the ring.
             return hello is None or not hello.locked or is_locked_now or has_mapped(pid, self._ring_path)
         except OSError:  # No file descriptor is left, so nothing can be checked.
             return True

@@ -1,6 +1,4 @@
-"""Find the last activity of an ended process: its last steps and records, and the brick that each thread had not
-finished.
-"""
+"""Find the last activity of an ended process: its last steps and records, and the unfinished brick of each thread."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10
 LAST_RECORDS = 5
-STEPS_COMPARED = 64  # To find a step with a similar beginning, this many earlier steps are searched.
+STEPS_COMPARED = 64  # At most this many earlier steps are searched for a step that begins like the unfinished one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +37,8 @@ class EndedRecord:
 class Unfinished:
     """A brick that a thread, task or greenlet had begun but not finished.
 
-    `provenance` is `measured` if the ring shows that the brick was running. It is `derived` if the brick is a guess
-    from an earlier step, which began with the same records and then ran this brick. The thread of a guess is unknown.
+    `provenance` is `measured` if the ring shows that the brick was running. It is `derived` if the brick is a guess:
+    an earlier step began with the same records and then ran this brick. The thread of a guessed brick is unknown.
     """
 
     path: str
@@ -52,7 +50,9 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class PostMortem:
-    """The end of one process. All times are Unix times, converted with the two clocks stored in the ring."""
+    """The end of one process. All times are Unix times. They were converted with the two clocks that are stored in
+    the ring.
+    """
 
     pid: int
     program: str
@@ -70,7 +70,9 @@ class PostMortem:
 
 
 def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
-    """Return the contents of the ring at `ring_path` and of its catalog. Raises RingError if it is not a ring."""
+    """Return the contents of the ring at `ring_path` and of its catalog. Raises RingError if the file is not a
+    ring.
+    """
     reader = RingReader(ring_path)
     try:
         shift_ns = reader.realtime_ns - reader.monotonic_ns
@@ -122,16 +124,16 @@ def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
 
 
 def _step_ends(batch: Batch, nodes: NodeTable) -> list[int]:
-    """Return the indices in `batch` of the records of steps."""
+    """Return the indices of the step records in `batch`."""
     steps = [node.id for node in nodes.children[None] if node.kind is NodeKind.STEP]
     found: list[int] = np.flatnonzero(np.isin(batch.node, steps)).tolist()
     return found
 
 
 def _derived(batch: Batch, nodes: NodeTable) -> tuple[Unfinished, ...]:
-    """Return the path of the brick that probably ran next in the unfinished step, or () if it is unknown.
+    """Return the path of the brick that probably ran next in the unfinished step, or () if this brick is unknown.
 
-    It is taken from the newest earlier step that began with the same records.
+    The brick is taken from the newest earlier step that began with the same records.
     """
     node, step_ends = batch.node.tolist(), _step_ends(batch, nodes)
     begun = node[step_ends[-1] + 1 :] if step_ends else []

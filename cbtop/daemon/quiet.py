@@ -1,4 +1,4 @@
-"""Find out how long a process has made no progress, and which bricks its threads are in."""
+"""Find out how long a process has made no progress, and which bricks its threads are running."""
 
 # A process makes progress if a new record or announcement arrives, or if its threads change: a thread begins, ends,
 # or enters a different brick. Threads are watched, because work in a step outside of any brick leaves no record until
@@ -12,7 +12,7 @@ from cbtop.protocol.messages import Quiet
 from cbtop.protocol.ring import NO_NODE, SLOTS
 from cbtop.protocol.ring_reader import Batch, InFlight, RingReader
 
-# Pauses in the progress of a process are not reported if they are shorter than this (ns).
+# A pause in the progress of a process is reported only if the pause is at least this long (ns).
 MIN_QUIET_NS = 1_000_000_000
 LOOK_NS = 500_000_000  # The threads of a process without progress are read at this interval (ns).
 
@@ -22,10 +22,9 @@ class QuietWatch:
 
     def __init__(self, ring: RingReader) -> None:
         self._ring = ring
-        # Time of the last known progress. If a brick still runs, the time when it began does not count as progress
-        # here.
+        # Time of the last known progress. The begin of a brick that still runs does not count as progress here.
         self._moved_ns: int | None = None
-        # the threads of the process at the last reading; None if data has arrived since then
+        # the threads of the process at the last reading; None if new data has arrived since that reading
         self._threads: list[InFlight] | None = None
         self._looked_ns = -LOOK_NS
         self._version = (0, 0)  # (number of records, number of messages) of the process at the last update
@@ -34,7 +33,8 @@ class QuietWatch:
     def update(self, version: tuple[int, int], batch: Batch, now_ns: int) -> None:
         """Update the time of the last progress.
 
-        `version` is (number of records, number of messages) of the process, and `batch` has its newest records.
+        `version` is the number of records and the number of messages of the process. `batch` has the newest records
+        of the process.
         """
         if version != self._version:
             self._version = version
@@ -47,9 +47,9 @@ class QuietWatch:
         """Store the time of the last progress. New data arrived at `now_ns`, and its newest record ended at
         `ended_ns`.
 
-        The time of progress is `ended_ns`. So a daemon that starts late still finds out how long the process has been
-        quiet. If `ended_ns` is in the future or before the last known progress, the record has a different clock or
-        arrived late. Then the time of progress is `now_ns`.
+        Usually `ended_ns` is stored as the time of progress. So even a daemon that starts late knows how long the
+        process has been quiet. If `ended_ns` is in the future, or before the last known progress, the record has a
+        different clock or arrived late. In this case, `now_ns` is stored.
         """
         earliest_ns = self._ring.monotonic_ns if self._moved_ns is None else self._moved_ns
         self._moved_ns = ended_ns if ended_ns is not None and earliest_ns <= ended_ns <= now_ns else now_ns
@@ -59,7 +59,7 @@ class QuietWatch:
         """Read the threads of the process if it has been quiet for MIN_QUIET_NS, or if no thread has ever reported a
         brick.
 
-        A thread that ended, such as the thread of a request, is not in the ring any longer.
+        An ended thread, such as the thread of a request, cannot be read, because it has left the ring.
         """
         if self._moved_ns is None:
             self._moved_ns = now_ns
@@ -78,14 +78,14 @@ class QuietWatch:
     def quiet(self, now_ns: int, last: int, is_in_step: Callable[[int], bool] = lambda node: True) -> Quiet | None:
         """Return the stall of the process, or None if its last progress is less than MIN_QUIET_NS ago.
 
-        `last` is the node of the newest record.
+        `last` is the id of the newest record's node.
         """
         if self._threads is None or self._moved_ns is None:
             return None
         inside = [thread for thread in self._threads if thread.node != NO_NODE]
-        # If several threads run, the stall is shown at the brick that began last. Bricks in a step come first,
-        # because threads outside of steps may only wait for a request. If the begin of a brick is unknown, it counts
-        # from the last known progress.
+        # If several threads run bricks, the stall is shown at the brick that began last. Bricks in a step come first,
+        # because a thread outside of steps may only be waiting for a request. A brick with an unknown begin counts as
+        # begun at the time of the last known progress.
         moved_ns = self._moved_ns
         inside.sort(key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, reverse=True)
         in_steps = [thread for thread in inside if thread.node < 0 or is_in_step(thread.node)]
@@ -99,7 +99,8 @@ class QuietWatch:
             in_flight=NO_NODE if newest is None else newest.node,
             in_flight_ns=None if begun_ns is None else now_ns - begun_ns,
             threads=len(inside),
-            # If all slots of the ring are used, there may be threads without a slot, and these cannot be watched.
+            # If all slots of the ring are used, other threads may run without a slot. The daemon cannot watch such
+            # threads.
             is_watched=self._say and len(self._threads) < SLOTS,
             last=last,
             in_flight_size=0 if newest is None else newest.size,

@@ -1,4 +1,6 @@
-"""One profiled process in the daemon. Its ring and catalog are read, checked and added up."""
+"""One profiled process in the daemon. The daemon reads the ring and the catalog of the process, checks them, and adds
+up the records.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,18 @@ from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon")
 
-QUIET_ROUNDS = 6  # A source without changes is repeated only in one of this many keyframes, which is twice a minute.
-# The maximum length of a host name in Linux (HOST_NAME_MAX). With a longer name, the key of a source would have no
-# room for the pid.
+# If a source has no changes, only one of this many keyframes repeats the source. This is twice a minute.
+QUIET_ROUNDS = 6
+# The maximum length of a host name in Linux (HOST_NAME_MAX). A longer name would leave no room for the pid in the key
+# of a source.
 MAX_HOST_CHARS = 64
 
 
 class Source:
     """Reads one ring and its catalog, and adds up the records. Errors in these files affect only this source.
 
-    With `on_demand`, only the hello and the number of records of an ended process are read. `want` requests the rest.
+    With `on_demand`, only the hello and the number of records of an ended process are read. A call of `want` requests
+    the rest of the data.
     """
 
     def __init__(
@@ -51,21 +55,21 @@ class Source:
         self.ended_at_s: float | None = None
         self._announced = Announced()
         self.nodes = self._announced.nodes
-        # number of announcements that the profiled process itself did not write to its catalog
+        # number of announcements that the profiled process left out of its catalog
         self._left_out_there = 0
         self._totals = Totals()
         self.stats = self._totals.stats
         self._clock_s = clock_s
         self._produced = 0  # number of the next record in the ring that will be counted
         self._unread = 0
-        self._read_ns = time.perf_counter_ns()  # records that ended after this time are not in the statistics yet
+        self._read_ns = time.perf_counter_ns()  # the statistics contain no record that ended after this time
         self._quiet_version = (0, 0)  # (number of records, number of messages) of the source at the last keyframe
         self._quiet_rounds = 0  # number of consecutive keyframes without new records or messages
-        # (number of catalog messages, number of consecutive keyframes without a new catalog message)
+        # Two numbers: of catalog messages, and of consecutive keyframes without a new catalog message.
         self._quiet_catalog = 0, 0
         self._fresh: list[Batch] = []
         self._handed_out = 0  # number of the first record that the method `records` has not returned yet
-        self._is_wanted = False  # whether a viewer requested the data of this ended process
+        self._is_wanted = False  # whether a viewer has requested the data of this ended process
         self._ring = RingReader(ring_path)
         self._watch = QuietWatch(self._ring)
         try:
@@ -85,24 +89,28 @@ class Source:
 
     @property
     def key(self) -> str:
-        """The key of the source, host:pid:start:serial, which is stable for the life of the process."""
+        """The key of the source, host:pid:start:serial. The key does not change during the life of the process."""
         host = self.hello.host[:MAX_HOST_CHARS] if self.hello else "?"
         return f"{host}:{self.ring_path.stem.replace('-', ':')}"
 
     def pid_in(self, namespace: int | None) -> int | None:
-        """Return the pid if the process runs and belongs to the pid namespace `namespace`."""
+        """Return the pid of the process if it runs in the pid namespace `namespace`. Returns None otherwise."""
         if self.hello is None or self.state is not SourceStatus.LIVE or self.hello.pid_namespace != namespace:
             return None
         return self.hello.pid
 
     @property
     def catalog(self) -> list[CatalogMessage]:
-        """The valid catalog messages of the process. A message that was replaced by a later one is left out."""
+        """The valid catalog messages of the process. If a later message replaced a message, only the later one is
+        included.
+        """
         return self._announced.messages
 
     @property
     def is_behind(self) -> bool:
-        """Whether the catalog was too long to be read in one poll. Records are read only after the whole catalog."""
+        """Whether the last poll could not read the whole catalog, because it was too long. Records are read only
+        after the whole catalog.
+        """
         return (self.state is SourceStatus.LIVE or self._is_wanted) and self._catalog_reader.is_behind
 
     def want(self) -> None:
@@ -116,7 +124,7 @@ class Source:
         try:
             return self.state is SourceStatus.LIVE and self._ring.is_filling
         except RingError:
-            return True  # Poll the ring soon. The poll reports the error.
+            return True  # Poll the ring soon, because the poll reports the error.
 
     def poll(self) -> None:
         """Read all new data of the process. If the data violates the protocol, mark the source as `faulty` and stop
@@ -131,18 +139,18 @@ class Source:
             self._announced.add(self._catalog_reader.read_piece())
             if self._catalog_reader.is_behind:
                 return  # A long catalog is read in several polls, so that other sources need not wait.
-            # Check whether the process runs before reading its ring. If it has already ended, this read gets all of
-            # its records.
+            # Check whether the process runs before its ring is read. If the process has already ended, this read gets
+            # all of its records.
             alive = self._liveness.is_alive(self.hello)
             batch = self._read_ring(final=not alive)
-            # Read the catalog after the ring. A process announces a node before its first record, so all nodes in
-            # `batch` are then known.
+            # Read the catalog after the ring. A process announces a node before the node's first record. So all nodes
+            # in `batch` are known after reading the catalog.
             self._announced.add(self._catalog_reader.read())
             self._count(batch)
             self._unread = self._ring.unread
             self._left_out_there = self._ring.left_out
             if self._announced.goodbye is not None:
-                # The process says goodbye after its last record. Read the ring to its end.
+                # The process sends its goodbye after its last record. So read the ring to its end now.
                 self._count(self._read_ring(final=True))
                 self._end(SourceStatus.ENDED, self._announced.goodbye.reason)
             elif not alive:
@@ -175,7 +183,7 @@ class Source:
         )
 
     def delta(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return the changes of the source since the last call, for viewers that have all earlier data."""
+        """Return the changes of the source since the last call. They are for viewers that have all earlier data."""
         messages: list[SourceCatalog | StatsUpdate | SourceState] = []
         if changed := self._announced.changes():
             messages.append(SourceCatalog(self.key, complete=False, messages=changed))
@@ -196,14 +204,16 @@ class Source:
         return list(batches(self.key, first, produced, fresh)) if produced > first else []
 
     def pass_over_records(self) -> None:
-        """Skip all records that were read until now. The next call of `records` returns only later ones."""
+        """Skip all records that were read until now. The next call of `records` returns only records that are read
+        later.
+        """
         self._fresh, self._handed_out = [], self._ring.read_to
 
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """Return all data of the source for a new viewer.
 
-        Keyframes repeat this data for viewers that lost messages. While a long catalog is being read, statistics are
-        left out, because a viewer's window begins with them.
+        Keyframes repeat this data for viewers that lost messages. While a long catalog is being read, the statistics
+        are left out, because a viewer's window begins with the first statistics.
         """
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
@@ -214,8 +224,8 @@ class Source:
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """Return the data of the source for a keyframe. Unchanged data is mostly left out.
 
-        Unchanged data is repeated in two keyframes, and then in one of QUIET_ROUNDS keyframes. The catalog and the
-        other data are counted separately.
+        Data without changes is repeated in the next two keyframes, and after that in one of QUIET_ROUNDS keyframes.
+        Keyframes are counted separately for the catalog and for the other data.
         """
         self._quiet_rounds = self._quiet_rounds + 1 if self.version == self._quiet_version else 0
         self._quiet_version = self.version
@@ -227,7 +237,9 @@ class Source:
 
     @property
     def version(self) -> tuple[int, int]:
-        """(number of records read, number of messages read). While both are unchanged, the snapshot is unchanged."""
+        """The number of records read, and the number of messages read. The snapshot changes only if one of the two
+        numbers changes.
+        """
         return self._produced, self._announced.received
 
     def close(self) -> None:
@@ -239,7 +251,7 @@ class Source:
         return round(self._clock_s() * 1e9)
 
     def _quiet(self) -> Quiet | None:
-        """Return the stall of the process, or None if it makes progress."""
+        """Return the stall of the process. Returns None if the process makes progress."""
         last, lane = self._totals.last
         quiet = self._watch.quiet(self._now_ns(), last, self._announced.is_in_step)
         if quiet is None or self.hello is None:
@@ -247,14 +259,14 @@ class Source:
         here = self.hello.pid_namespace == pid_namespace()
         step = int(self.nodes.step_of[last])
         if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.running.is_open(step, lane):
-            # Records show that this step has begun but not ended, so name it as the place of the stall.
+            # The records show that this step has begun and not ended. So name the step as the place of the stall.
             quiet = replace(quiet, in_flight=step)
         return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
 
     def _look_at_what_is_left(self) -> None:
         """Read only the hello and the number of records of an ended process.
 
-        Without a hello, mark the source to be read completely.
+        If the catalog has no hello, mark the source for a complete read.
         """
         try:
             self._announced.add(self._catalog_reader.read_first())
@@ -269,13 +281,13 @@ class Source:
 
     def _end(self, state: SourceStatus, reason: str) -> None:
         self.state, self.reason, self._unread, self._is_wanted = state, reason, 0, False
-        # Do not mark a faulty process as ended. It may still run, and the files of ended processes are deleted.
+        # Do not mark a faulty process as ended, because it may still run. The files of ended processes are deleted.
         if state is not SourceStatus.FAULTY:
             self.ended_at_s = self._clock_s()
 
     def _read_ring(self, *, final: bool) -> Batch:
-        # Take the time before reading, because reading a full ring takes up to a second. Records that are written
-        # meanwhile come with the next read.
+        # Take the time before the read, because reading a full ring takes up to a second. Records that the process
+        # writes in the meantime come with the next read.
         self._read_ns = time.perf_counter_ns()
         return self._ring.read(final=final)
 

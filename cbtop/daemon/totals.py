@@ -1,4 +1,4 @@
-"""The statistics of one source, and the messages that update the copy in a viewer."""
+"""The statistics of one source, and the messages that keep a viewer's copy of the statistics up to date."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Totals:
     def __init__(self) -> None:
         self.stats = NodeStats()
         self.received = self.overwritten = self.before_attach = self.rejected = 0
-        self.last = NO_NODE, 0  # (id of the node, lane) of the newest record
+        self.last = NO_NODE, 0  # node id and lane of the newest record
         self._sequence = 0
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[Column] = []
@@ -31,7 +31,7 @@ class Totals:
         self._changed_from_ns: int | None = None
 
     def sift(self, batch: Batch, nodes: NodeTable) -> Batch:
-        """Return the valid records of `batch`. Count the records that are invalid or lost."""
+        """Return the valid records of `batch`. Count the invalid and the lost records."""
         self.overwritten += batch.overwritten
         if not self.received and not self.rejected:
             self.before_attach = self.overwritten
@@ -74,8 +74,8 @@ class Totals:
     def _updates(
         self, source: str, read_ns: int, node: Column, cell: Column, ran_from_ns: int | None
     ) -> Iterator[StatsUpdate]:
-        """Yield updates with the totals of the nodes in `node`, the counts of the histogram cells in `cell`, and step
-        intervals.
+        """Yield updates with three kinds of data: the totals of the nodes in `node`, the counts of the histogram
+        cells in `cell`, and the time intervals of steps.
 
         The column `cell` is ascending.
         """

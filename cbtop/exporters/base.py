@@ -1,4 +1,4 @@
-"""The input of every exporter: the records of one process with their times, and its nodes."""
+"""The input of every exporter: the records of one process with their times, and the nodes of the process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class RecordedProcess:
 
     `key` identifies the process in its recording, and `rank` is its rank in a job of several processes.
 
-    Three counts are about records that the process wrote but that are missing here. `overwritten` records were lost
-    in the ring before they were read. `rejected` records have an unknown node or a negative duration. `missed`
-    records are not in the recording, because it began later or because they were lost on the way.
+    Three fields count records that the process wrote and that are missing here. `overwritten` records were lost in
+    the ring before they were read. `rejected` records have an unknown node or a negative duration. `missed` records
+    are not in the recording, because it began later or because they were lost on the way.
     """
 
     process: str
@@ -36,7 +36,7 @@ class RecordedProcess:
     dependencies: Sequence[Dependency] = ()
     key: str = ""
     rank: int | None = None
-    requests: Sequence[ServedRequest] = ()  # the newest state of each request that an engine served
+    requests: Sequence[ServedRequest] = ()  # the newest state of each request that an inference engine served
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Exporter:
     """An export format: its write function, whether one file can hold several processes, and whether the file is
     binary.
 
-    `write` keeps a bounded number of records in memory, so it may iterate over the records several times.
+    `write` holds only a bounded number of records in memory. For this, it may iterate over the records several times.
     """
 
     write: Callable[[Sequence[RecordedProcess], BinaryIO], None]
@@ -53,18 +53,18 @@ class Exporter:
 
 
 def text_of_many(write: Callable[[Sequence[RecordedProcess], TextIO], None]) -> Exporter:
-    """Return the exporter for a text format that can hold several processes in one file."""
+    """Return the exporter for a text format. One file of the format can hold several processes."""
 
     def write_bytes(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
         text = io.TextIOWrapper(out, encoding="utf-8", newline="")
         write(processes, text)
-        text.detach()  # Flush the text to `out` without closing `out`.
+        text.detach()  # Flush the written text to `out`, and leave `out` open.
 
     return Exporter(write_bytes, holds_many=True)
 
 
 def text_of_one(write: Callable[[RecordedProcess, TextIO], None]) -> Exporter:
-    """Return the exporter for a text format that holds one process per file."""
+    """Return the exporter for a text format. One file of the format holds one process."""
 
     def write_first(processes: Sequence[RecordedProcess], out: TextIO) -> None:
         (recorded,) = processes

@@ -1,4 +1,6 @@
-"""Make tables of calls with typed columns: one row per call, with the step, layer and brick that contain it."""
+"""Make tables of calls with typed columns. A table has one row per call, with the step, layer and brick around the
+call.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from cbtop.tables.column_table import ColumnTable, joined_columns
 from cbtop.tables.typed_column import TypedColumn
 
 Columns = dict[str, TypedColumn]
-# The columns of each table, in order. First come the columns of the place (step, phase, layer …), then the columns of
-# the call itself.
+# The columns of each table, in order. The columns of the place (step, phase, layer …) come before the columns of the
+# call itself.
 PLACE = ("step", "phase", "model", "layer", "stack")
 TIMES = ("begin_s", "duration_us")
 PROCESS = ("failed", "program", "pid", "rank", "source", "node")
@@ -28,15 +30,18 @@ OF_LAYERS = (*PLACE, *TIMES, *PROCESS)
 OF_BRICKS = (*PLACE, "brick", "label", "outer_brick", "category", "backend", *TIMES, "elements", *PROCESS)
 OF_KERNELS = (*PLACE, "brick", "label", "kernel", "kind", "backend", *TIMES, "elements", *PROCESS)
 OF_CALLS = (*PLACE, "brick", "label", "kernel", "kind", "category", "backend", *TIMES, "elements", "plain", *PROCESS)
-# These columns differ between the calls of one node. All other columns depend on the node only.
+# These columns may differ between two calls of one node. All other columns depend only on the node.
 OF_RECORDS = frozenset(
     {"step", *TIMES, "elements", "tokens", "sequences", "cached_positions", "failed", "plain", "node"}
 )
-MAX_DIGITS = 9  # maximum number of digits in the number of a layer, so that it fits into 32 bits
+# Maximum number of digits in the number of a layer. A number with more digits might not fit into 32 bits.
+MAX_DIGITS = 9
 
 
 class NodePlaces:
-    """The phase, layer and brick that contain each node of a process: texts by node id, or None."""
+    """The names of the phase, layer and brick that contain each node of a process. Each list has a text or None for
+    each node id.
+    """
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
@@ -51,7 +56,7 @@ class NodePlaces:
         return self._of[name]
 
     def _place(self, node: Node) -> None:
-        """Set the texts of a node in all columns. Its parent must have its texts already."""
+        """Set the texts of a node in all columns. The texts of the node's parent must already be set."""
         found, around = self._of, node.parent or 0
         for name in ("phase", "model", "stack", "brick", "label"):
             found[name][node.id] = found[name][around]
@@ -75,7 +80,7 @@ _OF_PROCESS = ("program", "source")
 
 
 def _layer_number(name: str) -> int | None:
-    """Return the number of a layer, or None if its name is not a number of 32 bits."""
+    """Return the number of a layer. Returns None if the layer's name is not a number of at most 32 bits."""
     if not (name.isascii() and name.isdecimal() and len(name) <= MAX_DIGITS):
         return None
     return int(name)
@@ -97,9 +102,10 @@ def are_steps(table: NodeTable) -> NDArray[np.bool_]:
 
 
 class CallColumns:
-    """Makes the columns `names` of the calls of `processes`. Only calls of the nodes that `choice` selects are rows.
+    """Makes the columns `names` of a table with the calls of `processes`. The table has a row for each call of the
+    nodes that `choice` selects.
 
-    Times begin at the start of the first record of all processes.
+    Times count from the start of the earliest record of all processes.
     """
 
     def __init__(self, processes: Sequence[RecordedProcess], names: Sequence[str], choice: Choice) -> None:
@@ -112,9 +118,9 @@ class CallColumns:
         self._by_node = [self._columns_by_node(process) for process in processes]
 
     def parts(self) -> Iterator[Columns]:
-        """Yield the columns of one part of the rows after the other, at least one part for each process.
+        """Yield the rows in parts. Each part has all columns. There is at least one part for each process.
 
-        The columns of all parts share their texts. A part has at most the rows that are in memory at a time.
+        The columns of all parts share their texts. A part is small enough to fit in memory.
         """
         for at in range(len(self._processes)):
             yield from self._parts(at, self._names)
@@ -123,7 +129,8 @@ class CallColumns:
         """Return the columns of all rows as one table."""
         wholes = []
         for at, by_node in enumerate(self._by_node):
-            # Look up the columns of nodes last, because joining them with the parts would need twice their memory.
+            # Look up the columns that depend on the node last. Joining these columns part by part would need twice
+            # their memory.
             own = joined_columns(list(self._parts(at, [name for name in self._names if name in OF_RECORDS])))
             node = own["node"].values
             wholes.append({name: own.get(name) or by_node[name].rows(node) for name in self._names})
@@ -137,7 +144,9 @@ class CallColumns:
             yield {name: self._column(name, rows, by_node) for name in names}
 
     def _columns_by_node(self, process: RecordedProcess) -> Columns:
-        """Return the columns that depend only on the node and the process, as one value for each node id."""
+        """Return the columns that depend only on the node and the process. Each column has one value for each node
+        id.
+        """
         places, size = NodePlaces(process.nodes), len(process.nodes) + 1
         found = {"node": TypedColumn(np.arange(size, dtype=np.int32))}
         found["pid"] = TypedColumn(np.full(size, process.pid, np.int64))
@@ -160,7 +169,7 @@ class CallColumns:
                 return TypedColumn((calls.end_ns - calls.start_ns) / 1e3)
             case "elements":
                 return TypedColumn(calls.elements, is_known=(calls.flags & FLAG_UNCOUNTED) == 0)
-            case "tokens":  # If a step reports 0 tokens, it has not counted them, so the number is unknown.
+            case "tokens":  # A step that reports 0 tokens has not counted its tokens, so their number is unknown.
                 return TypedColumn(calls.elements, is_known=calls.elements > 0)
             case "sequences":
                 return TypedColumn(rows.sequences, is_known=rows.sequences != UNKNOWN)

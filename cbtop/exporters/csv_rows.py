@@ -20,8 +20,8 @@ COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "
 def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
     """Write CSV as in RFC 4180 with a header row. `failed` and `plain` are 0 or 1.
 
-    A field is empty if it is unknown, or if there is none: the parent of a root, the step of a call outside of steps.
-    A single quote precedes a name that a spreadsheet would take for a formula.
+    A field is empty if its value is unknown or does not exist. For example, a root has no parent, and a call outside
+    of steps has no step. If a spreadsheet would take a name for a formula, a single quote is put before the name.
     """
     from cbtop.exporters.step_numbers import numbered  # imported here, because this module imports NumPy
 
@@ -37,7 +37,9 @@ def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
 
 
 def _places(recorded: RecordedProcess) -> Iterator[tuple[Any, ...]]:
-    """For each node id from 0 on, yield the fields of the columns PLACES after the step."""
+    """Yield the fields of one node after the other, from node id 0 on. The fields are the columns in PLACES after the
+    step.
+    """
     from cbtop.exporters.call_columns import NodePlaces  # imported here, because this module imports NumPy
 
     places = NodePlaces(recorded.nodes)

@@ -11,9 +11,9 @@ from cbtop.exporters.speedscope import SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class DiffStack:
-    """A call path, and its self time in both compared runs.
+    """A call path with its self time in the old and the new run.
 
-    `names` is the path, outermost name first.
+    `names` is the path, and the outermost name comes first.
     """
 
     names: tuple[str, ...]
@@ -21,7 +21,8 @@ class DiffStack:
     now_ns: int
 
 
-# Speedscope cannot draw differences. So the file has a profile of each run, one of added time and one of saved time.
+# Speedscope cannot draw differences. So the file has four profiles: one of each run, one of added time, and one of
+# saved time.
 _PROFILES: dict[str, Callable[[DiffStack], int]] = {
     "before": lambda one: one.before_ns,
     "now": lambda one: one.now_ns,

@@ -11,12 +11,12 @@ from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes
 
 
 def write_dot(recorded: RecordedProcess, out: TextIO) -> None:
-    """Write each node of the graph once, with the mean duration of its records.
+    """Write each node of the execution graph once, with the mean duration of the node's records.
 
     Steps that were timed only as a whole are left out.
     """
     count, total_ns, elements = Counter[int](), Counter[int](), Counter[int]()
-    uncounted: set[int] = set()  # ids of nodes that have at least one call without a number of elements
+    uncounted: set[int] = set()  # ids of nodes with at least one call that has no number of elements
     for record in (record for record in recorded.records if not record.plain):
         count[record.node] += 1
         total_ns[record.node] += record.end_ns - record.start_ns

@@ -11,7 +11,8 @@ from cbtop.protocol.vocabulary import NodeKind
 if TYPE_CHECKING:
     from cbtop.exporters.call_columns import Columns
 
-# Rows in a group. The file stores 2 KiB about each group, and its writer keeps them in memory until the end.
+# Number of rows in a group. The file stores 2 KiB about each group. The writer keeps these 2 KiB in memory until the
+# end.
 GROUP_ROWS = 1 << 17
 
 
@@ -34,7 +35,7 @@ def write_parquet(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
 
 
 def _groups(parts: Iterable[Columns]) -> Iterator[Columns]:
-    """Join small parts of rows to groups of GROUP_ROWS rows or more. The last group may have fewer."""
+    """Join small parts of rows to groups. Each group has at least GROUP_ROWS rows, except the last one."""
     from cbtop.tables.column_table import joined_columns
 
     waiting: list[Columns] = []

@@ -20,14 +20,14 @@ from cbtop.exporters.tracks import ended_before, laid_out
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.vocabulary import NodeKind
 
-# Field numbers of the protobuf messages Trace and TracePacket.
+# field numbers in the protobuf messages Trace and TracePacket
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT, INTERNED, SEQUENCE_FLAGS, DEFAULTS, DESCRIPTOR, CLOCKS = (
     1, 8, 10, 11, 12, 13, 59, 60, 6,
 )  # fmt: skip
-# Field numbers: the clock in the packet defaults, then two fields of a clock snapshot.
+# Field numbers: first of the clock in the packet defaults, then of two fields in a clock snapshot.
 CLOCK_ID, CLOCK, PRIMARY_CLOCK = 58, 1, 2
 UUID, NAME, PROCESS, PARENT = 1, 2, 3, 5  # field numbers of the protobuf message TrackDescriptor
-PID, PROCESS_NAME = 1, 6  # field numbers of the protobuf message ProcessDescriptor
+PID, PROCESS_NAME = 1, 6  # field numbers in the protobuf message ProcessDescriptor
 ANNOTATION, CATEGORY, EVENT_TYPE, NAME_ID, TRACK = 4, 3, 9, 10, 11  # field numbers of the protobuf message TrackEvent
 # Field numbers of the protobuf message InternedData. Each of these fields has entries with an id (field 1) and a name
 # (field 2).
@@ -36,16 +36,16 @@ ANNOTATION_NAME, BOOL, UINT = 1, 2, 3  # field numbers of the protobuf message D
 
 SLICE_BEGIN, SLICE_END = 1, 2
 STATE_CLEARED, NEEDS_STATE = 1, 2
-MONOTONIC = 3  # Perfetto's number of the host clock on which records are timed
+MONOTONIC = 3  # Perfetto's number of the host clock that the times of records are read from
 SEQUENCE = 1
 ELEMENTS, FAILED, PLAIN = 1, 2, 3  # ids under which the names of cbtop's annotations are interned
 MASK = (1 << 64) - 1
 
 
 def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
-    """Write each process with its tracks, and each record as a slice with its number of elements.
+    """Write each process with its tracks.
 
-    Each name is written only once.
+    Each record is a slice with its number of elements. Each name is written only once.
     """
     uuids, first_names = count(1), count(1, 1 << 32)
     begin_ns = min((recorded.records.begin_ns for recorded in processes if len(recorded.records)), default=0)
@@ -65,9 +65,9 @@ def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
 def _slices(recorded: RecordedProcess, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
     """Yield the packets with the tracks of a process and their events.
 
-    A track precedes its events, and events are in order of time.
+    The packet of a track comes before the track's events. The events are in order of time.
     """
-    # for each track: its uuid, and the records on it that have not ended yet
+    # for each track: the track's uuid, and its records that have not ended yet
     tracks: list[tuple[int, list[TimedRecord]]] = []
     for track, record in laid_out(recorded):
         if track == len(tracks):
@@ -94,7 +94,7 @@ def _begin(record: TimedRecord, uuid: int, kind: NodeKind, first_name: int) -> b
     return _event(record.start_ns, event)
 
 
-# A trace has few different messages, so caching their encoding halves the time to write it.
+# A trace has few different messages. Caching their encoded form halves the time to write the trace.
 @lru_cache(maxsize=1 << 12)
 def _begins(uuid: int, name_id: int, kind: NodeKind) -> bytes:
     event = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
@@ -115,7 +115,7 @@ def _event(at_ns: int, event: bytes) -> bytes:
 
 
 def _names(named: Sequence[tuple[RecordedProcess, int]]) -> bytes:
-    """Return all names of the trace, each with its id. Events refer to names by these ids."""
+    """Return the encoded names of the trace. Each name has an id, and events refer to names by these ids."""
     said = b"".join(_named(CATEGORIES, kind + 1, kind.name.lower()) for kind in NodeKind)
     for number, name in ((ELEMENTS, "elements"), (FAILED, "failed"), (PLAIN, "plain")):
         said += _named(ANNOTATION_NAMES, number, name)

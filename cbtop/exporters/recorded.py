@@ -31,19 +31,22 @@ from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.serving_messages import ServedRequest
 
-CHUNK_RECORDS = 1 << 16  # Number of records in a full chunk. A busy process writes so much in a few seconds.
+# Number of records in a full chunk. A busy process writes this many records in a few seconds.
+CHUNK_RECORDS = 1 << 16
 
 
 def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
-    """Return the records that are still in `ring`. Their nodes are defined in `catalog`.
+    """Return the records that are still in `ring`.
 
-    Raises RingError or DecodeError if a file is missing or has a different format.
+    The file `catalog` defines their nodes. Raises RingError or DecodeError if a file is missing or has a different
+    format.
     """
     reader = RingReader(ring)
     gone = not is_running(reader.pid, reader.process_start)
     batch = reader.read(final=gone)
     reader.close()
-    # Read the catalog after the ring. A node is in the catalog before its first record is in the ring.
+    # Read the catalog after the ring. A process writes a node to the catalog before it writes the node's first record
+    # to the ring.
     catalog_reader = CatalogReader(catalog)
     messages = catalog_reader.read()
     catalog_reader.close()
@@ -90,7 +93,8 @@ def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess
 def checked_processes(reader: RecordingReader) -> dict[str, RecordedProcess]:
     """Return every process of a recording, as `processes_of_recording` does.
 
-    Raises NoDataError without one, and UntrustedError if its frames cannot be decoded.
+    Raises NoDataError if the recording has no process, and UntrustedError if frames of the recording cannot be
+    decoded.
     """
     try:
         processes = processes_of_recording(reader)
@@ -111,7 +115,7 @@ def _check_frames(reader: RecordingReader) -> None:
 
 
 class _Said:
-    """The announcements of one process that exporters need."""
+    """The announcements of one process. Only announcements that exporters need are stored."""
 
     def __init__(self, where: str, key: str, pid: int = 0) -> None:
         self.where = where
@@ -159,22 +163,23 @@ class _Said:
 class _Chunk:
     """A chunk: successive record batches of one process in a recording.
 
-    It stores the position of the first batch, the number of batches, and how many of their records are repetitions.
+    A chunk stores the position of the first batch, the number of batches, and the number of repeated records.
     """
 
     def __init__(
         self, reader: RecordingReader, key: str, nodes: NodeTable, frame: Frame, skip: int, errors: int
     ) -> None:
-        self.errors = errors  # number of frames with errors in the recording before this chunk
+        self.errors = errors  # number of damaged frames in the recording before this chunk
         self.records = 0
         self._reader = reader
         self._key = key
         self._nodes = nodes
         self._offset = frame.offset
-        self._skip = skip  # number of batches to skip in the first frame of the chunk
+        self._skip = skip  # number of batches in the first frame that come before the chunk
         self._kinds: set[int] = set()  # kinds of the frames that contain this chunk's batches
         self._batches = 0
-        # Maps the index of a batch to a number of records at its begin. An earlier batch already contained them.
+        # For a batch with repeated records: the index of the batch, and the number of records at its begin that an
+        # earlier batch already contained.
         self._known: dict[int, int] = {}
 
     def add(self, batch: RecordBatch, known: int, frame: Frame) -> None:
@@ -207,7 +212,7 @@ class _Recorded:
 
     def __init__(self, reader: RecordingReader, key: str) -> None:
         self.said = _Said("its catalog", key)
-        # The smallest and the largest number of rejected records that the daemon reported.
+        # the smallest and the largest count of rejected records in the daemon's reports
         self.rejected: tuple[int, int] | None = None
         self._reader = reader
         self._key = key
@@ -218,7 +223,7 @@ class _Recorded:
     def take(self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame, errors: int) -> None:
         """Apply a message of this process from `frame`. Raises DecodeError if a node contradicts earlier nodes.
 
-        `errors` is the number of earlier frames that could not be read completely.
+        `errors` is the number of damaged frames before `frame`.
         """
         match message:
             case SourceCatalog():
@@ -229,7 +234,7 @@ class _Recorded:
             case RecordBatch():
                 if frame.offset != self._frame_offset:
                     self._frame_offset, self._in_frame = frame.offset, 0
-                # Begin a new chunk after a frame with an error. Otherwise its batches and later ones would be
+                # Begin a new chunk after a damaged frame. Otherwise the batches before and after the frame would be
                 # confused.
                 last = self._chunks[-1] if self._chunks else None
                 if last is None or last.records >= CHUNK_RECORDS or last.errors != errors:
@@ -241,8 +246,8 @@ class _Recorded:
 
     def recorded(self, books: RecordTally) -> RecordedProcess:
         records = Records(self._chunks)
-        # Record batches only contain the total number of lost records. So take the number of rejected records from
-        # the growth of the daemon's own count, which begins at 0 again if the daemon restarts.
+        # Record batches only contain the total number of lost records. The daemon also counts the rejected records.
+        # Take their number from the growth of this count, because it begins at 0 again if the daemon restarts.
         least, most = self.rejected or (0, 0)
         rejected = min(most - least, books.dropped)
         return self.said.recorded(

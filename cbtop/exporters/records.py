@@ -1,12 +1,13 @@
-"""The records of one process, in the order of their end or of their start. Iterating keeps only a limited number of
-them in memory.
+"""The records of one process, in the order of their ends or of their starts. An iteration keeps only a limited number
+of records in memory.
 """
 
 # Rules
-# - Each iteration reads the records again, chunk by chunk and batch by batch. No record is kept.
+# - Each iteration reads the records again, chunk by chunk and batch by batch. No record stays in memory.
 # - Records are stored in the order of their end. To iterate by start, repeatedly take the first MAX_SORTED / 2 of the
 #   remaining records, and skip chunks that start later.
-# - If records are in order, each record is read twice. Long overlaps cost more time, but not more memory.
+# - If the records are already in order, each record is read twice. Records with long overlaps cost more time, but not
+#   more memory.
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    # An array of shape (fields, records). Its first rows are the sort keys: start, ~end, node and number.
+    # An array of shape (fields, records). The first rows are the sort keys of the records: start, ~end, node and
+    # number.
     Rows = NDArray[np.int64]
 
 LISTED_RECORDS = 4_096  # Number of records that are converted to Python objects at a time.
-# Maximum number of records in memory. A record takes 48 bytes. Sorting takes twice this memory in addition.
+# Maximum number of records in memory. A record takes 48 bytes. Sorting needs twice this memory in addition.
 MAX_SORTED = 1 << 18
 _KEYS = 4
 
@@ -43,7 +45,9 @@ class TimedRecord(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """A chunk of records: the number of its first record, and its smallest and largest start time."""
+    """A chunk of records. It has the number of the first record, and the smallest and the largest start time of all
+    records.
+    """
 
     read: Chunk
     number: int
@@ -52,10 +56,11 @@ class _Span(NamedTuple):
 
 
 class Records:
-    """The records of `chunks` in the order of their end. Each iteration calls every function in `chunks`."""
+    """The records of `chunks` in the order of their ends. Each iteration calls every function in `chunks` again."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        # Number of all records read. It includes amounts of work and cancelled steps, which are not calls.
+        # Number of all records that were read. Records of amounts and of cancelled steps count here, although they
+        # are not calls.
         self.read = 0
         self._count = 0
         self._spans: list[_Span] = []
@@ -80,7 +85,9 @@ class Records:
             yield from listed(batch.calls())
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches with the records as they were read, including amounts of work and cancelled steps."""
+        """Yield the batches with all records that were read. Records of amounts and of cancelled steps are
+        included.
+        """
         for span in self._spans:
             yield from span.read()
 
@@ -92,7 +99,7 @@ class Records:
     def by_start(self) -> Iterator[TimedRecord]:
         """Yield the records in the order of their start. A record precedes the records that it contains.
 
-        If a parent and its child have equal times, the parent precedes, because its id is smaller.
+        If a parent and its child have equal times, the parent comes first, because it has the smaller id.
         """
         left = sorted(self._spans, key=lambda span: span.first_ns)
         rows, is_all = _first(left, None)
@@ -106,13 +113,16 @@ class Records:
 
 
 def _first(spans: Sequence[_Span], after: Rows | None) -> tuple[Rows, bool]:
-    """Return the first sorted records after the key `after` in `spans`, and whether these are the last ones."""
+    """Return the first records of `spans` after the key `after`, in sorted order. Also return whether these are the
+    last records.
+    """
     import numpy as np  # NumPy is imported here, so that commands that export nothing do not load it.
 
     held = np.zeros((_KEYS + 2, 0), np.int64)
     waiting: list[Rows] = []
     count = 0
-    until_ns: int | None = None  # Records that start after this time are not among the first ones.
+    # Leave out records that start after this time, because they are not among the first records.
+    until_ns: int | None = None
     for span in spans:
         if until_ns is not None and span.first_ns > until_ns:
             break

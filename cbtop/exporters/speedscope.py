@@ -1,7 +1,7 @@
 """Export to speedscope's own file format, with one evented profile per track.
 
-https://www.speedscope.app/file-format-schema.json describes it. The event `O` opens a frame, and `C` closes it. The
-time `at` never decreases, and only the last opened frame may be closed.
+https://www.speedscope.app/file-format-schema.json describes it. The event `O` opens a frame, and the event `C` closes
+a frame. The time `at` of an event never decreases. Only the frame that was opened last may be closed.
 
 All events of a profile must be written together. Records of the second and later tracks are kept in a temporary file
 until the first track is complete.
@@ -21,7 +21,7 @@ from cbtop.exporters.tracks import events_of, laid_out
 from cbtop.profiler.analysis.graph.nodes import display_name
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-MAX_WAITING = 1 << 16  # Over all tracks except the first, at most this many records are in memory.
+MAX_WAITING = 1 << 16  # At most this many records are in memory, over all tracks except the first.
 
 
 def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
@@ -72,18 +72,18 @@ def _first_track(recorded: RecordedProcess, beside: _Beside) -> Iterator[TimedRe
 
 
 class _Beside:
-    """The records of all tracks except the first. They are stored in `file` until they are exported."""
+    """The records of all tracks except the first. These records are stored in `file` until they are exported."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        # for each track: node, start and end of each of its records that are still in memory
+        # the records of each track that are still in memory: node, start and end of each record
         self._waiting: list[array[int]] = []
-        # for each track: (offset, size) in bytes of each block of its records in the file
+        # for each track: the position of each block of its records in the file, as (offset, size) in bytes
         self._blocks: list[list[tuple[int, int]]] = []
         self._count = 0
 
     def add(self, track: int, record: TimedRecord) -> None:
-        """Store a record of `track`. The numbers of tracks are consecutive."""
+        """Store a record of `track`. Tracks must be numbered without gaps."""
         if track == len(self._waiting):
             self._waiting.append(array("q"))
             self._blocks.append([])
@@ -113,7 +113,7 @@ class _Beside:
                 try:
                     blocks.append((self._file.tell(), len(waiting) * waiting.itemsize))
                     self._file.write(waiting.tobytes())
-                # Name the directory of temporary files in the error. Otherwise this would look like an error of the
+                # Name the directory of temporary files in the error. Otherwise it would look like an error of the
                 # output file.
                 except OSError as error:
                     raise OSError(error.errno, error.strerror, tempfile.gettempdir()) from error

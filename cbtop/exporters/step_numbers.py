@@ -2,11 +2,12 @@
 
 # Rules
 # - Steps are numbered from 1, in the order of their end. A cancelled step has no number.
-# - A call belongs to the next step that ends in its lane. If the call had ended before the last step there ended, and
-#   does not fit into the next step, it arrived late and belongs to the last one.
+# - A call belongs to the next step that ends in its lane. A call may arrive late: it ended before the end of the
+#   previous step in the lane, and does not fit into the next step. Such a call belongs to the previous step.
 # - Steps that found no lane of their own share the last lane. The step of a call in this lane is not known.
-# - A step is directly followed by the record of its numbers of sequences and cached positions.
-# - A record waits until its step has ended. If more than MAX_WAITING records wait, all of them go on without a step.
+# - The record of a step's numbers of sequences and cached positions directly follows the step.
+# - A record waits until its step has ended. If more than MAX_WAITING records are waiting, all of them are passed on
+#   without a step.
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from cbtop.protocol.ring_reader import Batch
 MAX_WAITING = 1 << 18
 NO_STEP = 0
 UNKNOWN = -1
-MAX_GROUPS = 4_096  # At most this many steps and lanes are stored.
+MAX_GROUPS = 4_096  # The last steps of at most this many step nodes and lanes are stored.
 
 Column = NDArray[np.int64]
 
@@ -34,8 +35,8 @@ Column = NDArray[np.int64]
 class NumberedCalls:
     """Calls with the numbers of their steps. NO_STEP means that a call is in no step, or that its step is not known.
 
-    For the record of a step, `sequences` is its number of sequences, and `cached` the number of positions that each
-    sequence had before. For other records, and if not reported, they are UNKNOWN.
+    For the record of a step, `sequences` is the number of its sequences. `cached` is the number of cached positions
+    of each sequence before the step. For other records, and if they are not reported, both are UNKNOWN.
     """
 
     calls: Batch
@@ -57,7 +58,7 @@ class _Ended:
 
 
 def numbered(recorded: RecordedProcess) -> Iterator[NumberedCalls]:
-    """Yield all calls of `recorded`, in order. At most MAX_WAITING and one batch of records are in memory."""
+    """Yield all calls of `recorded`, in order. At most MAX_WAITING records and one batch of records are in memory."""
     yield from _Numbering(recorded.nodes).of(recorded.records.batches())
 
 
@@ -77,9 +78,9 @@ class _Numbering:
         yield self._numbered(joined(waiting), is_last=True)[0]
 
     def _numbered(self, batch: Batch, *, is_last: bool) -> tuple[NumberedCalls, Batch]:
-        """Return the calls at the beginning of `batch` that have a known step, and the rest of the batch.
+        """Return two parts of `batch`: the calls at the beginning that have a known step, and the rest.
 
-        If `is_last`, return all calls.
+        If `is_last`, all calls are in the first part.
         """
         step_of = self._step_of[batch.node]
         is_step = step_of == batch.node
@@ -109,14 +110,15 @@ class _Numbering:
     def _steps_of(
         self, batch: Batch, here: Column, ends: Column, step: Column, group: int
     ) -> tuple[Column, NDArray[np.bool_]]:
-        """For each call in `here`, return the number of its step, and whether that step has not ended yet.
+        """For each call in `here`, return the number of its step, and whether the call must wait because its step has
+        not ended yet.
 
         `ends` are the ends of steps in the same lane.
         """
         last = self._last.get(group, _Ended(NO_STEP, UNKNOWN))
         numbers = np.concatenate(([last.number], step[ends], [NO_STEP]))
         ended_ns = np.concatenate(([last.end_ns], batch.end_ns[ends]))
-        # A step that has not ended yet gets the largest start time, so that no call seems to be inside it.
+        # The step after the last ended one gets the largest start time, so that no call seems to be inside that step.
         begun_ns = np.concatenate((batch.start_ns[ends], [np.iinfo(np.int64).max]))
         at = np.searchsorted(ends, here)
         start_ns, end_ns, before_ns = batch.start_ns[here], batch.end_ns[here], ended_ns[at]

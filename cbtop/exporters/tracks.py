@@ -1,8 +1,8 @@
 """Assign the records of a process to tracks. The records of a track must nest, because flame charts require this."""
 
 # A track is not a thread, because threads are not recorded. Records of one thread nest, so they share a track. If two
-# records overlap without nesting, they ran in parallel. Then the later record takes a track on which its parent is
-# open, or else the first track with room.
+# records overlap without nesting, they ran in parallel. In this case, the later record gets a track with its parent
+# still open. Without such a track, it gets the first track with room.
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:
     """Yield (track, record) for every record, in the order of start. Tracks are numbered from 0.
 
-    A record precedes the records that it contains.
+    A record comes before the records that it contains.
     """
     for track, _, record in on_tracks(recorded.nodes, recorded.records.by_start()):
         yield track, record
 
 
 def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tuple[int, int, TimedRecord]]:
-    """Yield (track, depth, record) for each record of `by_start`. The depth is the number of enclosing records."""
-    open_on: list[list[_Open]] = []  # for each track: its last record after the enclosing records, outermost first
+    """Yield (track, depth, record) for each record of `by_start`. The depth is the number of records around the
+    record on its track.
+    """
+    # For each track: the open records that enclose each other, and its last record at the end; the outermost record
+    # is first
+    open_on: list[list[_Open]] = []
     for record in by_start:
         best, chosen = _NO_ROOM, len(open_on)
         for track, around in enumerate(open_on):
@@ -56,13 +60,13 @@ def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord,
 
 
 def ended_before(record: TimedRecord, around: list[TimedRecord]) -> Iterator[TimedRecord]:
-    """Remove from `around` all records that end before `record` begins, and yield the removed records."""
+    """Remove each record that ends before `record` begins from the end of `around`, and yield the removed records."""
     while around and around[-1].end_ns <= record.start_ns:
         yield around.pop()
 
 
 class _Open(NamedTuple):
-    """A record on a track that has not ended yet, and how many records of each node it already contains."""
+    """An open record, which has not ended yet, and the number of records of each node that it already contains."""
 
     record: TimedRecord
     held: dict[int, int]
@@ -77,7 +81,7 @@ class _Room(NamedTuple):
     """
 
     is_outside: bool  # whether no record is open on the track
-    is_far: bool  # whether the innermost open record on the track is not the record's parent
+    is_far: bool  # whether the innermost open record on the track is a different record than the parent
     held: int
     end_ns: int
     depth: int  # number of records that stay open on the track
@@ -88,7 +92,8 @@ _NO_ROOM = _Room(True, True, 0, 0, 0)
 
 
 def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Room:
-    """Return how well `record` fits on a track with the open records `around`.
+    """Return the position for `record` on a track with the open records `around`. The position shows how well the
+    record fits.
 
     Ended records are closed first. Returns _NO_ROOM if the record overlaps an open record without nesting.
     """
@@ -109,7 +114,7 @@ def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Ro
 def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:
     """Return whether `record` is inside `around`, in time and in the graph. A record of zero length fits anywhere.
 
-    Nothing fits into a step that was timed only as a whole, because its content was not recorded. A record from its
+    Nothing fits into a step that was timed only as a whole, because its content was not recorded. A record during its
     time belongs to a different step.
     """
     if record.end_ns > around.end_ns or around.plain:

@@ -1,1 +1,1 @@
-"""Feeds make the views that a screen or report shows. Their data comes from live processes, recordings, or runs."""
+"""Feeds make the views for screens and reports. The data comes from live processes, recordings, or runs."""

@@ -1,6 +1,6 @@
 """Run `cbtop calibrate` to measure the roofs (speed limits) of the hardware that one process uses.
 
-It runs in a subprocess, so that the screen does not wait.
+The command runs in a subprocess, so that the screen does not wait.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from cbtop.viewmodels.source import SourceView
 
 END_WITHIN_S = 5.0
 MAX_SAID_BYTES = 1 << 16
-ENGINE = "numba"  # a package of the extra `compute`, without which only the short measurement is possible
+ENGINE = "numba"  # This package belongs to the extra `compute`. Without it, only the short measurement is possible.
 GOES_ON = " …"  # A progress line ends with this text if the output is not a terminal.
 
 
 def why_not_measured(source: SourceView) -> str:
-    """Return the reason why the roofs of this source cannot be measured here, or ""."""
+    """Return the reason why this viewer cannot measure the roofs (speed limits of the hardware) of the source, or ""
+    if it can.
+    """
     if source.merged is not None:
         return "these are several processes, and a roof is of one machine: press m until one is shown"
     if source.host != socket.gethostname():
@@ -33,7 +35,8 @@ def why_not_measured(source: SourceView) -> str:
 
 
 class Calibration:
-    """A running `cbtop calibrate` for `source`. Call `poll` until it has ended. `close` ends it early.
+    """A running `cbtop calibrate` for `source`. Call `poll` until the command has ended. `close` ends the command
+    early.
 
     The measured roofs are stored in the roofs file. Every viewer on this machine reads that file.
     """
@@ -56,7 +59,7 @@ class Calibration:
         fails.
         """
         exit_code = self._process.poll()
-        # Use pread, because it does not move the file position, which calibrate also uses for writing.
+        # Use pread, which does not move the file position. Calibrate shares this position for writing.
         lines = os.pread(self._said.fileno(), MAX_SAID_BYTES, 0).decode("utf-8", "replace").splitlines()
         steps = [line for line in lines if line.endswith(GOES_ON)]
         if exit_code is None:
@@ -87,8 +90,8 @@ class Calibration:
 def arguments(source: SourceView) -> list[str]:
     """Return the command-line arguments of `cbtop calibrate` for this source.
 
-    On a CPU, they are the number of threads and the size of the weights. A GPU needs no arguments, and all of it is
-    measured. Without the extra `compute`, only the short measurement is possible.
+    For a CPU, the arguments are the number of threads and the size of the weights. A GPU needs no arguments, because
+    the whole GPU is measured. Without the extra `compute`, only the short measurement is possible.
     """
     roofs = source.roofline.ceilings
     if source.threads is None or any(roof.gpu for roof in roofs):

@@ -52,10 +52,10 @@ class FeedEnd:
 
 @dataclass(frozen=True, slots=True)
 class FeedSnapshot:
-    """A source with the store of its daemon, and the offset between its host's clock and ours.
+    """A source with the store of its daemon, and with the offset between the clocks of its host and this host.
 
-    `stale_s` is the time since the daemon's last message. It is None if the daemon still sends. `now_ns` is the
-    host's monotonic clock now, or None if it is unknown.
+    `stale_s` is the time since the daemon's last message. `stale_s` is None if the daemon is still sending. `now_ns`
+    is the present time on the monotonic clock of the source's host, or None if unknown.
     """
 
     record: SourceRecord
@@ -68,7 +68,7 @@ class FeedSnapshot:
 class Views:
     """Makes views for a screen or report from the data of all visible sources."""
 
-    is_recording = False  # whether this feed shows data from the past, so that nothing can be measured any longer
+    is_recording = False  # whether this feed shows the past, so that no new measurement is possible
     silenced: Collection[str] = ()  # ids of the verdicts that the user has turned off
     baselines: Sequence[Snapshot] = ()  # For each process, the baseline that its views are compared with.
 
@@ -88,7 +88,9 @@ class Views:
         return record.ceilings.values()
 
     def want(self, key: str) -> None:
-        """Request the data of the ended source `key`, if it was not read yet and can be requested."""
+        """Request the data of the ended source `key`. Do nothing if the data was already read or cannot be
+        requested.
+        """
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Return every visible source, the newest live one first."""
@@ -118,7 +120,7 @@ class Views:
         return ListView(tuple(one.key for one in known), ended, row, tuple(self._costs()), bool(self.baselines))
 
     def _costs(self) -> Iterator[ProcessCost]:
-        """Yield the cost of this process, then the cost of every daemon in another process."""
+        """Yield the cost of this process, and then the cost of every daemon that runs in another process."""
         own = self._own_cost
         why = "" if own.cpu_percent is not None else "it has run for less than a second"
         inside = ", the daemon in it" if self.is_daemon_inside else ""
@@ -135,10 +137,10 @@ class Views:
         """Yield the cost of each daemon that runs in another process."""
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, since its start or over the recent window. None for `key` means the first
-        source.
+        """Return the view of a source since its start. With `window`, the view covers the recent window. If `key` is
+        None, the view is of the first source.
 
-        Returns None if this source has not appeared yet.
+        Returns None if the source has not appeared yet.
         """
         if key is None:
             known = self.sources()
@@ -174,9 +176,9 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view that merges the source `key` and all sources that belong together with it.
+        """Return one view that merges the source `key` with all related sources, such as the ranks of its job.
 
-        None for `key` means the first source. Returns None without any source.
+        If `key` is None, the first source is used. Returns None if no source exists.
         """
         seen = self.seen()
         if key not in seen:
@@ -211,7 +213,8 @@ class Views:
         """Request the unread data of all processes that run the same program as `key`. Returns the keys of these
         processes.
 
-        Their data is needed to know their models, because only processes with the same model belong together.
+        The data is needed to learn the models of these processes, because only processes with the same model are
+        merged.
         """
         seen = self.seen()
         program = _program(seen[key].record)
@@ -254,8 +257,8 @@ class Views:
         self.close()
 
     def _with_rate_change(self, source: FeedSnapshot, row: SourceRow) -> SourceRow:
-        """Return `row` of the list of sources with the change of its tokens/s since the baseline. If the change is
-        unknown, add the reason.
+        """Return a copy of `row` (of the list of sources) with the change of the source's tokens/s since the
+        baseline. If the change is unknown, the row has the reason.
         """
         change, why = None, "it marks no steps"
         if row.phase is not None:
@@ -284,7 +287,7 @@ class Views:
 class StoreViews(Views):
     """Makes views from a single store, for example of a recording.
 
-    Only sources that match `selected` are shown, or all sources if it is empty.
+    If `selected` is not empty, only sources that match it are shown.
     """
 
     def __init__(self, selected: Sequence[str]) -> None:
@@ -325,7 +328,7 @@ class Feed(Views):
 
     If `selected` is given, only sources that match one of its entries are shown. An entry is a key, a pid or
     `rank=N`. A daemon in this process remembers the last `history_s` seconds. Raises EndpointError for an invalid
-    address, and KeysError for an address on another host without `keys`.
+    address, and KeysError if `keys` are missing for an address on another host.
     """
 
     def __init__(
@@ -343,8 +346,7 @@ class Feed(Views):
         self._kept_roofs = StoredRoofs()
         self._marks: Marks | None = None
         self._heard_ns = 0
-        # for each view: the baselines, and the verdicts of the last heartbeat (those that are shown, and those that
-        # are withheld)
+        # for each view: its baselines, the shown verdicts, and the withheld verdicts, all as of the last heartbeat
         self._verdicts: dict[object, tuple[Sequence[Snapshot], _Judged]] = {}
         self.links = Links(endpoints, window_s, keys, history_s)
 
@@ -356,7 +358,7 @@ class Feed(Views):
     def _mark(self) -> None:
         """Find notable events (stalls, ends, new verdicts) once per heartbeat.
 
-        With several daemons, find none, because their clocks differ.
+        If there are several daemons, find no events, because the clocks differ.
         """
         heard_ns = self.links.heard_ns
         if heard_ns is None or heard_ns == self._heard_ns:
@@ -370,12 +372,14 @@ class Feed(Views):
 
     @property
     def marks(self) -> Marks | None:
-        """Notable events of the last minutes. None before the first message, and if there are several daemons."""
+        """The notable events of the last minutes. None before the first message. Also None if there are several
+        daemons.
+        """
         return self._marks
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, since its start or over the recent window. None for `key` means the first
-        source.
+        """Return the view of a source since its start. With `window`, the view covers the recent window. If `key` is
+        None, the view is of the first source.
 
         Verdicts are made once per heartbeat, because a text that changes twice a second is hard to read.
         """
@@ -400,8 +404,8 @@ class Feed(Views):
         return known[1]
 
     def watched(self) -> TimeView | None:
-        """Return the time bar of the last minutes, with the notable events on it. It begins at the time when this
-        viewer connected.
+        """Return the time bar of the last minutes, with the notable events on it. The time bar begins at the time
+        when this viewer connected.
         """
         if self._marks is None:
             return None
@@ -414,7 +418,7 @@ class Feed(Views):
         self.links.follow_records(on)
 
     def seen(self) -> Mapping[str, FeedSnapshot]:
-        """Return every selected source. If two links report the same source, the link that is not silent is used."""
+        """Return every selected source. If two links report the same source, use the link that is not silent."""
         by_freshness = sorted(self.links, key=lambda link: link.stale_s or 0, reverse=True)
         found: dict[str, FeedSnapshot] = {}
         for link in by_freshness:
@@ -434,12 +438,12 @@ class Feed(Views):
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
         """Return the roofs (speed limits of the hardware) of a source.
 
-        A roof that was measured later on this machine replaces the announced roof.
+        If a roof was measured on this machine after the announcement, the measured roof replaces the announced one.
         """
         return self._kept_roofs.over(record)
 
     def want(self, key: str) -> None:
-        """Request the data of an ended source that is not read yet, from each daemon for one source at a time.
+        """Request the unread data of ended sources. Each daemon gets a request for one source at a time.
 
         A later poll reads the answer.
         """
@@ -457,21 +461,22 @@ class Feed(Views):
 
     @property
     def knows_devices(self) -> bool:
-        """Whether every daemon has reported its devices and processes.
-
-        Figures that need two samples must be available, too.
+        """Whether every daemon has reported its devices and processes, including the figures that need two
+        samples.
         """
         return all(_knows_devices(link.store) for link in self.links)
 
     @property
     def left_out(self) -> str:
-        """A text with the number, names and reasons of the sources that were dropped for lack of memory, or ""."""
+        """One text with the number, names and reasons of the sources that were dropped for lack of memory. "" if no
+        source was dropped.
+        """
         return self.links.left_out
 
     @property
     def refused(self) -> str:
-        """Why no daemon and this viewer will ever accept each other, such as different versions or keys. Empty if at
-        least one link works or may still work.
+        """The reason why no daemon and this viewer will ever accept each other, such as different versions or keys.
+        Empty if at least one link works or may still work.
         """
         return self.links.refused
 
@@ -503,7 +508,7 @@ def _knows_devices(store: Store) -> bool:
 
 
 def gpus_of(source: FeedSnapshot) -> list[str]:
-    """Return the names of the GPUs that this source is known to use."""
+    """Return the names of the GPUs that this source uses, if they are known."""
     return [row.device.name for row in machine_view(source.store, source.stale_s).gpus_of(source.record.key)]
 
 
@@ -516,7 +521,9 @@ def _machines(sources: Iterable[FeedSnapshot]) -> tuple[MachineView, ...]:
 def _training_of_rank(
     seen: Mapping[str, FeedSnapshot], record: SourceRecord, view: SourceView
 ) -> TrainingView | None:
-    """Return the training steps in `view`. Their communication is compared with the other ranks of the job."""
+    """Return the training steps in `view`. The communication of these steps is compared with the communication of the
+    job's other ranks.
+    """
     training = view.training
     if training is None or training.communication is None or view.phase is None:
         return training

@@ -1,6 +1,6 @@
 """Keep copies of a replay's store at recent keyframes of a recording.
 
-With them, small steps back in time are fast.
+With these copies, small steps back in time are fast.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
 class KeptState:
     """A copy of a replay's store.
 
-    It was made at the time `at_ns` of the recording, before the frame at `offset` was applied.
+    The copy was made at the time `at_ns` of the recording, before the frame at `offset` was applied.
     """
 
     at_ns: int
     offset: int
-    pickled: bytes  # the pickled store; a deep copy would take twice as long
+    pickled: bytes  # The pickled store. Making a deep copy instead would take twice as long.
 
     def store(self) -> Store:
-        """Return a new store that has this copied state."""
+        """Return a new store with the copied state."""
         found: Store = pickle.loads(self.pickled)
         return found
 
@@ -34,7 +34,7 @@ class KeptState:
 class KeptStates:
     """Keeps at most MAX_STATES copies of a store.
 
-    From a copy, playing at most `reach_ns` forward gives the right state.
+    A copy is used only for a target at most `reach_ns` after the copy.
     """
 
     def __init__(self, reach_ns: int) -> None:
@@ -42,7 +42,7 @@ class KeptStates:
         self._states: deque[KeptState] = deque(maxlen=MAX_STATES)
 
     def keep(self, store: Store, offset: int, at_ns: int) -> None:
-        """Add a copy of `store`, unless it is too large or a copy of this moment exists."""
+        """Add a copy of `store`, unless the store is too large or has already been copied at this moment."""
         if store.size_bytes * MAX_STATES <= MAX_STATES_BYTES and all(at_ns != one.at_ns for one in self._states):
             self._states.append(KeptState(at_ns, offset, pickle.dumps(store, pickle.HIGHEST_PROTOCOL)))
 

@@ -1,4 +1,4 @@
-"""Request the kernels of a local process and wait for them. `cbtop kernels` and the screen use this."""
+"""Request the kernels of a local process and wait for the answer. `cbtop kernels` and the screen use this module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class KernelRequest:
     the request.
 
     Raises CbtopError if the process accepts no requests or refuses this one. Raises NoDataError if the process ends
-    or does not answer within `wait_s`, and RequestError if sending fails. The caller must close `source`.
+    or does not answer within `wait_s`. Raises RequestError if the request cannot be sent. The caller must close
+    `source`.
     """
 
     def __init__(self, source: Source, steps: int = DEFAULT_STEPS, wait_s: float = DEFAULT_WAIT_S) -> None:
@@ -99,7 +100,7 @@ def live_source(ring: Path) -> Source | None:
         if not runs(ring):
             return None
         source = Source(ring)
-    except (ProtocolError, OSError):  # The process has ended meanwhile, or the file is not a ring.
+    except (ProtocolError, OSError):  # The process has ended in the meantime, or the file is not a ring.
         return None
     _read(source)
     if source.state is not SourceStatus.LIVE:
@@ -111,7 +112,7 @@ def live_source(ring: Path) -> Source | None:
 def own_source(key: str) -> Source:
     """Return the source that is shown as `key`.
 
-    Raises NoDataError if its process does not run on this machine or belongs to another user.
+    Raises NoDataError if the process of the source does not run on this machine or belongs to another user.
     """
     host, *numbers = key.rsplit(":", 3)
     for ring in rings_of([ring_of(key)]):
@@ -127,7 +128,7 @@ def own_source(key: str) -> Source:
 
 
 def pid_of(source: Source) -> int:
-    """Return the pid of the process that a ring belongs to, or 0 if it is not known yet."""
+    """Return the pid of the process that a ring belongs to, or 0 if the pid is not known yet."""
     return source.hello.pid if source.hello else 0
 
 

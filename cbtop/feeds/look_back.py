@@ -20,7 +20,8 @@ from cbtop.protocol.keys import ViewerKeys
 def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
     """Return a function that fetches the history of the sources in `feed`. The feed must have exactly one daemon.
 
-    The function blocks, so call it in a thread. It raises CbtopError, ProtocolError or OSError with the reason.
+    The function blocks, so call it in a thread. If it fails, it raises CbtopError, ProtocolError or OSError with the
+    reason.
     """
     assert feed.links.endpoint is not None
 
@@ -39,17 +40,17 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
 
 
 def remembered(feed: Feed) -> list[ReplayFeed]:
-    """Return the history of each daemon of `feed`, limited to the sources in `feed`. Each history is at its end and
-    has no curves.
+    """Return the history of each daemon of `feed`, limited to the sources in `feed`. Each history shows its last
+    moment and has no curves.
 
-    This call blocks, even if a daemon does not answer. The caller must close the results.
+    This call blocks for some time if a daemon does not answer. The caller must close the results.
     """
     found = []
     for endpoint in feed.links.answered:
         try:
             past = _opened(endpoint, feed.keys, feed.window_s, tuple(feed.seen()), curves_s=0)
         except (CbtopError, ProtocolError, OSError):
-            continue  # Leave out this daemon. It is an older version, or it stores no history.
+            continue  # Skip this daemon. It has an older version, or it stores no history.
         past.is_playing = False
         past.seek(past.duration_s)
         found.append(past)

@@ -12,9 +12,9 @@ from cbtop.viewmodels.verdict import Severity
 
 MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000
-# When a verdict on a view appears, this is an event. The verdict must not have been shown during the last
-# VERDICT_ENDS_NS. The view must have been judged during the last JUST_BEFORE_NS, because the verdict's begin is
-# otherwise unknown.
+# An event is the begin of a verdict on a view. The same verdict must not have been shown during the last
+# VERDICT_ENDS_NS. The view must have been judged during the last JUST_BEFORE_NS, because otherwise the begin of the
+# verdict is unknown.
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
 # Judge a view (make its verdicts) only at every other heartbeat, because judging takes half the time of a frame.
 LOOK_AGAIN_NS = 3 * SECOND_NS // 2
@@ -29,14 +29,15 @@ class Marks:
     def __init__(self, begin_ns: int) -> None:
         self.begin_ns = begin_ns
         self.found: dict[int, Mark] = {}
-        self._known: dict[str, bool] | None = None  # for each source: whether it had ended at the last call of `look`
+        # For each source: whether the source had ended at the last call of `look`
+        self._known: dict[str, bool] | None = None
         self._phases: dict[str, str] = {}  # for each source: the phase with the most time in its last second
-        # for each view: the time of the last judgement, and the time when each verdict was last shown
+        # for each view: when it was last judged, and when each of its verdicts was last shown
         self._judged: dict[tuple[str, str | None, bool], tuple[int, dict[str, int]]] = {}
 
     def forget_before(self) -> None:
-        """Forget the state before a gap in the data. A process that begins or ends in the gap is not an event,
-        because its time is unknown.
+        """Forget the state before a gap in the data. If a process begins or ends in the gap, this is not an event,
+        because the time is unknown.
         """
         self._known = None
         self._phases.clear()
@@ -47,7 +48,7 @@ class Marks:
             del self.found[second]
 
     def look(self, at_ns: int, records: Iterable[SourceRecord]) -> None:
-        """Find events by comparing `records` at the time `at_ns` with their state at the last call."""
+        """Find events by comparing `records` at the time `at_ns` with the records at the last call."""
         known = list(records)
         before, self._known = self._known, {one.key: one.has_ended for one in known}
         for record in known:
@@ -66,13 +67,14 @@ class Marks:
     def judge(self, at_ns: int, view: SourceView) -> None:
         """Find new verdicts on a view at `at_ns`, and store them as events.
 
-        Verdicts are made at most every 1.5 s. Verdicts of severity `note` are ignored, because healthy processes have
-        them, too.
+        Verdicts are made at most every 1.5 s. Verdicts of severity `note` are ignored, because healthy processes also
+        have such verdicts.
         """
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
         if seen_ns is not None and 0 <= at_ns - seen_ns < LOOK_AGAIN_NS:
-            return  # The view was judged recently. Reading `view.verdicts` would judge it again.
+            # The view was judged recently. Do not read `view.verdicts`, because this would judge the view again.
+            return
         ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
         if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
             if any(at_ns - known.get(one, -VERDICT_ENDS_NS) >= VERDICT_ENDS_NS for one in ids):
@@ -99,16 +101,18 @@ class Marks:
 
 
 def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
-    """Return when the process began (the time of its hello), or None if that was not recently.
+    """Return when the process began (the time of its hello). Returns None if the process did not begin recently.
 
-    Without a recent hello, the process began before this viewer, or its clock differs.
+    Without a recent hello, the process began before this viewer, or the clock of the process differs.
     """
     began_ns = record.hello.monotonic_ns if record.hello else None
     return began_ns if began_ns is not None and 0 <= at_ns - began_ns <= FOUND_WITHIN_NS else None
 
 
 def _busiest_phase(record: SourceRecord) -> str:
-    """Return the phase that took the most time in the process's last second, or "" if no step ended."""
+    """Return the phase that took the most time in the process's last second. Returns "" if no step ended in this
+    second.
+    """
     latest = {phase: (list(samples)[-2:]) for phase, samples in record.history.items() if len(samples) > 1}
     newest_ns = max((samples[-1].monotonic_ns for samples in latest.values()), default=0)
     took_ns = {

@@ -1,4 +1,4 @@
-"""Play a recording: bring a store to its state at any moment, or after any range of the recording."""
+"""Play a recording. Bring a store to the state that it has at a chosen moment, or after a chosen range."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from cbtop.protocol.messages import DaemonHello, Heartbeat, RecordBatch
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.selection import is_selected
 
-# A curve of N seconds needs the data of this many times N seconds, because its samples come once a second and may be
-# late.
+# To show a curve of N seconds, data of this many times N seconds is read, because samples come once a second and may
+# be late.
 SLACK = 1.1
-# A jump starts this many ns earlier than necessary, and stores copies on its way. Small steps back are then fast.
+# A jump starts this many ns earlier than necessary and stores copies of the store on its way. Small steps back in
+# time are then fast.
 STEPS_BACK_NS = 15_000_000_000
-# A timeline shows the records of this many ns. For an ended process, they are its last ones.
+# A timeline shows the records of this many ns. For an ended process, these are its last records.
 RECENT_NS = 10_000_000_000
-RANGE_RECENT_NS = 60_000_000_000  # A timeline shows the records of this many ns if a range is chosen.
+RANGE_RECENT_NS = 60_000_000_000  # If a range is chosen, a timeline shows the records of this many ns.
 
 
 @dataclass(slots=True)
 class _Range:
-    """The chosen range of a recording. While it is set, it is shown in place of a single moment."""
+    """The chosen range of a recording. While a range is set, the screen shows the range and not a single moment."""
 
     begin_ns: int
     end_ns: int
-    from_ns: int | None = None  # time of the last frame before the range; None until playing has reached the range
+    # Time of the last frame before the range; None until the playback has reached the range
+    from_ns: int | None = None
     until_ns: int = 0  # time of the last frame in the chosen range
 
 
 class Playback:
-    """Brings a store to its state at a moment of a recording or after a range, and finds the notable events until
-    then.
+    """Brings a store to its state at a moment of a recording or after a range. Also finds the notable events until
+    that moment.
     """
 
     def __init__(
@@ -56,15 +58,15 @@ class Playback:
         self.store = Store(window_s)
         self.touched = 0  # number of frames that were decoded until now
         self.refused: set[int] = set()  # offsets of frames that contain messages which cannot be decoded
-        self.reason = ""  # why the latest of the messages that cannot be decoded was rejected
+        self.reason = ""  # the reason why the latest undecodable message was rejected
         self.marks = Marks(reader.begin_ns)
         self._reader, self._window_s, self._selected = reader, window_s, selected
         self._decoder, self._clock_s = decoder, clock_s
         self._follows_records = False
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
-        # A jump starts at a keyframe this long before its target. The longest curve and the window need no earlier
-        # data. So the view is the same as after playing the recording from its beginning.
+        # A jump starts at a keyframe this long before its target. The longest curve and the window need no data from
+        # before this keyframe. So the view is the same as if the recording were played from its beginning.
         self.reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
         self._states = KeptStates(self.reach_ns)
         self._range: _Range | None = None
@@ -85,10 +87,10 @@ class Playback:
                 yield record
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set the target of the playback to a range between two moments. Only steps in the range are shown, until
+        """Set the target of the playback to a range between two moments. Only steps in the range are shown until
         `aim` is called.
 
-        A step belongs to the range if the daemon reported its end within the range.
+        A step belongs to the range if the daemon reported the end of the step within the range.
         """
         begin_ns, end_ns = sorted((moment_ns(self._reader, one_s), moment_ns(self._reader, other_s)))
         self._range = _Range(begin_ns, end_ns)
@@ -115,12 +117,12 @@ class Playback:
         return RangeCut(self._reader.duplicate(), self._range.begin_ns, self._range.end_ns)
 
     def aim(self, to_s: float) -> None:
-        """Set the target of the playback to the moment `to_s` of the recording, and leave a shown range.
+        """Set the target of the playback to the moment `to_s` of the recording, and stop showing a range.
 
         `advance` moves to the target.
         """
         target_ns = moment_ns(self._reader, to_s)
-        # A store that was made for a range lacks all earlier data, so it must be rebuilt.
+        # A store that was made for a range lacks all data from before the range, so the store must be rebuilt.
         was_range, self._range = self._range is not None, None
         from_ns = max(self.at_ns, self._whole_from_ns)
         is_ahead = self.at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self.reach_ns
@@ -139,8 +141,8 @@ class Playback:
         valid before that.
         """
         until_s = self._clock_s() + limit_s
-        # A damaged frame may have a time after the end of the recording. Use the end as its time, so that later
-        # frames are read.
+        # A damaged frame may have a time after the end of the recording. Use the recording's end as the time of such
+        # a frame, so that later frames are read.
         while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self.target_ns:
             if self._range is not None:
                 self._enter(self._range, time_ns)
@@ -163,7 +165,7 @@ class Playback:
         return True
 
     def _enter(self, chosen: _Range, next_ns: int) -> None:
-        """Tell the store that the range begins, if the frame at `next_ns` is after the begin of the range."""
+        """If the frame at `next_ns` is after the begin of the range, tell the store that the range begins."""
         if chosen.from_ns is None and next_ns > chosen.begin_ns:
             chosen.from_ns = self._said_ns
             self.store.begin_range((chosen.end_ns - chosen.begin_ns) / 1e9)
@@ -197,7 +199,7 @@ class Playback:
         return (*SHOWN, FrameKind.RECORDS) if follows else SHOWN
 
     def _catch_up_in(self, chosen: _Range) -> None:
-        """Read the records of the last minute of a range, because the timeline shows them."""
+        """Read the records of the last minute of a range, because the timeline shows these records."""
         assert chosen.from_ns is not None
         from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
         is_before = True
@@ -215,7 +217,8 @@ class Playback:
         """Read the last records before the current moment, up to the frame at offset `until`. Return the offset of
         the next frame.
 
-        For an ended source, read the last records before its end. The end must be within the reach of a jump.
+        For an ended source, read the last records before the source's end. This end must be within the reach of a
+        jump.
         """
         behind_ns = self.store.heard_ns - self._said_ns
         sources = self.store.sources.items()
@@ -263,15 +266,16 @@ class Playback:
         self._next = next(self._frames, None)
 
     def _apply(self, frame: Frame, of: Collection[str] | None = None) -> None:
-        """Apply a frame of the recording. If `of` is given, apply only the records of these sources."""
+        """Apply a frame of the recording. If `of` is given, apply only the records of the sources in `of`."""
         self.touched += 1
         is_known = False
         try:
             for message in self._decoder.messages(frame):
                 if of is not None and not (isinstance(message, RecordBatch) and message.source in of):
                     continue
-                # Skip the hello and the heartbeat in a keyframe. It repeats the hello of its daemon, which would
-                # clear the store. A live viewer does not receive the heartbeat, either.
+                # Skip the hello and the heartbeat in a keyframe. The hello repeats an earlier hello of the daemon,
+                # and applying it would clear the store. The heartbeat is skipped because live viewers do not receive
+                # it.
                 if isinstance(message, DaemonHello):
                     is_known = self._knows(message)
                 if not (is_known and isinstance(message, DaemonHello | Heartbeat)):

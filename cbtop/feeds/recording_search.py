@@ -13,14 +13,17 @@ from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.selection import has_data, is_selected
 
-# Only frames of these kinds are read. The frames with records are for exporters and the timeline.
+# A search reads only frames of these kinds. Frames with records are only needed by exporters and the timeline.
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)
 STEPS_WITHIN_NS = 300_000_000_000  # A step is searched up to this many ns from the current moment.
-FEW_STEPS_NS = 10_000_000_000  # A search backwards first covers this many ns, and only then STEPS_WITHIN_NS.
+# A search backwards covers this many ns at first. If it finds too few steps, it covers STEPS_WITHIN_NS.
+FEW_STEPS_NS = 10_000_000_000
 
 
 def moment_ns(reader: RecordingReader, at_s: float) -> int:
-    """Return the moment `at_s` seconds after the beginning as ns, limited to the length of the recording."""
+    """Return the moment `at_s` seconds after the beginning of the recording, in ns. A moment outside of the recording
+    is moved to its begin or end.
+    """
     length_s = max(0, reader.end_ns - reader.begin_ns) / 1e9
     return reader.begin_ns + round(min(max(at_s, 0), length_s) * 1e9)
 
@@ -32,14 +35,15 @@ class RecordingSearch:
         self._reader, self._selected, self._decoder = reader, selected, decoder
 
     def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
-        """Return the moment `steps` steps of the source `key` after `from_s`, and the number of steps found.
+        """Return the moment that is `steps` steps of the source `key` after the moment `from_s`. Also return the
+        number of steps found.
 
-        A negative number of `steps` searches backwards. The key of a merge counts the steps of all its members. If
-        `key` is None or has no data, the steps of any source count. The search covers five minutes. All steps in one
-        update count as one step. There are four updates a second.
+        A negative number of `steps` searches backwards. If `key` is the key of merged sources, the steps of all of
+        them count. If `key` is None or has no data, the steps of any source count. The search covers five minutes.
+        All steps in one update count as one step. There are four updates a second.
         """
         from_ns = moment_ns(self._reader, from_s)
-        # If the source does not exist yet at this moment, the steps of any source count.
+        # If the source does not exist yet at this moment, count the steps of any source.
         keys = None if key is None else frozenset(key.split(KEYS_JOINED_BY))
         found = self._steps_from(from_ns, steps, keys)
         if found is None:
@@ -49,9 +53,9 @@ class RecordingSearch:
         return (found[-1] - self._reader.begin_ns) / 1e9, len(found)
 
     def _steps_from(self, from_ns: int, steps: int, keys: Container[str] | None) -> list[int] | None:
-        """Return the times of the next `steps` updates that contain ended steps.
+        """Return the times of the next `steps` updates with ended steps.
 
-        A negative number searches backwards. Returns None if no update was found.
+        A negative number searches backwards. Returns None if no update with ended steps was found.
         """
         if steps > 0:
             told = self._steps_told(keys, from_ns, from_ns + STEPS_WITHIN_NS)
@@ -60,10 +64,10 @@ class RecordingSearch:
             return list(islice((at_ns for at_ns in chain([first], told) if at_ns > from_ns), steps))
         for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
             moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
-            # The oldest time does not count as a step. It is only the first update that was read.
+            # The oldest time does not count as a step, because it is only the time of the first update that was read.
             if len(moments) > 1 - steps:
                 break
-        # Skip the last update before `from_ns`, because it is already shown at `from_ns`.
+        # Skip the last update before `from_ns`, because it is already shown at the moment `from_ns`.
         return moments[:-1][::-1][:-steps] if moments else None
 
     def _steps_told(self, keys: Container[str] | None, begin_ns: int, end_ns: int) -> Iterator[int]:
@@ -82,28 +86,30 @@ class RecordingSearch:
                     if keys is None or message.source in keys:
                         scratch.apply(message)
             except DecodeError:
-                continue  # Skip the damaged frame. The playback counts it.
+                continue  # Skip the damaged frame. The playback counts damaged frames.
             now = sum(record.steps_ended for record in scratch.sources.values())
             if scratch.sources and now > steps:
                 yield at_ns
                 steps = now
 
     def holds_data(self) -> bool:
-        """Whether the recording contains any statistics with a record. Reads only until the first one."""
+        """Whether the recording contains any statistics with a record. The recording is read only up to the first
+        such statistics.
+        """
         return any(isinstance(said, StatsUpdate) and any(said.count) for _, said in self._said())
 
     def first_data_s(self) -> float:
         """Return the first moment with data of a selected process, in seconds. Return 0 if no selected process has
         data.
 
-        Reads the recording up to that moment.
+        The recording is read up to the returned moment.
         """
         scratch = Store()
         for at_ns, said in self._said():
             try:
                 scratch.apply(said)
             except (DecodeError, LimitError):
-                continue  # Skip the damaged frame. The playback counts it.
+                continue  # Skip the damaged frame. The playback counts damaged frames.
             record = scratch.sources.get(said.source) if isinstance(said, StatsUpdate) else None
             if record is None or not has_data(record):
                 continue
@@ -122,4 +128,4 @@ class RecordingSearch:
                     if isinstance(said, SourceCatalog | StatsUpdate):
                         yield at_ns, said
             except DecodeError:
-                continue  # Skip the damaged frame. The playback counts it.
+                continue  # Skip the damaged frame. The playback counts damaged frames.

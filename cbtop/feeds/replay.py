@@ -24,7 +24,7 @@ from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
 def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
     """Return a baseline for each process of the recording at `path`.
 
-    It covers the whole recording, or its last `last_s` seconds. Raises RecordingError or VersionError.
+    A baseline covers the whole recording, or the last `last_s` seconds. Raises RecordingError or VersionError.
     """
     with ReplayFeed(path) as feed:
         duration_s = feed.duration_s
@@ -35,7 +35,8 @@ def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...
 
 
 class ReplayFeed(StoreViews):
-    """Plays the recording at `path` with the given `speed`. It shows all sources or the `selected` ones.
+    """Plays the recording at `path` with the given `speed`. The feed shows the `selected` sources, or all sources if
+    none are selected.
 
     A file that was written by `save_range` opens with its range selected. Raises RecordingError or VersionError.
     """
@@ -82,7 +83,7 @@ class ReplayFeed(StoreViews):
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view that merges all sources that belong together.
+        """Return one view that merges all related sources, such as the ranks of a job.
 
         If a range is shown, the view covers the range.
         """
@@ -118,12 +119,14 @@ class ReplayFeed(StoreViews):
             self.seek(self.at_s + passed_s * self._speed)
 
     def seek(self, to_s: float) -> None:
-        """Show the moment `to_s` of the recording. A value outside of the recording means its begin or end."""
+        """Show the moment `to_s` of the recording. A moment outside of the recording is replaced by its begin or
+        end.
+        """
         self.aim(to_s)
         self.advance()
 
     def aim(self, to_s: float) -> None:
-        """Set the target of the replay to the moment `to_s` of the recording, and leave a shown range.
+        """Set the target of the replay to the moment `to_s` of the recording, and stop showing a range.
 
         `advance` moves to the target.
         """
@@ -136,10 +139,10 @@ class ReplayFeed(StoreViews):
         return self.playback.advance(limit_s)
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set the target of the replay to a range between two moments. Only steps in the range are shown, until `aim`
+        """Set the target of the replay to a range between two moments. Only steps in the range are shown until `aim`
         is called.
 
-        A step belongs to the range if the daemon reported its end within the range.
+        A step belongs to the range if the daemon reported the end of the step within the range.
         """
         self.playback.select(one_s, other_s)
 
@@ -163,7 +166,7 @@ class ReplayFeed(StoreViews):
     def watched(self) -> TimeView:
         """Return the time bar of the whole recording.
 
-        It has the notable events in the part that was read until now.
+        The time bar has the notable events of the part that was read until now.
         """
         return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
 
@@ -188,12 +191,14 @@ class ReplayFeed(StoreViews):
 
     @property
     def is_complete(self) -> bool:
-        """Always True, because a recording needs no answers of a daemon."""
+        """Always True, because a recording does not wait for answers of a daemon."""
         return True
 
     @property
     def left_out(self) -> str:
-        """A text with the number, names and reasons of the sources that were dropped for lack of memory, or ""."""
+        """One text with the number, names and reasons of the sources that were dropped for lack of memory. "" if no
+        source was dropped.
+        """
         return self.store.complaint()
 
     @property

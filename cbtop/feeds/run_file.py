@@ -1,6 +1,6 @@
 """Read and write runs in JSON files (`cbtop.runs/2`).
 
-Such a file has the figures to compare, and is a thousand times smaller than a recording.
+A file of runs has only the figures that are compared. It is a thousand times smaller than a recording.
 """
 
 # Rules
@@ -74,7 +74,9 @@ def write_runs(path: Path, runs: Sequence[Run], *, overwrite: bool = False) -> N
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Return the runs in the file at `path`. If there is an error in the file, raises UsageError with its place."""
+    """Return the runs in the file at `path`. If the file contains an error, raises UsageError with the place of the
+    error.
+    """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB, which no file of runs has")
@@ -251,8 +253,8 @@ def _contents_out(contents: Contents) -> dict[str, Any]:
 
 
 def _phase_out(phase: PhaseContents) -> dict[str, Any]:
-    """Return the JSON fields of the contents of a phase. If a piece is equal in several layers, it is written as one
-    row.
+    """Return the JSON fields of the contents of a phase. If several layers have an equal piece, the piece is written
+    as one row.
     """
     rows: dict[tuple[Piece, Range], list[str]] = {}
     for piece, number in phase.pieces.items():

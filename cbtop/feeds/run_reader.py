@@ -1,4 +1,6 @@
-"""Read the runs in a recording. A run has the last state of a process, and its records in blocks of steps."""
+"""Read the runs in a recording. A run has the last state of a process, and the process's records in blocks of
+steps.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from cbtop.viewmodels.stall import StallKind, stall_view
 
 @dataclass(slots=True)
 class _Read:
-    """The data of one process that is collected while its recording is read.
+    """The data of one process that is collected while a recording is read.
 
     `gpus` and `host` are device samples with their times. `ran` is the last heartbeat that reported the process as
     live.
@@ -54,8 +56,8 @@ class _Read:
     training: TrainingParts = field(default_factory=TrainingParts)
 
     def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
-        """Return the device samples that were taken while steps were recorded. Others are left out, because an idle
-        device may have a different clock.
+        """Return the device samples that were taken while steps were recorded. Other samples are left out, because an
+        idle device may have a different clock.
         """
         return [one for at_ns, one in samples if (self.first_ns or 0) <= at_ns <= self.last_ns]
 
@@ -67,8 +69,8 @@ class _Read:
 def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
     """Return the runs in the recording at `path`: one for each process with recorded steps.
 
-    `selected` limits the processes. Records count as lost if they were lost on the way, or if they are from before
-    the recording. Raises RecordingError or VersionError, and DecodeError if the contents do not fit in memory.
+    `selected` limits the processes. A record counts as lost if it was lost on the way, or if it is from before the
+    recording. Raises RecordingError or VersionError, and DecodeError if the contents do not fit in memory.
     """
     with ReplayFeed(path, selected=selected) as feed:
         feed.seek(feed.duration_s)
@@ -149,13 +151,14 @@ def _usual(values: Iterable[float | None]) -> float | None:
 
 
 def _stall(name: str, source: _Read) -> str:
-    """Return a text if a process was stalled at the end of its recording or of its life, otherwise "".
+    """Return a text if a process was stalled when its recording or the process itself ended. Otherwise return "".
 
     Such a stall is not part of any step, so no other figure shows it.
     """
     record, how = source.record, "is"
     if record.state is None or record.state.state is not SourceStatus.LIVE:
-        # Any stall ended before the end of the process, because it recorded steps after its last live heartbeat.
+        # The process recorded steps after its last live heartbeat, so any stall had ended before the end of the
+        # process.
         if source.ran is None or source.last_ns >= source.ran[0]:
             return ""
         record, how = replace(record, state=source.ran[1]), "was gone when it had been"
@@ -171,7 +174,7 @@ def _stall(name: str, source: _Read) -> str:
 def _rates(source: _Read) -> tuple[PhaseRates, ...]:
     """Return the rates of each phase.
 
-    If the recording has all steps of the process, they are equal to the screen's rates.
+    If the recording has all steps of the process, these rates are equal to the rates on the screen.
     """
     record, began_ns = source.record, source.blocks.rates.began_ns
     found, headline = shown(record, window=False), shown_phase(record, None)
@@ -187,7 +190,8 @@ def _rates(source: _Read) -> tuple[PhaseRates, ...]:
         )
         for steps in found.phases
     }
-    # The daemon may have counted steps from before the recording. Then its rates are not of exactly these steps.
+    # The daemon may have counted steps from before the recording. In this case, its rates cover more steps than the
+    # recording.
     is_whole = began_ns is not None and found.time_range is not None and found.time_range.begin_ns >= began_ns
     return phase_rates(source.blocks.rates, record.nodes, on_screen, is_shown_whole=is_whole)
 
@@ -214,7 +218,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     return Run(
         name=name,
         key=record.key,
-        # Prefer the GPU samples that were taken while the process ran. The last sample may be from later.
+        # Prefer the GPU samples that were taken while the process ran. The last sample may be from a later time.
         surroundings=surroundings_of(record, gpus or gpus_of(source.seen)),
         gpu_clock_mhz=_usual(one.clock_mhz for one in source.while_it_ran(source.gpus)),
         host_busy_percent=_usual(one.utilization_percent for one in source.while_it_ran(source.host)),

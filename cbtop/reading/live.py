@@ -27,16 +27,16 @@ def live(
     """Yield a snapshot of the running processes every `interval_s` seconds, until none of them runs any longer.
 
     A snapshot is the object that `cbtop --headless --format json` prints. Its figures are of the last ten seconds.
-    `source`, `connect` and `phase` are as on the command line. When the loop ends or is left, the connection is
-    closed.
+    `source`, `connect` and `phase` are as on the command line. The connection is closed when the loop ends or the
+    caller leaves the loop.
 
-    Raises NoDataError if no process with data runs within `timeout_s`, and CbtopError if no daemon lets this process
-    in.
+    Raises NoDataError if no process with data runs within `timeout_s`. Raises CbtopError if all daemons reject this
+    process.
     """
     from cbtop.feeds.feed import Feed
     from cbtop.reports.json import json_report
 
-    # A daemon inside this process needs to keep no history, because snapshots show only the present.
+    # A daemon inside this process keeps no history, because snapshots show only the present.
     with Feed(connect, DEFAULT_WINDOW_S, selected=source, history_s=0.0) as feed:
         _wait(feed, timeout_s, phase)
         while keys := _running(feed, phase):
@@ -48,7 +48,7 @@ def live(
 
 
 def _wait(feed: Feed, timeout_s: float, phase: str | None) -> None:
-    """Wait until a process runs that has data. Raises NoDataError after `timeout_s`."""
+    """Wait until a process with data runs. Raises NoDataError after `timeout_s`."""
     until_s = time.monotonic() + timeout_s
     while not _running(feed, phase):
         left_s = until_s - time.monotonic()

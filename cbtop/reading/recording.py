@@ -37,7 +37,7 @@ def read(path: str | PathLike[str], *, allow_damage: bool = False) -> Recording:
     is closed when nothing refers to it any longer.
 
     Raises RecordingError or VersionError if the file is not a recording of this version, NoDataError if it holds no
-    process, and UntrustedError if a part of it is damaged. With `allow_damage`, the other parts are read.
+    process, and UntrustedError if a part of it is damaged. With `allow_damage`, the undamaged parts are read.
     """
     return Recording(Path(path), allow_damage=allow_damage)
 
@@ -45,9 +45,9 @@ def read(path: str | PathLike[str], *, allow_damage: bool = False) -> Recording:
 class Recording:
     """A recording as tables. Each method reads the file again, and returns a new table.
 
-    Rows are in the order in which the calls ended, one process after another. Durations include the parts of a call.
-    `begin_s` counts from the first record of the recording. Records that cannot be read are not in the tables: see
-    `lost`.
+    Processes come one after another, and the rows of a process are in the order of the ends of its calls. Durations
+    include the parts of a call. `begin_s` counts from the first record of the recording. Records that cannot be read
+    are not in the tables: see `lost`.
     """
 
     def __init__(self, path: Path, *, allow_damage: bool = False) -> None:
@@ -80,7 +80,7 @@ class Recording:
     def lost(self) -> int:
         """The number of records that the processes wrote, but that are not in the tables.
 
-        They are from before the recording, or were lost on the way, overwritten or rejected.
+        These records are from before the recording, or were lost on the way, overwritten or rejected.
         """
         return sum(one.missed + one.overwritten + one.rejected for one in self._processes)
 
@@ -95,7 +95,7 @@ class Recording:
     def bricks(self) -> ColumnTable:
         """Return the calls of bricks, one row per call.
 
-        If a brick has an `outer_brick`, its time is part of the outer brick's time, too.
+        If a brick has an `outer_brick`, the time of the brick is also part of the outer brick's time.
         """
         return self._table(OF_BRICKS, of_kinds(NodeKind.BRICK))
 
@@ -104,15 +104,15 @@ class Recording:
         return self._table(OF_KERNELS, of_kinds(NodeKind.KERNEL, NodeKind.TRANSFER))
 
     def calls(self) -> ColumnTable:
-        """Return all calls of all kinds, one row per call. These are the rows of `cbtop export --format parquet`."""
+        """Return all calls of all kinds, one row per call. `cbtop export --format parquet` writes the same rows."""
         return self._table(OF_CALLS, of_kinds(*NodeKind))
 
     def requests(self) -> ColumnTable:
-        """Return the requests that an engine served, one row per request, by process and arrival."""
+        """Return the requests that an engine served, one row per request, sorted by process and arrival time."""
         return _requests(self._processes)
 
     def verdicts(self) -> ColumnTable:
-        """Return the verdicts at the end of the recording, as `cbtop replay --headless` shows them."""
+        """Return the verdicts at the end of the recording. `cbtop replay --headless` shows the same verdicts."""
         # imported here, because views load slowly and tables do not need them
         from cbtop.feeds.replay import ReplayFeed
 

@@ -1,6 +1,7 @@
 """Reports write view models as text, JSON or other formats to stdout. Each format has its own file."""
 
-# `cbtop --help` imports this list of reports. So slow modules such as numpy are imported only when a report is made.
+# `cbtop --help` imports this module with the list of reports. So slow modules such as numpy are imported only when a
+# report is made.
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class ReportMaker(Protocol):
     """A function that makes a report about sources.
 
-    `rows` is the user's filter and order of bricks.
+    `rows` is the user's filter and sort order for the rows of bricks.
     """
 
     def __call__(
@@ -28,11 +29,13 @@ class ReportMaker(Protocol):
     ) -> str: ...
 
 
-OVERVIEW = "overview"  # name of the section that fits on one screen; it is printed alone
+OVERVIEW = "overview"  # name of the section that fits on one screen; it is printed without other sections
 SOURCES, DEVICES = "sources", "devices"  # names of the sections about all sources together
 HTML = "html"  # format with every section, so that it needs every record, too
-TIMELINE = "timeline"  # name of the section that needs every record; records are only received if it is requested
-# names of all other sections, which must be the same as in text.py
+# Name of the section that needs every single record. The daemon sends single records only if this section is
+# requested.
+TIMELINE = "timeline"
+# names of all other sections; text.py must use the same names
 VIEWS = (
     "training",
     "requests",
@@ -84,7 +87,7 @@ def _html(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
-    """Return all sections as one HTML document. `sections` is ignored, because readers scroll."""
+    """Return all sections as one HTML document. `sections` is ignored, because a reader can scroll."""
     from cbtop.reports.html import html_report
 
     return html_report(views, replay, rows)

@@ -20,9 +20,11 @@ MAX_SUSPECTS = 20  # The text lists at most this many commits. The JSON lists al
 class End(StrEnum):
     """The outcome of a bisection."""
 
-    FOUND = "found"  # A commit is slower than GOOD and slower than its parent.
-    UNCONFIRMED = "unconfirmed"  # A commit is slower than GOOD, but perhaps not slower than its parent.
-    RANGE = "range"  # The first bad commit is one of several commits, because some could not be judged.
+    FOUND = "found"  # A commit is slower than GOOD, and also slower than its parent.
+    UNCONFIRMED = "unconfirmed"  # A commit is slower than GOOD, but possibly not slower than its parent.
+    # The first bad commit is one of several commits. It is not known which one, because some of them could not be
+    # judged.
+    RANGE = "range"
     NOTHING = "nothing"  # The commit BAD is not slower than the commit GOOD.
     UNTRUSTED = "untrusted"  # The runs of GOOD and BAD cannot be judged.
     UNFINISHED = "unfinished"  # The time limit was reached before the end.

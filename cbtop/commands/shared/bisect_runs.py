@@ -1,6 +1,6 @@
-"""Run a command at several commits, which take turns, for `cbtop bisect`.
+"""Run a command at several commits in turn, for `cbtop bisect`.
 
-Each round is stored in a file, so that an interrupted bisection can be continued.
+Each round of runs is stored in a file, so that an interrupted bisection can be continued.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CommitRuns:
     """Runs a command at commits, and stores the recorded runs in the folder `state`.
 
     `command` is the complete recorded command: the words that start the recording, then the user's command.
-    `on_first_run` is called once, with the seconds of the first checkout and build, and the seconds of the first run.
+    `on_first_run` is called once, with two times in seconds: of the first checkout and build, and of the first run.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class CommitRuns:
         self._numbers: Counter[str] = Counter()
 
     def rounds(self, sides: Sequence[str], number: int) -> list[list[Run]]:
-        """Return `number` rounds. A round has a run of each commit in `sides`. Stored rounds are not made again.
+        """Return `number` rounds. A round has one run of each commit in `sides`. If a round is stored, its runs are
+        not made again.
 
         In every second round, the commits run in the opposite order. Raises BrokenCommitError if a commit does not
         run, and OverdueError if the time limit is reached.
@@ -97,8 +98,8 @@ class CommitRuns:
         self._trees.remove(commit)
 
     def _warm_up(self, commit: str) -> None:
-        """Run the command once at a commit in a new worktree. This run is not used, because it starts with empty
-        caches.
+        """Run the command once at a commit in a new worktree. The times of this run are not used, because it starts
+        with empty caches.
         """
         if commit in self._warm:
             return

@@ -1,7 +1,7 @@
 """Search for the first bad commit between GOOD and BAD.
 
-GOOD is compared with itself, BAD with GOOD, then commits between them with GOOD. At the end, the first bad commit is
-compared with its parent.
+First, GOOD is compared with itself, and BAD with GOOD. Then, commits between them are compared with GOOD. At the end,
+the first bad commit is compared with its parent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Runs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The commits and the options that a user has asked to bisect."""
+    """The commits and the options of a bisection, as given by the user."""
 
     good: str
     bad: str
@@ -53,12 +53,14 @@ class Asked:
 
     @property
     def looks(self) -> list[int]:
-        """The numbers of rounds after which a commit is judged."""
+        """A commit is judged after each of these numbers of rounds."""
         return sorted({MIN_LEARNED, self.rounds})
 
 
 class Search:
-    """A search for the first bad commit in `repository`. It calls `say` with a line of progress for each commit."""
+    """A search for the first bad commit in `repository`. The search calls `say` with a line of progress for each
+    commit.
+    """
 
     def __init__(self, repository: Repository, runs: Runs, asked: Asked, say: Callable[[str], None]) -> None:
         self._repository, self._runs, self._asked, self._say = repository, runs, asked, say
@@ -102,7 +104,7 @@ class Search:
         )
 
     def _candidates(self, *, is_halved: bool = False) -> list[str]:
-        """Return the commits that may be the first bad one.
+        """Return the candidates for the first bad commit.
 
         With `is_halved`, the commit to measure next comes first, as in `git rev-list --bisect-all`.
         """
@@ -113,8 +115,8 @@ class Search:
         return assess(bases, news, self._asked.thresholds, anyway=self._asked.anyway)
 
     def _compare_ends(self) -> tuple[End, str] | None:
-        """Compare GOOD with itself, and BAD with GOOD. Return the outcome if this already ends the search, otherwise
-        None.
+        """Compare GOOD with itself, and BAD with GOOD. If these comparisons already end the search, return the
+        outcome. Otherwise return None.
         """
         good, bad = self._asked.good, self._asked.bad
         for number in self._asked.looks:
@@ -165,13 +167,13 @@ class Search:
         return self._confirm()
 
     def _measure(self, base: str, commit: str) -> CommitVerdict:
-        """Measure `commit` in turns with `base`, and return whether `commit` is slower (bad)."""
+        """Run `commit` and `base` in turns, and return the verdict: whether `commit` is slower than `base` (bad)."""
         assert self._wanted is not None
         for number in self._asked.looks:
             bases, news = zip(*self._runs.rounds([base, commit], number), strict=True)
             try:
                 assessment = self._assess(bases, news)
-            except UsageError as error:  # A threshold of the user names a brick that this commit does not have.
+            except UsageError as error:  # A threshold of the user names a brick that does not exist at this commit.
                 raise BrokenCommitError(commit, str(error)) from error
             verdict = verdict_of(assessment, self._wanted, is_last=number == self._asked.rounds)
             if verdict is not CommitVerdict.UNCLEAR:
@@ -180,8 +182,9 @@ class Search:
         return verdict
 
     def _confirm(self) -> tuple[End, str]:
-        """Confirm the first bad commit by comparing it with its parent. || It may be no slower than its parent if
-        small changes of several commits add up.
+        """Compare the first bad commit with its parent.
+
+        If several commits each add a small slowdown, the first bad commit may be no slower than its parent.
         """
         parent = self._repository.parent(self._bad)
         if parent is None or parent == self._asked.good:

@@ -3,9 +3,10 @@
 # Rules
 # - The user's checkout, index and branches are never changed. Worktrees are detached, in a temporary folder, and made
 #   without hooks.
-# - A bisection removes the temporary folders of killed bisections. It removes only its own: they are listed in the
-#   state folder, and contain a marker file with the listed identifier.
-# - A git hook sets variables such as GIT_DIR. They are removed from the environment of git and of all commands.
+# - A bisection removes the temporary folders of killed bisections. A bisection removes only folders of its own
+#   repository. These folders are listed in the state folder, and contain a marker file with the listed identifier.
+# - A git hook sets variables such as GIT_DIR. These variables are removed from the environment of git and of all
+#   commands.
 # - Each worktree is the first entry of PYTHONPATH. Otherwise an editable install elsewhere might be measured.
 # - With a build command, each worktree has its own virtual environment, because `pip install` would change a shared
 #   one.
@@ -71,8 +72,8 @@ class Repository:
         return Repository(Path(os.fsdecode(root)), below, Path(os.fsdecode(common)) / STATE)
 
     def ends(self, good: str, bad: str) -> tuple[str, str]:
-        """Return the full hashes of the commits that the texts GOOD and BAD name. Raises UsageError if GOOD is not an
-        ancestor of BAD.
+        """Return the full hashes of two commits: the one that GOOD names, and the one that BAD names. Raises
+        UsageError if GOOD is not an ancestor of BAD.
         """
         first, last = commit_of(good, self.root), commit_of(bad, self.root)
         if first == last:
@@ -92,9 +93,9 @@ class Repository:
         return not git("rev-list", "--max-count=1", first, "--not", last, at=self.root)
 
     def between(self, goods: Sequence[str], bad: str, *, first_parent: bool, is_halved: bool = False) -> list[str]:
-        """Return `bad` and its ancestors that are not ancestors of `goods`, the newest first.
+        """Return `bad` and its ancestors, except `goods` and the ancestors of `goods`. The newest commit comes first.
 
-        With `is_halved`, the commit that halves the list comes first, as in `git rev-list --bisect-all`.
+        With `is_halved`, the commit that divides the list into halves comes first, as in `git rev-list --bisect-all`.
         """
         only = ["--first-parent"] * first_parent + ["--bisect-all"] * is_halved
         lines = git("rev-list", *only, bad, "--not", *goods, at=self.root).decode().splitlines()
@@ -147,9 +148,10 @@ class Trees:
         self._trees: dict[str, Tree] = {}
 
     def at(self, commit: str, log: int) -> Tree:
-        """Return the worktree of a commit, and make and build it if necessary. Output goes to the descriptor `log`.
+        """Return the worktree of a commit. If necessary, make and build the worktree first.
 
-        Raises BrokenCommitError if that fails, and OverdueError if the time limit is reached.
+        Output goes to the descriptor `log`. Raises BrokenCommitError if the worktree cannot be made or built, and
+        OverdueError if the time limit is reached.
         """
         if commit not in self._trees:
             at = self._folder / commit[:SHORT]
@@ -176,7 +178,7 @@ class Trees:
         self._remove(self._folder / commit[:SHORT])
 
     def close(self) -> None:
-        """Remove all temporary worktrees. A first Ctrl-C does not interrupt this."""
+        """Remove all temporary worktrees. The first Ctrl-C does not interrupt the removal."""
         with noted_interrupt():
             self._remove_folder(self._folder)
             self._write_folders({})
@@ -199,7 +201,7 @@ class Trees:
     def _is_of_packages(self, path: str) -> bool:
         """Return whether packages are installed in a folder of `sys.path`.
 
-        None are installed in the user's checkout or in Python's own library.
+        The user's checkout and Python's own library contain no installed packages.
         """
         if "site-packages" in path or "dist-packages" in path:
             return True
@@ -285,8 +287,8 @@ class Trees:
 
 
 def _is_marked(folder: Path, identifier: str) -> bool:
-    """Return whether a folder contains the marker file with this identifier. The path to the marker must not contain
-    a symbolic link.
+    """Return whether the marker file of a folder contains this identifier. Returns False if the path to the marker
+    contains a symbolic link.
     """
     marker = folder / MARKER
     try:
@@ -296,9 +298,9 @@ def _is_marked(folder: Path, identifier: str) -> bool:
 
 
 def last_line(log: int, begins: int) -> str:
-    """Return ": " and the last line of a log, or "" if nothing was written after the byte `begins`.
+    """Return ": " and the last line of a log, or "" if nothing was written after the first `begins` bytes.
 
-    A line of cbtop itself is returned only if the log has no other lines.
+    Lines of cbtop itself are skipped, unless the log has no other lines.
     """
     text = os.pread(log, os.lseek(log, 0, os.SEEK_END) - begins, begins).decode(errors="replace")
     every = text.strip().splitlines()

@@ -56,9 +56,9 @@ def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
 
 
 def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace, *, window: bool) -> list[SourceView]:
-    """Return the views of the sources `keys`, merged if the options ask for it.
+    """Return the views of the sources `keys`. If the options ask for it, the views are merged.
 
-    With `window`, the figures cover the recent window, otherwise the time since the start.
+    With `window`, the figures cover the recent window. Otherwise they cover the time since the start of each source.
     """
     found: dict[str, SourceView] = {}
     for key in keys:

@@ -1,6 +1,6 @@
 """Apply the stored crossovers before a decoder starts, and format crossovers as text.
 
-A crossover is the size of work at which another method becomes the faster one. `cbtop calibrate` measures it.
+A crossover is the size of work at which another method becomes the faster one. `cbtop calibrate` measures crossovers.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ WAYS = {
     "gpu_layer_bytes": ON_GPU,
     "gpu_prompt_bytes": ON_GPU,
 }
-# The names of the two methods below and above a crossover, if WAYS has no entry for this crossover.
+# Default names of the two methods that a crossover separates. They are used if WAYS has no entry for the crossover.
 ON_THREADS = "one thread", "threads"
 
 
 def use_kept_crossovers() -> str:
-    """Use the crossovers measured on this machine, or else the defaults.
+    """Use the crossovers that were measured on this machine. A crossover that was not measured gets its default.
 
     Returns a line with the values, or with the reason why stored values cannot be used. The line is empty if no
-    crossover was stored or measured.
+    crossover was stored.
     """
     from cbtop.compute.backends import available_threads  # imported here, because this import loads Numba
 
@@ -76,7 +76,7 @@ def go_by_kept_crossovers(line: ProgressLine) -> None:
 
 
 def measured_crossovers(found: Iterable[Crossover]) -> Crossovers:
-    """Return the processor's crossovers in use. A crossover that was not measured has its default."""
+    """Return the processor's crossovers in use. If a crossover was not measured, it has its default value."""
     measured = {
         one.name: one.value for one in found if one.provenance is Provenance.MEASURED and one.name in CROSSOVERS
     }

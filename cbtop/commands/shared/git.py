@@ -13,8 +13,8 @@ from cbtop.errors import UsageError
 def git(*arguments: str, at: Path | None = None, of: str = "", text: str = "") -> bytes:
     """Run git in the directory `at` (default: the current one) with the input `text`, and return its output.
 
-    Git finds the repository by this directory only, and not by environment variables. `of` is the user's revision,
-    which an error names. Raises UsageError if git fails.
+    Git looks for the repository only in this directory and its parents, and ignores environment variables. `of` is
+    the user's revision for error messages. Raises UsageError if git fails.
     """
     done = _run(arguments, outside_environment(), at, text)
     if done.returncode:
@@ -31,8 +31,8 @@ def commit_of(revision: str, at: Path | None = None) -> str:
 
 
 def outside_environment() -> dict[str, str]:
-    """Return the environment without the variables that name a repository. A git hook sets them to the user's
-    repository.
+    """Return the environment without the variables that select a repository. A git hook sets these variables to the
+    user's repository.
     """
     local = local_variables()
     return {name: value for name, value in os.environ.items() if name not in local}

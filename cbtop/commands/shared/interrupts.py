@@ -1,10 +1,10 @@
 """Handle Ctrl-C between two polls of a loop.
 
-If it were raised as an exception inside a poll, it could be lost or interrupt the poll half way.
+An exception from Ctrl-C inside a poll could be lost, or interrupt the poll half way.
 """
 
-# If an exception is raised in a destructor or a weak reference callback, Python prints and then drops it. This is
-# also true of KeyboardInterrupt.
+# An exception that is raised in a destructor or in a weak reference callback is lost: Python only prints it.
+# KeyboardInterrupt can be lost in this way, too.
 
 from __future__ import annotations
 

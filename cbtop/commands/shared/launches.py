@@ -1,4 +1,4 @@
-"""`--launch`: the threads of a block, of all entries of a module or of one."""
+"""Parse `--launch`: the number of threads in a block, for one kernel entry or for all entries of a module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Block = tuple[int, ...]
 
 
 def launch(text: str) -> tuple[str, Block]:
-    """Return the name and the numbers of threads of `NAME=X,Y,Z` or `NAME=XxYxZ`. No name means all entries."""
+    """Parse `NAME=X,Y,Z` or `NAME=XxYxZ`. Returns the name of a kernel entry, and the numbers of threads of its
+    block. If the name is missing, the numbers are for all entries.
+    """
     name, _, block = text.rpartition("=")
     parts = block.replace("x", ",").split(",")
     numbers = tuple(int(one) for one in parts if one.isascii() and one.isdigit())
@@ -25,7 +27,9 @@ def launch(text: str) -> tuple[str, Block]:
 
 
 def launches_of(module: Module, given: Sequence[tuple[str, Block]]) -> Mapping[str, Block]:
-    """Return the block of each function of a module: by its name, or else the block of all entries, if any."""
+    """Return the thread block of each function of a module. If no block is given for the function's name, the block
+    for all entries is used. A function without any block is left out.
+    """
     by_name = dict(given)
     named = {one.name: by_name.get(one.name, by_name.get("")) for one in module.functions}
     return {name: block for name, block in named.items() if block is not None}

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import time
 
-# Only type checkers take this for true. Importing `typing` takes longer than all other imports here.
+# Only type checkers treat `TYPE_CHECKING` as true. Importing `typing` takes longer than all other imports here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROC_STAT = "/proc/stat"
-# Possible error of the kernel's processor times, in seconds. The first value is the minimum for all processors
-# together, the second is the error per processor. A time is counted in ticks of 10 ms and may be wrong by one tick.
-# Over many processors, most errors cancel out.
+# Possible error of the kernel's processor times, in seconds. The first value is the minimum error for all processors
+# together. The second value is the additional error of each processor. A time is counted in ticks of 10 ms and may be
+# wrong by one tick. Over many processors, most errors cancel out.
 TICKS_S, TICKS_S_OF_EACH = 0.03, 0.004
 QUIET_PROCESSORS = 0.1  # On a quiet machine, other processes use at most this many processors on average.
 # On a large machine, other processes may use this share of all processors, because large machines run more services.
-# The larger of the two limits is valid.
+# The larger limit of the two applies.
 QUIET_SHARE = 0.01
 
 
@@ -35,7 +35,7 @@ class MachineLoad:
 
     @property
     def elapsed_s(self) -> float:
-        """The seconds since this object was made, which is the time that the load is measured over."""
+        """Seconds since this object was made. The load is measured over this time."""
         return self._clock_s() - self._begun_s
 
     def others_s(self) -> float | None:
@@ -44,9 +44,9 @@ class MachineLoad:
         return None if now_s is None or self._before_s is None else max(now_s - self._before_s, 0.0)
 
     def is_quiet(self) -> bool:
-        """Return whether other processes used too little time to disturb a measurement.
+        """Return whether the other processes used so little time that they did not disturb a measurement.
 
-        Returns False if their time is not known.
+        Returns False if the time is not known.
         """
         others_s = self.others_s()
         processors = os.cpu_count() or 1
@@ -55,7 +55,9 @@ class MachineLoad:
         return others_s is not None and others_s <= unsure_s + allowed_s
 
     def percent(self) -> float:
-        """Return the percentage of all processors that other processes used, or 0 if it is not known."""
+        """Return the percentage of all processors' time that other processes used, or 0 if the percentage is not
+        known.
+        """
         available_s = max(self.elapsed_s, 1e-9) * (os.cpu_count() or 1)
         return min(100 * (self.others_s() or 0.0) / available_s, 100.0)
 

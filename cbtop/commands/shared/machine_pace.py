@@ -12,7 +12,8 @@ import numpy as np
 
 from cbtop.comparison.runs import Pace
 
-ROUNDS = 15  # The two tasks are measured in turns, this many times. Together this takes about 0.1 s.
+# Each of the two tasks is measured this many times, in turns. All measurements together take about 0.1 s.
+ROUNDS = 15
 CACHE_BYTES, CACHE_TIMES = 64 << 10, 400
 MEMORY_BYTES = 64 << 20
 

@@ -1,10 +1,10 @@
 """Measure the roofs (speed limits of the hardware) that a run does not know, once, as soon as the machine is quiet.
 
 Rules
-- The command has priority. Nothing is measured in the processes of the command or on a GPU. Nothing is measured
+- The command has priority. No measurement runs inside the processes of the command, or on a GPU. Nothing is measured
   while a processor that the measurement needs is in use.
-- A measurement yields to all other processes. It ends as soon as another process begins to work, and then stores
-  nothing.
+- A measurement yields to all other processes. As soon as another process begins to work, the measurement ends and
+  stores nothing.
 - CI machines are not measured, because the next job begins at once and no viewer shows the roofs.
 """
 
@@ -32,18 +32,18 @@ BETTER = "`cbtop calibrate` measures longer"
 
 
 class MissingRoofs:
-    """The roofs (speed limits of the hardware) that the processes of a run do not know.
+    """The speed limits (roofs) of the hardware that are unknown to the processes of a run.
 
-    The rings of the processes are in `directory`.
+    The ring files of these processes are in `directory`.
     """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         # Ids of processes that need not be read again, because their model is known or their file is damaged.
         self._asked: set[int] = set()
-        # for each ring file: its reader, and the messages read until now
+        # for each ring file: the reader of its process's catalog, and the messages that were read until now
         self._catalogs: dict[Path, tuple[CatalogReader, list[Manifest | Ceiling]]] = {}
-        self._threads: int | None = None  # number of threads for the measurement, or None if no roofs are missing
+        self._threads: int | None = None  # number of threads for the measurement; None if no process lacks roofs
         self._load: MachineLoad | None = None
         self._running: ShortMeasurement | None = None
         self._measured: DeviceRoofs | None = None
@@ -54,8 +54,8 @@ class MissingRoofs:
         return self._measured is not None or self._attempts >= MAX_ATTEMPTS
 
     def look(self, pids: Iterable[int]) -> None:
-        """Start a measurement if roofs are missing and the machine was quiet since the last call. Does not wait for
-        the result.
+        """Start a measurement if roofs are missing and the machine was quiet since the last call. This method does
+        not wait for the result.
         """
         if self._running is not None:
             self._look_at_running(self._running)
@@ -96,7 +96,7 @@ class MissingRoofs:
 
     def _begin(self, threads: int) -> None:
         try:
-            # Another run has measured the roofs in the meantime.
+            # Another run has stored these roofs in the meantime.
             if roofs_of_cpu(known_roofs(), threads) is not None:
                 self._attempts = MAX_ATTEMPTS
             else:
@@ -116,7 +116,9 @@ class MissingRoofs:
             running.close()
 
     def _ask(self, pids: Iterable[int]) -> None:
-        """Read what each process has newly announced, until it has announced its model."""
+        """Read the new announcements of each process. A process is not read again after it has announced its
+        model.
+        """
         pids = [pid for pid in list(pids)[:MAX_READ] if pid not in self._asked]
         names = os.listdir(self._directory) if pids else ()
         for pid in pids:
@@ -155,7 +157,7 @@ def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
 
 
 def _is_wanted() -> bool:
-    """Return whether roofs may be measured without being asked.
+    """Return whether roofs may be measured without a request of the user.
 
     They are not measured in CI, and not on a processor without a model name.
     """

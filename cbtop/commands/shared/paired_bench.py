@@ -1,4 +1,4 @@
-"""`cbtop bench --paired`: run two sides A and B in turns. Print how many times as fast B is as A."""
+"""`cbtop bench --paired`: run two sides A and B in turns. Print the speed of B as a multiple of the speed of A."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ INTERRUPTED = 130
 class ComparisonOutcome:
     """The result of comparing two sides A and B.
 
-    `sides` are their texts on the command line. `model` is "" for commands. `rounds` is the requested number of
-    rounds.
+    `sides` are the texts of A and B on the command line. `model` is "" for commands. `rounds` is the requested number
+    of rounds.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class ComparisonOutcome:
 
 
 class _Measured:
-    """The rounds that are complete. They remain available if the measurement is interrupted."""
+    """The complete rounds. If the measurement is interrupted, these rounds remain available."""
 
     def __init__(self, line: ProgressLine, rounds: int) -> None:
         self.rounds: list[Round] = []
@@ -220,8 +220,8 @@ def _outcome(
 
 
 def _fields(outcome: ComparisonOutcome, pair: PairedTest) -> dict[str, Any]:
-    """Return the JSON fields of a pair of tests, for both sides. A field that llama-bench also has gets llama-bench's
-    key.
+    """Return the JSON fields of a pair of tests, one of each side. If llama-bench has the same field, the key is the
+    same as in llama-bench.
     """
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {

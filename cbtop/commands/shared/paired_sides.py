@@ -1,7 +1,7 @@
 """The two sides of `cbtop bench --paired`. A side is a setting, a git revision or a command."""
 
 # Two settings are measured in this process, so that nothing else differs. A revision or command runs in a new process
-# for each turn. Its output goes to a file, because a full pipe would block it.
+# for each turn. The output of the new process goes to a file, because a full pipe would block the process.
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ A and B are two of one kind, which the word before the colon says:
   run:COMMAND    a line for the shell. What prints the JSON of cbtop bench or llama-bench has its tests compared by
                  tokens/s; of any other, the time from start to exit is\
 """
-WHOLE = "whole"  # name of the single test of a command that does not report tests of its own
+WHOLE = "whole"  # If a command reports no tests of its own, it counts as a single test with this name.
 POLL_MS = 100
 SHOWN_ERROR = 200
 ShouldStop = Callable[[], bool]
@@ -95,8 +95,8 @@ def setting(text: str, otherwise: Setting) -> Setting:
 def turns_of_settings(
     bench: Bench, settings: Sequence[Setting], tests: Sequence[Test], should_stop: ShouldStop
 ) -> list[tuple[Turn, Turn]]:
-    """For each test, return one short turn of both sides. Turns are short, because the machine's speed changes with
-    time.
+    """Run each test in one short turn per side. Return the pair of turns for each test. Turns are short, because the
+    machine's speed changes with time.
     """
 
     def turn(of: Setting, test: Test) -> Turn:
@@ -118,7 +118,7 @@ class Process:
     def turn(self, should_stop: ShouldStop) -> dict[str, tuple[int | None, int]]:
         """Run the command once. Return (number of tokens, mean time of one run in ns) for each test, by name.
 
-        Raises CbtopError if the command fails. Raises InterruptedTurnError once `should_stop` returns true.
+        Raises CbtopError if the command fails. Raises InterruptedTurnError when `should_stop` returns true.
         """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
             took_ns, code = self.run(out.fileno(), said.fileno(), should_stop)
@@ -131,10 +131,10 @@ class Process:
             return tests_in(out.read(), self.title) or {WHOLE: (None, took_ns)}
 
     def run(self, out: int, said: int, should_stop: ShouldStop) -> tuple[int, int]:
-        """Run the command, with its stdout in the file `out` and its stderr in the file `said`. Return its time (ns)
+        """Run the command. Its stdout goes to the file `out`, and its stderr to the file `said`. Return its time (ns)
         and exit code.
 
-        Once `should_stop` returns true, ends the command and its descendants, and raises InterruptedTurnError.
+        When `should_stop` returns true, ends the command and its descendants, and raises InterruptedTurnError.
         """
         begun_ns = time.perf_counter_ns()
         process = subprocess.Popen(
@@ -158,7 +158,8 @@ class Process:
 
 
 def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
-    """Return the tests in the JSON that `cbtop bench` or `llama-bench` prints, in the form of `Process.turn`.
+    """Return the tests in the JSON output of `cbtop bench` or `llama-bench`. The result has the form of
+    `Process.turn`.
 
     Returns an empty dictionary for other output. Raises CbtopError if a test occurs twice.
     """
@@ -182,9 +183,9 @@ def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
 
 @contextmanager
 def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[Process]]:
-    """Yield a list with the processes to run for both sides.
+    """Yield a list with one process for each side.
 
-    `arguments` are passed to `cbtop bench` if the side is a revision. Unpacked revisions are removed at the end.
+    If a side is a revision, `arguments` are passed to its `cbtop bench`. Unpacked revisions are removed at the end.
     """
     with ExitStack() as stack:
         found = []
@@ -195,8 +196,8 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cbtop-paired-")))
             _unpack(one.what, directory / "checkout")
             environment = {key: value for key, value in outside_environment().items() if key != "PYTHONSAFEPATH"}
-            # Give Numba a temporary cache folder. It caches kernels by the path of their source, and the path of this
-            # checkout is never used again.
+            # Give Numba a temporary cache folder. Numba caches kernels by the path of their source file, and the path
+            # of this checkout is never used again.
             environment |= {"PYTHONPATH": str(directory / "checkout"), "NUMBA_CACHE_DIR": str(directory / "kernels")}
             command = (sys.executable, "-m", "cbtop", "bench", *arguments)
             found.append(Process(command, f"{name}, revision {one.what},", directory / "checkout", environment))
@@ -204,8 +205,8 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
 
 
 def _unpack(revision: str, directory: Path) -> None:
-    """Unpack a revision of cbtop from the git checkout that contains this file. Raises UsageError if it is not in a
-    checkout.
+    """Unpack a revision of cbtop from the git checkout that contains this file. Raises UsageError if this file is not
+    in a git checkout.
     """
     root = git("rev-parse", "--show-toplevel").decode().strip()
     packed = git("archive", "--format=tar", commit_of(revision), at=Path(root))

@@ -25,8 +25,8 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 
 
 class Written:
-    """The newest lines of a text that arrives in pieces. If a line was overwritten on the terminal, its last content
-    is stored.
+    """The newest lines of a text that arrives in pieces. If a program overwrites a line on the terminal, only the
+    last content of the line is stored.
     """
 
     def __init__(self) -> None:
@@ -68,9 +68,10 @@ def _plain(line: str) -> str:
 
 
 class Program:
-    """A program in a forked child process. In the child, `is_child` is true, and the caller must start the program.
+    """A program in a forked child process. In the child, `is_child` is true, and the caller must start the program
+    there.
 
-    Its stdout and stderr are a pseudo-terminal without colours. Its stdin is empty.
+    The program's stdout and stderr are a pseudo-terminal without colours. The program's stdin is empty.
     """
 
     def __init__(self) -> None:
@@ -101,8 +102,8 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """The program's exit code. None while it runs. As in a shell, it is 128 plus the signal number if a signal
-        ended the program.
+        """The program's exit code, or None while the program runs. If a signal ended the program, the code is 128
+        plus the signal number, as in a shell.
         """
         return None if self.is_running or self._code is None else self._code if self._code >= 0 else 128 - self._code
 
@@ -121,7 +122,8 @@ class Program:
             os.kill(self._pid, number)
 
     def pass_on(self) -> int:
-        """Print the program's stored lines, and all further output until the program has ended. Return its exit code.
+        """Print the program's stored lines, and all further output until the program has ended. Return the program's
+        exit code.
 
         Signals to this process are forwarded to the program.
         """

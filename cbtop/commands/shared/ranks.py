@@ -21,8 +21,8 @@ from cbtop.protocol.ranks import JOB_VARIABLE, ranks_of
 
 PIPES_VARIABLE = "CBTOP_RANK_PIPES"
 POLL_S = 0.02
-# Seconds to wait for the end of the running step, and again for the end of each process. `cbtop demo` waits five
-# seconds for both together.
+# Seconds to wait for the end of the running step, and then for the end of each process. `cbtop demo` waits five
+# seconds for both waits together.
 STOP_S = 2.0
 # Seconds to wait for the other ranks after the first one has ended. A driver needs time to free GPU memory.
 ENDING_S = 15.0
@@ -30,16 +30,18 @@ SIZE_BYTES = 4
 
 
 def job_of(pid: int) -> str:
-    """Return the job name that is shared by all ranks which process `pid` starts."""
+    """Return the job name that all ranks of the parent process `pid` share."""
     return f"cbtop-{pid}"
 
 
 class FirstRank:
-    """Sends data from the first rank to all other ranks, through pipes made by their parent process."""
+    """Sends data from the first rank to all other ranks. The pipes between them were made by the parent process of
+    all ranks.
+    """
 
     def __init__(self, number: int, count: int, pipes: Sequence[int]) -> None:
-        """Keep this rank's descriptors of the pipes. The first rank has a pipe to each other rank. Every other rank
-        has one pipe, from the first rank.
+        """Store this rank's descriptors of the pipes. The first rank has one pipe to each other rank. Every other
+        rank has only the pipe from the first rank.
         """
         self.number, self.count = number, count
         self._pipes = pipes
@@ -68,7 +70,7 @@ class FirstRank:
                 # The data is shorter than PIPE_BUF, so the kernel writes all of it in one piece.
                 os.write(pipe, len(made).to_bytes(SIZE_BYTES, "big") + made)
         except (BrokenPipeError, EOFError):
-            # Another rank has ended. The parent process ends this process during the sleep, because only the parent
+            # Another rank has ended, so sleep. The parent process ends this process during the sleep. Only the parent
             # can report the reason.
             time.sleep(2 * STOP_S)
             raise ComputeError("another rank has ended") from None
@@ -87,9 +89,8 @@ class FirstRank:
 def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]) -> None:
     """Run `command` as `count` ranks until they end. The output of the first rank is printed.
 
-    Once `is_stopped` returns true, the first rank gets SIGTERM and stops the other ranks. If a rank fails or is
-    killed, all other ranks are ended. Then CbtopError is raised with the exit code and the last message of the failed
-    rank.
+    When `is_stopped` returns true, the first rank gets SIGTERM and stops the other ranks. If a rank fails or is
+    killed, ends all other ranks. Then raises CbtopError with the exit code and the last message of the failed rank.
     """
     with ExitStack() as stack:
         said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
@@ -134,7 +135,7 @@ def _started(count: int, command: Sequence[str], said: Sequence[IO[str]]) -> lis
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End all ranks that still run. A rank that waits on a device for another rank ignores SIGTERM. Such a rank is
+    """End all ranks that still run. A rank that waits on a device for another rank ignores SIGTERM, so the rank is
     killed.
     """
     for process in processes:
@@ -149,8 +150,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """Return the number of the rank that caused the others to end. Most likely this is a killed rank, then a rank
-    with an error, then a rank that still runs.
+    """Return the number of the rank that made the other ranks end. A killed rank is the most likely cause. The next
+    candidates are a rank with an error, and then a rank that still runs.
     """
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):
         for number, code in enumerate(codes):

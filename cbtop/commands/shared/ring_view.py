@@ -31,9 +31,10 @@ def view_of(
 ) -> SourceView | None:
     """Read all records of `source`. Returns its view with verdicts, or None if the source cannot be read.
 
-    `waiting_percent` is the percentage of its last seconds that the process waited for a processor, or None if
-    unknown. `process` returns the record of another process, for the engine that a worker names. The view shows the
-    phase that the screen shows first. If that phase has no step, it shows the phase with the most time.
+    The process waited for a processor during `waiting_percent` of its last seconds. The value is None if it is
+    unknown. If the source is a worker of an engine, `process` returns the record of the engine's process. The view
+    shows the phase that the screen shows first. If no step of this phase is recorded, the view shows the phase with
+    the most time.
     """
     record = record_of(source)
     if record is None:

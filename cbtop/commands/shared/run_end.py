@@ -1,6 +1,8 @@
-"""A process that waits for the end of a run. It prints a summary, and measures the roofs that are unknown in the run.
+"""A process that waits for the end of a run. It prints a summary. It also measures the roofs (speed limits of the
+hardware) that are unknown to the run.
 
-This process is a fork of `cbtop run`. The program may run for days, so it loads no module until a step is recorded.
+This process is a fork of `cbtop run`. The program may run for days, so this process loads no module until a step is
+recorded.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import time
 from cbtop.protocol.process import busiest_wait_ns, is_running, process_start, processor_times
 from cbtop.protocol.signals import suppressed
 
-# Only type checkers take this for true. Importing the real `TYPE_CHECKING` from `typing` takes longer than starting
-# Python.
+# Only type checkers treat `TYPE_CHECKING` as true. Importing the real constant from `typing` takes longer than
+# starting Python.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
     from cbtop.commands.shared.missing_roofs import MissingRoofs
 
 STDERR = 2
-POLL_MS = 250  # If the kernel has no pidfd_open, check at this interval (ms) whether the command still runs.
-LOOK_MS = 1000  # ms between two readings of how long the processes have waited for a processor
-LATEST = 10  # Each process has at most this many stored readings of its waiting time.
+# Interval in ms between two checks whether the command still runs. It is used only if the kernel has no pidfd_open.
+POLL_MS = 250
+LOOK_MS = 1000  # ms between two readings of the time that the processes have waited for a processor
+LATEST = 10  # At most this many readings of the waiting time are stored for each process.
 MAX_LOOKED_AT = 8  # Read the waiting times of at most this many processes.
-LESS_URGENT = 19  # Niceness of the process that prints the summary. The user's program needs the processors more.
+# Niceness of the process that prints the summary. The user's program has a more urgent need for the processors.
+LESS_URGENT = 19
 MAX_PROCESSES = 4096
 END = b"end"
 
@@ -33,12 +37,12 @@ END = b"end"
 def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_command: str) -> None:
     """Print a summary when process `pid` ends, or when it announces its end through `fifo`.
 
-    `pidfd` becomes readable when the process ends. It is None if the kernel has no such descriptor. `path` is the
-    path of the FIFO. `next_command` is printed as the last line of the summary.
+    `pidfd` becomes readable when the process ends. `pidfd` is None if the kernel has no such descriptors. `path` is
+    the path of the FIFO. `next_command` is printed as the last line of the summary.
     """
     _close_all_but({fifo, pidfd})
     try:
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # Without this limit, numpy starts a thread for each processor.
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # Without this limit, numpy starts one thread per processor.
         os.nice(LESS_URGENT)
         watched = _Watched(os.path.dirname(path))
         pids = list(_recording_pids(fifo, pidfd, pid, watched))
@@ -51,7 +55,7 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
             lines = run_summary(os.path.dirname(path), pid, pids, next_command, watched.waits.percents(), line)
             _write("".join(f"cbtop: {line}\n" for line in lines))
     finally:
-        with suppressed(OSError):  # The FIFO does not exist if this run was killed and a later run has removed it.
+        with suppressed(OSError):  # If this run was killed, a later run may have removed the FIFO.
             os.unlink(path)
     if watched.roofs is not None:
         os.close(fifo)  # `cbtop run` waits until this FIFO is closed. Close it now, because the summary is printed.
@@ -62,12 +66,12 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
 
 
 class _Watched:
-    """What is known about all processes of a run that record steps. It is read once a second."""
+    """The known facts about all processes of a run that record steps. They are updated once a second."""
 
     def __init__(self, directory: str) -> None:
         self.waits = _Waits()
-        # The roofs that the run does not know. None until the first step is recorded, because the module for this
-        # loads slowly.
+        # The roofs (speed limits of the hardware) that the run does not know. None until the first step is recorded,
+        # because the module for roofs loads slowly.
         self.roofs: MissingRoofs | None = None
         self._directory = directory
 
@@ -80,7 +84,7 @@ class _Watched:
             self.roofs = MissingRoofs(self._directory)
 
     def look(self, pids: Iterable[int]) -> None:
-        """Store how long the processes `pids` have waited for a processor since the last call.
+        """Store the time that each of the processes `pids` has waited for a processor since the last call.
 
         If the machine is quiet, start measuring the roofs that the run does not know.
         """
@@ -90,7 +94,7 @@ class _Watched:
 
 
 class _Waits:
-    """for each recording process: how long its busiest thread waited for a processor, in each of the last seconds"""
+    """for each recording process: the waiting time of its busiest thread in each of the last seconds, in percent"""
 
     def __init__(self) -> None:
         # for each process: the time of its last reading, and the processor times of its threads at that time
@@ -98,7 +102,9 @@ class _Waits:
         self._percents: dict[int, list[float]] = {}
 
     def look(self, pids: Iterable[int]) -> None:
-        """Of the first MAX_LOOKED_AT processes, store how long each has waited since the last call."""
+        """Read the waiting times of the first MAX_LOOKED_AT processes. Store how long each process has waited for a
+        processor since the last call.
+        """
         for pid in list(pids)[:MAX_LOOKED_AT]:
             now_s, times = time.monotonic(), processor_times(pid)
             before_s, before = self._times.get(pid, (now_s, {}))
@@ -112,7 +118,7 @@ class _Waits:
                 del percents[:-LATEST]
 
     def percents(self) -> dict[int, float]:
-        """Return the mean wait of each process over its last seconds, in percent of the time."""
+        """Return the mean waiting time of each process over its last seconds, in percent of those seconds."""
         return {pid: sum(of) / len(of) for pid, of in self._percents.items()}
 
 
@@ -127,8 +133,8 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, watched: _Wa
     while True:
         events = poll.poll(LOOK_MS if seen and timeout is None else timeout)
         watched.look(seen)
-        # Ask first whether the process has ended, and read the FIFO afterwards. Then the FIFO contains everything
-        # that the process wrote.
+        # Check whether the process has ended, and only then read the FIFO. In this order, the FIFO contains
+        # everything that the process wrote.
         is_over = any(descriptor != fifo for descriptor, _ in events)
         is_over = is_over or (timeout is not None and not is_running(command_pid, start))
         for line in _lines(fifo):
@@ -153,18 +159,18 @@ def _lines(fifo: int) -> list[bytes]:
 
 
 def _close_all_but(kept: set[int | None]) -> None:
-    """Close all descriptors above stderr except `kept`. Otherwise a reader at the other end of a pipe would wait for
-    this process.
+    """Close all descriptors above stderr except `kept`. If this process kept the end of a pipe open, the reader at
+    the other end would wait for this process.
     """
     for name in os.listdir("/proc/self/fd"):
         if int(name) > STDERR and int(name) not in kept:
-            # The list contains the descriptor that was used to read the list. It is already closed.
+            # One descriptor in the list was used to read the list, and it is already closed.
             with suppressed(OSError):
                 os.close(int(name))
 
 
 def _write(text: str) -> None:
-    """Write all of `text` to stderr, unless stderr is closed. It may be full or non-blocking."""
+    """Write all of `text` to stderr, unless stderr is closed. Also works if stderr is full or non-blocking."""
     data = text.encode(errors="replace")
     with suppressed(OSError):
         while data:

@@ -24,17 +24,17 @@ from cbtop.viewmodels.source import SourceView
 
 Found = TypeVar("Found")
 
-MAX_RECORDS = 1 << 17  # maximum number of records to read from a ring; adding them up takes 0.1 s
-# Number of steps at the start that are left out, unless the process marks its own warm-up. They allocate, compile or
-# read from disk.
+MAX_RECORDS = 1 << 17  # maximum number of records to read from a ring; adding up this many takes 0.1 s
+# Number of steps at the start that do not count, unless the process marks its own warm-up. These first steps allocate
+# memory, compile, or read from disk.
 WARM_UP_STEPS = 3
 MAX_READ = 16  # Read at most this many processes. Reading one takes 0.1 to 0.2 s.
 MIN_STEPS = 10  # If a process has fewer steps than this, all of its steps count, and no warm-up is left out.
 
 
 class SteadySource(Source):
-    """A ring that is read once, after its process has ended. It counts only the steps of the last ten seconds,
-    without the warm-up.
+    """The ring of an ended process, which is read once. Only steps of the last ten seconds count, without the
+    warm-up.
     """
 
     def _count(self, batch: Batch) -> None:
@@ -46,7 +46,7 @@ class SteadySource(Source):
     def _first_steady(self, batch: Batch) -> int:
         """Return the index of the first record of the ring to count.
 
-        It directly follows the end of a step, so only whole steps are counted.
+        This record directly follows the end of a step, so only whole steps count.
         """
         steps = [node.id for node in self.nodes.children[None] if node.kind is NodeKind.STEP]
         is_end = np.isin(batch.node, steps) & (batch.flags & FLAG_PLAIN != FLAG_AMOUNTS)
@@ -64,7 +64,7 @@ class SteadySource(Source):
             return 0
         first = int(early[-1]) + 1
         says_size = batch.are(FLAG_AMOUNTS) & (batch.node == batch.node[first - 1])
-        # The record belongs to the previous step, because it only contains the number of sequences of that step.
+        # This record contains only the number of sequences of the previous step, so it belongs to that step.
         while first < len(says_size) and says_size[first]:
             first += 1
         return first
@@ -80,9 +80,9 @@ def run_summary(
 ) -> list[str]:
     """Return the lines of the summary. It covers the process with the most time in steps.
 
-    If several have the same time, the command's own process is chosen. `pids` are the processes that recorded steps.
-    `waits` maps a process to the percentage of its last seconds that it waited for a processor. `note` is an
-    additional line. Returns an empty list if no ring can be read.
+    If several processes have the same time, the summary covers the command's own process. `pids` are the processes
+    that recorded steps. `waits` maps a process to the percentage of its last seconds that it waited for a processor.
+    `note` is an additional line. Returns an empty list if no ring can be read.
     """
     found: list[tuple[float, SourceView]] = []
     for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:
@@ -111,7 +111,7 @@ def _view(ring: Path, waiting_percent: float | None) -> SourceView | None:
 
 
 def _of_ring(ring: Path, kind: type[Source], read: Callable[[Source], Found | None]) -> Found | None:
-    """Return what `read` makes of the process of `ring`, or None if the ring cannot be read."""
+    """Call `read` with the process of `ring`, and return its result. Returns None if the ring cannot be read."""
     try:
         source = kind(ring)
     except (ProtocolError, OSError):

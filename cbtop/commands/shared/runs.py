@@ -44,7 +44,8 @@ class OverdueError(CbtopError):
 class Launch:
     """How to start a command.
 
-    By default it runs here, in this environment, with its output on stderr and without a limit.
+    By default, the command runs in the current directory and environment, with its output on stderr and without a
+    time limit.
     """
 
     directory: Path | None = None
@@ -52,10 +53,10 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
     without: Collection[str] = ()  # environment variables of this process that the command does not get
     output: int | None = None  # file descriptor for the command's stdout and stderr
-    # Whether the command has a session of its own and no input. Then Ctrl-C reaches only cbtop, which ends the
-    # command.
+    # Whether the command has a session of its own and no input. In this case, Ctrl-C reaches only cbtop, and cbtop
+    # ends the command.
     is_apart: bool = False
-    until_s: float = inf  # time on the monotonic clock, in seconds, at which the command is ended
+    until_s: float = inf  # The command is ended at this time on the monotonic clock, in seconds.
 
 
 HERE = Launch()
@@ -80,9 +81,10 @@ def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
-    """Return the runs in `where`. Only a file of runs may contain several.
+    """Return the runs in `where`. A file of runs may contain several runs.
 
-    Raises UsageError if `where` is invalid or contains several processes, and NoDataError if nothing was recorded.
+    Raises UsageError if `where` is invalid, or if a recording has several processes and the options name none. Raises
+    NoDataError if nothing was recorded.
     """
     from cbtop.feeds.run_file import is_run_file, read_runs
 
@@ -155,9 +157,10 @@ def _record(
     process: subprocess.Popen[bytes] | None = None,
     overdue_s: float = inf,
 ) -> None:
-    """Record all sources into `path`. Stop after `seconds`, or when `process` has ended and its data is read.
+    """Record all sources into `path`. Stop after `seconds`, or after `process` has ended and all of its data was
+    read.
 
-    Raises OverdueError at the time `overdue_s` (monotonic clock).
+    Raises OverdueError when the monotonic clock reaches `overdue_s`.
     """
     from cbtop.client.stream_recorder import StreamRecorder
 
@@ -184,11 +187,11 @@ def _record(
                     raise NoDataError(f"no answer from {recorder.unanswered}")
                 if process and process.poll() is not None:
                     until_s = until_s or time.monotonic() + READ_ON_S
-                    # Do not wait for the data of a failed command, because this data is not used.
+                    # If the command failed, do not wait for its data, because this data is not used.
                     if process.returncode or _is_read(recorder):
                         break
                 line.show(f"recording {path.name}: {time.monotonic() - begun_s:.0f} s")
-            if is_interrupted():  # In a terminal, Ctrl-C also ends `process`.
+            if is_interrupted():  # Ctrl-C in a terminal reaches `process`, too, and ends it.
                 raise KeyboardInterrupt
     finally:
         line.clear()

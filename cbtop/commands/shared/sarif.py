@@ -28,8 +28,8 @@ class SarifRule:
 class Failure:
     """A failure of a rule, with a message.
 
-    `level` is `error`, `warning` or `note`. If the rule's place is in a source file, `derived_from` may be the file
-    and line of the code that was generated from it, such as PTX.
+    `level` is `error`, `warning` or `note`. A failure may be at a line of source code, while the rule was checked in
+    generated code such as PTX. Then `derived_from` is the file and line in the generated code.
     """
 
     rule: SarifRule
@@ -45,7 +45,7 @@ def _location(file: str, line: int) -> dict[str, object]:
 
 
 def sarif(rules: Sequence[SarifRule], failures: Sequence[Failure]) -> str:
-    """Return a SARIF log of one run, with every rule and a result for each failure."""
+    """Return a SARIF log of one run. The log has every rule, and one result for each failure."""
     places = {rule.id: place for place, rule in enumerate(rules)}
     driver = {
         "name": "cbtop",

@@ -21,7 +21,7 @@ from cbtop.commands.shared.names import unknown
 from cbtop.errors import UsageError
 
 PRESET = "preset"
-# Prefix of an environment variable that sets an option. The name of the option in capital letters follows.
+# The name of an environment variable for an option is this prefix and the name of the option in capital letters.
 VARIABLES = "CBTOP_"
 NO_COLOR = "NO_COLOR"
 
@@ -51,8 +51,8 @@ class Config:
         return found if isinstance(found, dict) else {}
 
     def place(self, key: str, table: str = "") -> str:
-        """Return where `key` is in the settings file, such as `FILE, line 3`. Returns only the file if the key is not
-        found.
+        """Return where `key` is in the settings file, such as `FILE, line 3`. If the key is not found, returns the
+        name of the file alone.
         """
         inside = ""
         for number, line in enumerate(self.text.splitlines(), 1):

@@ -20,7 +20,7 @@ from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs
 from cbtop.protocol.vocabulary import Provenance
 
 PROGRAM = "from cbtop.commands.shared.short_roofs import main; main()"
-MAX_S = 3.0  # A measurement may take at most this many seconds. It usually takes one to two.
+MAX_S = 3.0  # A measurement may take at most this many seconds. A usual measurement takes one to two seconds.
 END_WITHIN_S = 5.0
 POLL_S = 0.02
 # for each measured roof: its kind, unit and dtype
@@ -32,8 +32,8 @@ class UnmeasuredError(UntrustedError):
 
 
 class ShortMeasurement:
-    """A running measurement of the processor's roofs with `threads` threads. Call `poll` until it has ended, or
-    `close` to end it early.
+    """A running measurement of the processor's roofs with `threads` threads. Call `poll` until the measurement has
+    ended, or `close` to end it early.
 
     Only one measurement runs on a machine at a time. Raises UnmeasuredError if another one is running, and OSError if
     the process cannot be started.
@@ -62,7 +62,7 @@ class ShortMeasurement:
     def poll(self) -> DeviceRoofs | None:
         """Return the roofs, or None while the measurement runs.
 
-        Raises UnmeasuredError if it was disturbed or failed.
+        Raises UnmeasuredError if the measurement was disturbed or failed.
         """
         if self._process.poll() is None:
             if time.monotonic() - self._begun_s > MAX_S:
@@ -93,8 +93,9 @@ class ShortMeasurement:
 
 
 def measure_short(threads: int) -> DeviceRoofs:
-    """Measure the roofs for `threads` threads, store them and return them. Raises UnmeasuredError if this was
-    disturbed, and OSError or RoofsError if it could not start or be stored.
+    """Measure the roofs for `threads` threads. Store the roofs and return them. Raises UnmeasuredError if the
+    measurement was disturbed, and OSError or RoofsError if the measurement could not start or the roofs could not be
+    stored.
     """
     with ShortMeasurement(threads) as running:
         while (found := running.poll()) is None:

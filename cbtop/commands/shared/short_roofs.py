@@ -3,10 +3,10 @@
 `main` is run in a separate process. It prints one JSON object.
 
 Rules
-- The measurement runs only while processors are idle (SCHED_IDLE). If another process begins to work, it ends within
-  one round.
+- The measurement runs only while processors are idle (SCHED_IDLE). If another process begins to work, the measurement
+  ends within one round.
 - A disturbed measurement is reported as disturbed, without figures.
-- NumPy must compute on the calling thread only, and this is set before NumPy is loaded. This module starts the
+- NumPy is limited to the calling thread by a setting that is made before NumPy is loaded. This module starts the
   threads of the measurement itself.
 """
 
@@ -29,7 +29,7 @@ from cbtop.protocol.process import busiest_wait_ns, processor_times
 MIB = 1 << 20
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
 LESS_URGENT = 19  # value for nice(2)
-# The buffer is this many times as large as the last-level caches, so most of it is read from memory.
+# The buffer is this many times as large as the last-level caches. So most of the buffer is read from memory.
 CACHES_PER_BUFFER = 4
 SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES = 64 * MIB, 512 * MIB
 SHARE_OF_FREE_MEMORY = 8
@@ -37,11 +37,12 @@ UNKNOWN_CACHE_BYTES = 32 * MIB
 # Number of rows of the square matrices that are multiplied. Three such matrices fit into a cache of level 2 or 3.
 PRODUCT_SIZE = 512
 ROUND_S = 0.03  # Seconds per round of a measurement. This is long compared with the time to start the threads.
-RECENT_S = 0.1  # The work of other processes is judged over the last this many seconds.
+RECENT_S = 0.1  # Length in seconds of the period over which the work of other processes is judged.
 KIND_S = 0.4  # All rounds of one roof together take at most this many seconds.
 MIN_ROUNDS, MAX_ROUNDS = 5, 12
 MAX_FILL_S = 0.5
-# Maximum distance in percent between the median and the best round. A measurement above it is not trusted.
+# Maximum distance in percent between the median and the best round. If the distance is larger, the measurement is not
+# trusted.
 MAX_SPREAD_PERCENT = 10
 # Maximum percentage of the time that the busiest thread may wait for a processor during a measurement.
 MAX_WAIT_PERCENT = 5
@@ -67,8 +68,8 @@ class _Threads:
     def run(self, task: Callable[[int], object]) -> float:
         """Call `task` in each thread, with the number of the thread.
 
-        Returns the seconds from the start of the first thread to the end of the last. The threads read the clock
-        themselves, because the caller may get a processor only after they have ended.
+        Returns the seconds from the start of the first thread to the end of the last. The threads themselves read the
+        clock, because the caller may get a processor only after the threads have ended.
         """
         self._task = task
         self._gate.wait()
@@ -124,8 +125,9 @@ def measured(threads: int) -> list[dict[str, Any]]:
 
 
 def _rounds(on: _Threads, load: MachineLoad, amount: float, task: Callable[[int], object]) -> list[float]:
-    """Run `task` in several rounds. Return the rate of each round in 1e9 units per second. One round does `amount`
-    units. Raises DisturbedError.
+    """Run `task` in several rounds, each of `amount` units. Return the rate of each round in 1e9 units per second.
+
+    Raises DisturbedError if other work disturbs the rounds.
     """
     on.run(task)  # Run a warm-up. The first call loads code and fills caches.
     repeats = max(1, math.ceil(ROUND_S / on.run(task)))
@@ -194,5 +196,6 @@ def main() -> NoReturn:
         found = {"disturbed": "there was no memory for it"}
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
-    # End the process at once. Its threads still wait at a barrier, and a normal exit would wait for them.
+    # End the process at once. A normal exit would wait for the threads of the measurement, which still wait at a
+    # barrier.
     os._exit(0)

@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
-# Garbage is collected after this many new objects. A frame makes about 2,000 objects, and the next frame frees them.
+# Garbage is collected after this many new objects. One frame of the screen makes about 2,000 objects, and the next
+# frame frees them.
 YOUNG_OBJECTS = 5_000
 THEMES = ("dark", "light")
-# Some views have other names on the screen's tabs. These names are accepted, too.
+# Some views have a different name on a tab of the screen. The tab's name is accepted, too.
 TABS = {"overview": OVERVIEW, "graph": "tree"}
 ALL = math.inf  # length of a window that contains all data
 
@@ -123,7 +124,7 @@ def settle_options(options: argparse.Namespace) -> None:
 
 
 def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
-    """Add the options that choose the daemon to connect to. With `many`, there may be several daemons."""
+    """Add the options for the address of the daemon. With `many`, the user may give several addresses."""
     group = parser.add_argument_group("connection")
     address = "a daemon's address, ipc:///path or tcp://HOST:PORT"
     default = "(default: your own, started inside if none runs)"
@@ -151,8 +152,8 @@ def open_feed(
 ) -> Feed:
     """Return the feed for the options of `add_connect_arguments`.
 
-    With `looks_back`, a daemon that is started inside this process keeps a history. Raises UsageError for invalid
-    keys.
+    If `looks_back` is true and a daemon must be started inside this process, this daemon keeps a history. Raises
+    UsageError for invalid keys.
     """
     from cbtop.daemon.history import MAX_HISTORY_S
     from cbtop.feeds.feed import Feed
@@ -188,15 +189,15 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 def is_headless(options: argparse.Namespace) -> bool:
     """Return whether to print a report in place of the screen.
 
-    This is the case if the user asked for it, or if there is no suitable terminal. Textual reads keys from stdin and
-    draws on stderr, but a user who redirects stdout wants text.
+    Returns True if the user asked for a report, or if there is no suitable terminal. Textual reads keys from stdin
+    and draws on stderr, but a user who redirects stdout wants text.
     """
     is_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
     return bool(options.headless) or not is_terminal
 
 
 def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
-    """Print one report on stdout. `replay` is the position in the recording that it shows, or None."""
+    """Print one report on stdout. `replay` is the shown position in the recording, or None without a recording."""
     from cbtop.text.row_filter import RowChoice
 
     settle_signs(options)
@@ -234,8 +235,9 @@ def show_on_screen(
     The output of `program` is shown as a view. Returns the exit code when the screen closes.
     """
     settle_colours(options)
-    # Modules and other objects that exist now live as long as the screen, so exclude them from garbage collection.
-    # Searching them takes a tenth of the start time, and later the time of several frames every ten seconds.
+    # Exclude all modules and objects that exist now from garbage collection, because they live as long as the screen.
+    # Without this, searching them takes a tenth of the start time, and later the time of several frames every ten
+    # seconds.
     gc.disable()
     # Imported here, because Textual takes a fifth of a second to load. Reports and --help do not need it.
     from cbtop.client.stream_recorder import save_history
@@ -249,7 +251,7 @@ def show_on_screen(
     if isinstance(feed, ReplayFeed):
         app = ReplayApp(feed, interval_s=options.interval, section=options.view)
     else:
-        # Several daemons have several histories. The screen cannot save these as one.
+        # Several daemons have several histories, and the screen cannot save several histories as one.
         save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
         back = partial(look_back, feed) if feed.links.endpoint else None
         if program is None:
@@ -281,7 +283,7 @@ def settle_colours(options: argparse.Namespace) -> None:
 
 
 def dress(app: CbtopApp, options: argparse.Namespace) -> None:
-    """Apply the user's options for row order, filter and theme to the app."""
+    """Apply the user's options for the order and filter of rows and for the theme to the app."""
     from cbtop.text.row_filter import RowChoice
 
     app.rows = RowChoice(options.sort or "", options.filter)
@@ -291,9 +293,9 @@ def dress(app: CbtopApp, options: argparse.Namespace) -> None:
 
 
 def settle_signs(options: argparse.Namespace) -> None:
-    """With `--ascii`, write an ASCII character in place of each special sign, on stdout and on the screen.
+    """With `--ascii`, replace each special sign by an ASCII character, on stdout and on the screen.
 
-    With `--no-ascii`, write the special signs in any locale.
+    With `--no-ascii`, print special signs in every locale.
     """
     if options.ascii is None:
         return
@@ -322,14 +324,16 @@ def positive_seconds(text: str) -> float:
 
 
 def window_s(options: argparse.Namespace) -> float:
-    """Return the length of the window in seconds. By default it is the length that the screen has after the key for
-    the window.
+    """Return the length of the window in seconds. By default, this is the length that the screen uses after the user
+    presses the key for the window.
     """
     return DEFAULT_WINDOW_S if options.window in (None, ALL) else float(options.window)
 
 
 def shows_window(options: argparse.Namespace, *, by_default: bool) -> bool:
-    """Return whether reports show the figures of the recent window. Otherwise they show the figures of all data."""
+    """Return whether reports show the figures of the recent window. If False, reports show the figures of all
+    data.
+    """
     return by_default if options.window is None else options.window != ALL
 
 

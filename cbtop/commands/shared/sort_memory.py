@@ -1,7 +1,7 @@
 """Store the sort order of the screen's tables from one run to the next.
 
-Errors when reading or writing are ignored, because this is only a convenience. The tables then have their default
-order.
+Errors when reading or writing are ignored, because the sort order is only a convenience. After an error, the tables
+have their default order.
 """
 
 from __future__ import annotations

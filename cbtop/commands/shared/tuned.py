@@ -22,7 +22,7 @@ def tuned_setting(options: argparse.Namespace, path: Path | None) -> Setting:
     """Return the stored setting of the model at `path`, and print it on stderr. If `path` is None, the model is that
     of the demo.
 
-    Raises UsageError if no setting is stored, or if an option contradicts it.
+    Raises UsageError if no setting is stored, or if an option contradicts the setting.
     """
     # Imported here, because Numba loads slowly and is rarely needed without --tuned.
     from cbtop.compute.backends import available_threads

@@ -16,8 +16,8 @@ from cbtop.feeds.look_back import look_back
 
 
 class RunFeed(Feed):
-    """A feed that shows only processes that began when the program began, or later. Its status tells when the program
-    has ended.
+    """A feed that shows only processes that began together with the program, or later. The status of the feed shows
+    whether the program has ended.
     """
 
     def __init__(self, program: Program, name: str) -> None:
@@ -43,7 +43,8 @@ def watch(program: Program, name: str, options: argparse.Namespace) -> int:
     `options` must already be complete (`settle_options`).
     """
     settle_colours(options)
-    # Imported here, because Textual reads the environment when it is loaded, and the colour settings must be in it.
+    # Textual reads the environment when it is loaded, so import it only after the colour settings are in the
+    # environment.
     from cbtop.tui.run_app import RunApp
 
     try:

@@ -1,5 +1,5 @@
-"""The common parts of all device samplers: their interface, a class that queries figures one by one, and a class that
-converts counters to rates.
+"""The common parts of all device samplers: their interface, a class that queries the figures of a device one by one,
+and a class that converts counters to rates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from cbtop.protocol.device_messages import DeviceSample, Unknown
 
-# Longest time in ns that a rate may cover. A rate over a longer time would not describe the present.
+# Maximum time in ns between the two readings of a rate. A rate over a longer time would not describe the present.
 MAX_APART_NS = 10_000_000_000
 MAX_RATES = 4_096
 NO_ANSWER_YET = "it has not answered yet"
@@ -18,9 +18,9 @@ TWO_SAMPLES = "a mean needs two samples"
 
 
 class Sampler(Protocol):
-    """A sampler, which queries devices for their figures.
+    """The interface of a device sampler, which asks a driver for the figures of devices.
 
-    Only one thread uses it. A call may take long or never return.
+    Only one thread uses a sampler. A call may take long or never return.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class Sampler(Protocol):
         """The name of the sampler, such as `nvml`."""
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return a sample: the state of the devices, of the processes that use them, and of the processes
-        in `pids`.
+        """Return a sample: the state of the devices, of the processes that use the devices, and of the processes in
+        `pids`.
         """
 
     def close(self) -> None:
@@ -46,7 +46,8 @@ class NotKnownError(Exception):
 class Rates:
     """Converts a device's growing counters to mean rates between two samples.
 
-    A rate is missing for the first sample, and if the counter decreased because it wrapped or its driver restarted.
+    The first sample has no rates. A rate is also missing if its counter decreased, because the counter wrapped or the
+    driver restarted.
     """
 
     def __init__(self) -> None:
@@ -56,8 +57,8 @@ class Rates:
         """Return the mean growth of a counter per second since its previous sample. `value` is the counter at
         `now_ns`.
 
-        With `over_ns`, the rate is over at least this time, or over all samples if they do not reach back to it.
-        Raises NotKnownError if no rate can be computed.
+        With `over_ns`, the rate covers at least this time. If the stored samples cover less time, the rate covers all
+        of them. Raises NotKnownError if no rate can be computed.
         """
         read = self._read.pop(counter, None) or deque()
         self._read[counter] = read
@@ -79,7 +80,7 @@ class Rates:
 class Figures:
     """The figures of one device. Each is queried separately, because a failed query must not affect other figures.
 
-    `reason` converts an error to text. It raises if the whole device does not answer.
+    `reason` converts an error to text. If the whole device does not answer, `reason` raises an error.
     """
 
     def __init__(self, reason: Callable[[Exception], str]) -> None:
@@ -90,8 +91,8 @@ class Figures:
     def ask(self, names: str, query: Callable[[], object]) -> None:
         """Store the result of `query` as the figure `names`.
 
-        If `names` has several words, the result is a tuple with a value for each. A figure is not available if
-        `query` raises, or returns a NotKnownError as its value.
+        If `names` has several words, the result of `query` is a tuple with one value for each word. A figure is not
+        available if `query` raises an error, or if its value is a NotKnownError.
         """
         each = names.split()
         try:

@@ -1,4 +1,6 @@
-"""Sample the host's processors and memory, and their use by processes, as psutil reports them."""
+"""Sample the host's processors and memory, and the use of both by processes. The package psutil reports the
+figures.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_PROCESSES = 512
-# These fields of psutil's cpu_times are not added to the busy time. The time of guests is already part of user and
-# nice.
+# These fields of psutil's cpu_times do not count as busy time. The time of guests is already part of `user` and
+# `nice`.
 NO_WORK = ("idle", "iowait", "guest", "guest_nice")
 
 
@@ -63,7 +65,7 @@ class Cpu:
     def _busy_percent(self) -> float:
         """Return the busy percentage of all processors since the previous sample.
 
-        The elapsed time is taken from the processors' own total time.
+        The processors' total time, idle time included, is used as the elapsed time.
         """
         times = self._api.cpu_times()._asdict()
         busy_s = sum(time_s for name, time_s in times.items() if name not in NO_WORK)
@@ -89,8 +91,8 @@ class Cpu:
         return DeviceProcess(pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start))
 
     def _waiting_percent(self, pid: int, start: int) -> float | None:
-        """Return the percentage of time that the busiest thread of a process spent waiting for a processor, or None
-        if unknown.
+        """Return the percentage of time that the busiest thread of a process has waited for a processor. Returns None
+        if the percentage is unknown.
         """
         now_ns, times = self._clock_ns(), processor_times(pid)
         before_ns, before = self._times.get((pid, start), (now_ns, {}))
@@ -102,7 +104,9 @@ class Cpu:
 
 
 def _memory(found: Any) -> tuple[float, float]:
-    """Return (memory that is not available to a new process, total memory) of the host in bytes."""
+    """Return (memory in use, total memory) of the host in bytes. Memory counts as in use if a new process cannot have
+    it.
+    """
     return found.total - found.available, found.total
 
 

@@ -3,11 +3,11 @@
 # Rules
 # - A card, MIG device or container may reject any single call of NVML as unsupported, so each figure is queried
 #   separately.
-# - Handles are requested for every sample (4 µs). Then a GPU that was lost works again when it returns.
+# - Handles are requested for every sample (4 µs). So a GPU that was lost and has returned is sampled again.
 # - If a forked child calls NVML, its parent gets "Unknown Error" until the parent opens NVML again (driver 580). So
 #   nothing here runs at exit or in a child.
-# - Sampling a GPU takes 52 ms, including 11 ms of processor time (H100, driver 580). The two calls for PCIe take
-#   42 ms, because each waits for 20 ms. Byte counters for PCIe exist, but have only 32 bits.
+# - Sampling a GPU takes 52 ms, including 11 ms of processor time (H100, driver 580). The two calls for PCIe take 42
+#   ms, because each waits for 20 ms. Byte counters for PCIe exist, but have only 32 bits.
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_GPUS = 64
-MAX_PROCESSES = 64  # A sample lists at most this many processes per device: those that use the most memory.
+# A sample lists at most this many processes per device. These are the processes that use the most memory.
+MAX_PROCESSES = 64
 # The kernel gives this number (PROC_PID_INIT_INO) to the pid namespace outside of all containers.
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 ALL_LINKS = 0xFFFFFFFF  # This argument of an NVLink query requests the sum over all links.
-# The driver updates its energy counter every 100 ms, so a mean power over one second may be wrong by a tenth.
+# The driver updates its energy counter every 100 ms. So a mean power over one second may be wrong by a tenth, and a
+# longer time is used.
 ENERGY_OVER_NS = 3_000_000_000
 NO_PERCENT_ABOVE = 100
 OTHER_NAMESPACE = "the driver gives pids of another pid namespace: whose they are here is not known"
@@ -47,7 +49,7 @@ SLOWED_BY = {
     0x200: "board limit",
     0x400: "reliability",
 }
-IDLE = 0x001  # This bit means that the device is idle. That is not reported as a slowed clock.
+IDLE = 0x001  # This bit means that the device is idle. An idle device is not reported as slowed down.
 
 
 class LostError(Exception):
@@ -65,11 +67,13 @@ class Nvml:
         self._is_open = False
         self._rates = Rates()
         self._known: dict[int, tuple[str, str]] = {}  # for each index of a GPU that has answered: its uuid and name
-        # for each uuid: the driver's time in µs of the newest sample of the processes' use
+        # the driver's time (µs) of the newest sample of the processes' GPU use, by the GPU's uuid
         self._seen_us: dict[str, int] = {}
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return a sample of every GPU and MIG device with their processes. If no GPU is found, it has the reason."""
+        """Return a sample of every GPU and MIG device with their processes. If no GPU is found, the sample has the
+        reason.
+        """
         begun_ns = self._clock_ns()
         try:
             count = self._open()
@@ -80,7 +84,7 @@ class Nvml:
         if count == 0:
             return DeviceSample(self.name, begun_ns, trouble="the NVIDIA driver finds no GPU")
         if all(device.trouble for device in devices):
-            # No device answers. Close NVML whatever the error was, and let the next sample open it again.
+            # No device answers. Close NVML, no matter which error occurred. The next sample opens NVML again.
             self.close()
         return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=tuple(devices))
 
@@ -94,7 +98,8 @@ class Nvml:
         """Shut NVML down."""
         if self._is_open:
             self._is_open = False
-            with suppress(self._api.NVMLError):  # Shutting down fails if the driver has disappeared.
+            # Shutting down NVML fails if the driver has disappeared. Ignore this error.
+            with suppress(self._api.NVMLError):
                 self._api.nvmlShutdown()
 
     def _open(self) -> int:
@@ -180,7 +185,7 @@ class Nvml:
             return _percent(rates.gpu), _percent(rates.memory)
 
         def memory() -> tuple[float, float]:
-            try:  # Use version 2 of the query. Like nvidia-smi, it excludes memory that the driver reserves.
+            try:  # Use version 2 of the query. Version 2 excludes memory that the driver reserves, like nvidia-smi.
                 found = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
             except (api.NVMLError, TypeError):
                 found = api.nvmlDeviceGetMemoryInfo(handle)
@@ -218,7 +223,9 @@ class Nvml:
         return float(self._api.nvmlDeviceGetPcieThroughput(handle, direction) * 1e3)
 
     def _nvlink(self, handle: Any, uuid: str, direction: str) -> float:
-        """Return the mean bytes per second over all NVLinks in one direction. The driver's counter is in KiB."""
+        """Return the mean number of bytes per second in one direction, summed over all NVLinks. The driver's counter
+        is in KiB.
+        """
         field = getattr(self._api, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{direction}")
         (found,) = self._api.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])
         now_ns = self._clock_ns()
@@ -266,7 +273,7 @@ class Nvml:
     def _busy(self, handle: Any, uuid: str) -> dict[int, float]:
         """Return the percentage of SM time of each process since the previous sample, by pid.
 
-        A process without SM time is missing.
+        Processes without SM time are left out.
         """
         api = self._api
         try:
@@ -298,8 +305,8 @@ def _slowed_by(reasons: int) -> str:
 def _are_ours(pids: Collection[int]) -> bool:
     """Whether the driver's pids belong to our pid namespace.
 
-    Outside of containers, this is always true. In a container, the driver may report pids of the host. So each pid
-    must be a process in our namespace that has an NVIDIA device open.
+    Outside of containers, the result is always true. In a container, the driver may report pids of the host. So the
+    result is true only if each pid is a process in our namespace that has an NVIDIA device open.
     """
     return pid_namespace() in (None, INITIAL_PID_NAMESPACE) or all(map(_holds_gpu, pids))
 

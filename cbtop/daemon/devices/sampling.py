@@ -15,8 +15,8 @@ from cbtop.daemon.devices.base import NO_ANSWER_YET, Sampler
 from cbtop.protocol.device_messages import DeviceSample
 
 INTERVAL_S = 1.0
-# Wait at most this many seconds for the thread of a driver when the daemon ends. After that, the thread ends with the
-# process.
+# When the daemon ends, wait at most this many seconds for the thread of a driver. A thread that takes longer ends
+# with the process.
 LEAVE_S = 1.0
 
 _log = logging.getLogger("cbtop.daemon")
@@ -31,7 +31,7 @@ class NewestSamples:
     def listen(self, pids: Collection[int]) -> None:
         """Start or continue sampling devices.
 
-        The samples include the processes `pids`, and all processes that use a device.
+        The samples include the processes `pids`, and all other processes that use a device.
         """
         for run in self._runs:
             run.listen(frozenset(pids).union(*(other.pids_found for other in self._runs if other is not run)))
@@ -76,7 +76,7 @@ class _Run:
         self._pids = frozenset(pids)
         if self._is_heard.is_set():
             return
-        # Viewers get this empty sample until the sampler has answered.
+        # Until the sampler has answered, viewers get this empty sample.
         self.latest = DeviceSample(self._sampler.name, time.perf_counter_ns(), trouble=NO_ANSWER_YET)
         self._is_heard.set()
         if self._thread is None:
