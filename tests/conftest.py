@@ -35,7 +35,7 @@ settings.load_profile("cbtop")
 
 
 def _on_its_own() -> None:
-    """Clean up the environment before anything reads it when it is imported.
+    """Clean up the environment before any module reads it during its import.
 
     This includes other conftest.py files.
     """
@@ -55,7 +55,8 @@ def _on_its_own() -> None:
 
 
 _on_its_own()
-gc.disable()  # Imported objects live until the end. Searching them for garbage took a quarter of the import time.
+# Imported objects live until the end. The search for garbage among them took a quarter of the import time.
+gc.disable()
 
 
 def pytest_collection_finish() -> None:
@@ -81,7 +82,7 @@ def _what_was_imported_is_no_garbage() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Exclude all objects from garbage collection, because pytest runs it five times at its end."""
+    """Exclude all objects from garbage collection, because pytest collects garbage five times at its end."""
     _keep()
 
 

@@ -463,7 +463,7 @@ def main() -> int:
         parser.error(f"{', '.join(unknown)}: there are {', '.join(MODULES)}")
     for name in LOADED:
         importlib.import_module(name)
-    # The name is short because a socket path below it may have only 107 bytes.
+    # The name is short, because the path of a socket in this directory may have only 107 bytes.
     with tempfile.TemporaryDirectory(prefix="cbm-") as directory:
         os.environ["TMPDIR"] = directory
         tempfile.tempdir = None

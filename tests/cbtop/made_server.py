@@ -26,7 +26,7 @@ PROMPT_TOKENS = 64
 
 @dataclass(frozen=True)
 class Served:
-    """The work of a simulated server, by its own clock and counts.
+    """The work of a simulated server, measured by the server's own clock and counts.
 
     Times are in seconds and start after the warm-up.
     """

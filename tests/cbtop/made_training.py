@@ -42,7 +42,7 @@ from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, source_of
 
 LAYERS = 3
-LATEST = 64  # A report of the process has the times of this number of latest steps.
+LATEST = 64  # number of latest steps whose times are in a report of the process
 UPDATE_NS = 500_000_000
 # The process reports these parts of a step only if they take time.
 _ABSENT = TrainingPart.COMMUNICATION, TrainingPart.EVALUATION, TrainingPart.NO_KERNEL
@@ -87,7 +87,7 @@ class Training:
     phase: str = TRAIN
     data_us: float = 600.0
     loss_us: float = 400.0
-    exposed_us: float = 0.0  # time in each step that the process waits for gradients of other ranks
+    exposed_us: float = 0.0  # time in each step in which the process waits for gradients of other ranks
     overlapped_us: float | None = 0.0
     clip_us: float = 300.0
     optimizer_us: float = 4_000.0
@@ -173,9 +173,9 @@ def record(directory: Path, path: Path, plan: Training) -> None:
 
 
 def _polled(directory: Path, plan: Training) -> Iterator[tuple[Source, int, bool]]:
-    """Run the process and yield about twice a second.
+    """Run the process, and yield about twice a second of its time.
 
-    Yields its source, the time in ns, and whether this is the first time.
+    Each item has the source of the process, the time in ns, and whether this is the first item.
     """
     clock = Clock(1_000_000_000)
     profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(directory, 1 << 20))

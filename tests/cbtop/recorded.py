@@ -62,7 +62,7 @@ def apply(store: Store, messages: Sequence[Message]) -> None:
 
 
 def said_at(messages: Sequence[Message], at_ns: int) -> list[Message]:
-    """Set the time of statistics to `at_ns`, as a daemon with the clock of the profiled process would."""
+    """Set the time of the statistics in `messages` to `at_ns`, as if daemon and process had the same clock."""
     return [replace(m, monotonic_ns=at_ns) if isinstance(m, StatsUpdate) else m for m in messages]
 
 

@@ -18,7 +18,7 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import KnownCost
 from tests.cbtop.seen_timelines import RECORDED
 
-# Seconds in the recording: at 20 the process runs again after a stall in the last seconds, at 13 it is stalled.
+# Seconds in the recording: at 20 the process runs again after a recent stall, at 13 it is stalled.
 LIVE_S, STALLED_S = 20.0, 13.0
 
 

@@ -102,7 +102,7 @@ def session(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
 def made_tests(pytester: pytest.Pytester, names: Sequence[str], more: str = "") -> None:
     """Write a test file with a test for each of `names`, and with the code `more`.
 
-    The fake check gives each test the result in its name.
+    The name of each test is also the result that the fake check gives to this test.
     """
     pytester.makeconftest(CHECK)
     tests = [f"@pytest.mark.cbtop('step <= 1s')\ndef test_{name}():\n    raise RuntimeError" for name in names]
@@ -330,7 +330,7 @@ def test_a_threshold_on_what_a_base_file_lacks_fails_at_its_update(tmp_path: Pat
         check_names([threshold], file)
 
 
-@pytest.mark.slow  # Not in the default run, because xdist starts two more processes.
+@pytest.mark.slow  # The default run skips this test, because xdist starts two more processes.
 def test_parallel_tests_are_warned_of(pytester: pytest.Pytester) -> None:
     made_tests(pytester, ("holds", "fails"))
     done = session(pytester, "-p", "xdist", "-n", "2")

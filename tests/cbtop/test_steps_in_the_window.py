@@ -122,7 +122,7 @@ class Viewer:
     def _has_the_rate_of(self, phase: str, wall_us: float) -> None:
         """Check the rate in steps: the tokens of whole steps, divided by the time of these steps.
 
-        It must be at least the rate by wall clock.
+        This rate must be at least the rate by wall clock.
         """
         (record,) = self.store.sources.values()
         for steps in source_view(record, window=True).phases:
@@ -199,7 +199,7 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         assert merged.window is not None
         assert merged.window.covers_s == 3
         record.window.is_range = True
-        # A range that the user has selected counts completely, also before the first step.
+        # A range that the user has selected counts completely, including the time before the first step.
         assert viewer.time_range.wall_us == 9e6
         record.window.is_range = False
         for second in range(11, 18):

@@ -464,7 +464,8 @@ def loaded(source: str, exported: str = "") -> ctypes.CDLL:
     """Compile CUDA C++ for this machine and load the result.
 
     The project's CUDA prelude comes before the source, and `exported` C++ after it. If the same source was compiled
-    before, that library is loaded again. Raises ComputeError with the compiler's message, or without a compiler.
+    before, that library is loaded again. Raises ComputeError if there is no compiler, or with the compiler's message
+    if compilation fails.
     """
     # Rename the entries, because templates can have the same name as an entry.
     renamed = KERNEL.sub(r"\1entry_\2(", source)

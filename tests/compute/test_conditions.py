@@ -66,7 +66,7 @@ def test_conditions_of_kernels_are_evaluated_without_numpy(kernel: Kernel, monke
         return holds(condition, values)
 
     monkeypatch.setattr(Condition, "holds", noted)
-    # Read the contract again, because the functions of the cached one are already compiled.
+    # Read the contract again, because the functions of the cached contract are already compiled.
     said = contract.__wrapped__(kernel.contract.name)
     arguments = kernel.examples(np.random.default_rng(5), 7)
     earlier = with_copies(arguments, {*kernel.outputs, *said.earlier})

@@ -1,4 +1,7 @@
-"""Tests of the kernels' contracts: they are read strictly, every kernel keeps its own, and each line can fail."""
+"""Tests of the kernels' contracts: they are read strictly.
+
+Every kernel keeps its own contract, and each line of a contract can fail.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_every_entry_takes_a_stamp_and_writes_it_first_and_last(module: CudaModu
     assert len(entries) == module.source.count("KERNEL ")
     for name, parameters, body in entries:
         assert parameters.endswith(" STAMP"), name
-        # Before the macro ENTER, a kernel may only begin to read its weights (`ahead`).
+        # Before the macro ENTER, a kernel may do nothing except begin to read its weights (`ahead`).
         before, _, _ = body.partition("ENTER")
         assert {line.partition("<")[0] for line in before.split("\n") if line.strip()} <= {"    ahead"}, name
         assert body.split()[-1] == "LEAVE", name

@@ -274,7 +274,7 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     gate = ["GateUpActivation (fused)"] if is_fused else ["GateProjection", "UpProjection", "Activation"]
     feed_forward = [*gate, "DownProjection"]
     in_layers = [node.name for node in ran if node.parent in [layer.id for layer in layers]]
-    # A step has a record of the expert brick for each chosen expert. Count them as one.
+    # A step has one record of the expert brick for each chosen expert. Count these records as one.
     if model.experts is not None:
         in_layers = [name for at, name in enumerate(in_layers) if in_layers[at - 1 : at + 1] != ["MoeExperts"] * 2]
         feed_forward = ["MoeRouter", "MoeExperts", "MoeCombine"]

@@ -61,7 +61,7 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-@pytest.mark.slow  # Not in the default run, because a faster test below edits one kernel and adds a comment.
+@pytest.mark.slow  # The default run skips this test, because a faster test below edits one kernel and adds a comment.
 def test_an_edit_changes_what_it_is_inlined_into_and_a_comment_nothing(sources: Path) -> None:
     before = fingerprints_in(sources)
     assert len(set(before.values())) == len(before)
@@ -260,8 +260,8 @@ def test_loaded_cache_files_stay_and_unused_ones_are_removed_once_a_process(
         file.touch()
         os.utime(file, (0, time.time() - UNUSED_S - 1))
     loaded = {file.name for name in ("_plain", "tens") for file in cache.glob(f"kernel_of_a_test.{name}*")}
-    # Only the code of the two kernels is loaded from the cache. The functions inside them are not loaded by
-    # themselves.
+    # Only the code of the two kernels is loaded from the cache. The functions that they call are not loaded
+    # separately.
     called(imported(HELPER, KERNEL))
     kernel_cache.remove_unused_files(tmp_path / "none", time.time())
     kernel_cache._LOOKED_AFTER.discard(cache)

@@ -45,7 +45,8 @@ def model_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Block
     return made
 
 
-@pytest.mark.parametrize(  # By default, run the format of the demo, a format of floats, and one with uneven levels.
+# By default, run three formats: that of the demo (Q4_K), one of floats (F16), and one with uneven levels (IQ4_NL).
+@pytest.mark.parametrize(
     "block_format",
     [
         pytest.param(one, marks=() if one.name in ("F16", "Q4_K", "IQ4_NL") else pytest.mark.slow, id=one.name)

@@ -151,7 +151,8 @@ OURS, OTHER = 10, 11
         (0, [(OURS, 99)], 0),
         (0, [(OURS, 60), (OTHER, 40)], 40),
         (30, [(OURS, 99)], 30),
-        # In a container, this process may have another pid for the driver, so the unknown pid may be its own.
+        # In a container, the driver may know this process by another pid. So the unknown pid may belong to this
+        # process.
         (0, [(OTHER, 99)], 0),
         (0, [], 0),
     ],

@@ -326,7 +326,7 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     assert {feature for feature in cpu.FEATURES if not cpu.has_feature(feature)} == lacks
 
 
-@pytest.mark.slow  # Not in the default run, because it checks the speed of the code, not its results.
+@pytest.mark.slow  # The default run skips this test, because it checks the speed of the code, not its results.
 @pytest.mark.parametrize(
     ("code", "one_token"),
     [
@@ -337,13 +337,13 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     ],
 )
 def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one_token: int) -> None:
-    # For one token, the number of products differs by format. For four tokens, the loop has 32. Without a loop, one
-    # token would have 64.
+    # In the code for one token, the number of products differs by format. The code for four tokens is a loop with 32
+    # products. Without a loop, the code for one token would have 64.
     four_tokens = 4 * 8
     assert machine_code_of(code, VNNI).count("vpdpbusd") == one_token + four_tokens
 
 
-@pytest.mark.slow  # Not in the default run, because tests above already run the kernels for AVX2.
+@pytest.mark.slow  # The default run skips this test, because tests above already run the kernels for AVX2.
 @pytest.mark.parametrize(
     ("code", "four_tokens"),
     [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],
@@ -355,8 +355,8 @@ def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512(code:
     assert "vpmaddwd" in text
     assert "vpdpbusd" not in text
     assert "zmm" not in text
-    # A turn of the loop has two or four products per token. LLVM may put two turns into one and compile the last one
-    # separately. Without a loop, a block of Q4_K would have 128 products for one token.
+    # An iteration of the loop has two or four products per token. LLVM may put two iterations into one and compile
+    # the last one separately. Without a loop, a block of Q4_K would have 128 products for one token.
     assert text.count("vpmaddubsw") - four_tokens <= 16
 
 

@@ -188,7 +188,7 @@ def test_weights_of_any_size_come_back_finite_and_no_larger(
     weights = np.ldexp(random_weights(seed, 2, 256) / 8, exponent).astype(np.float32)
     found = block_format.dequantize(block_format.quantize(weights))
     assert np.isfinite(found).all()
-    # Half of the smallest number in float16 or bfloat16 is rounded up to the smallest number, so it is doubled.
+    # Half of the smallest number in float16 or bfloat16 is rounded up to the smallest number, so its value doubles.
     most = 1.5 if exponent > -14 else 2.001
     assert np.abs(found).max() <= most * np.abs(weights).max()
 

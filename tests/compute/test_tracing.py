@@ -405,7 +405,8 @@ def fingerprints_of(decoder: Decoder) -> Fingerprints:
         if part is not None
         for field in fields(part)
     }
-    position = 0  # Position at which the current pass starts. The decoder counts on before the last bricks run.
+    # Position at which the current pass starts. The decoder advances its own position before the last bricks run.
+    position = 0
 
     def observe(brick: ComputeBrick, calls: Sequence[Arguments]) -> None:
         nonlocal position

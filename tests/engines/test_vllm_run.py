@@ -17,7 +17,7 @@ import cbtop
 pytestmark = pytest.mark.engines
 PROGRAM = Path(__file__).parent / "scripts" / "vllm_requests.py"
 REQUESTS, TOKENS = 12, 24
-LATER_S = 0.5  # the front end has a token at most this much later than the scheduler, also on a busy machine
+LATER_S = 0.5  # the longest time from the scheduler to the front end for a token, also on a busy machine
 DECODES_AGREE_S = 0.1
 
 

@@ -161,14 +161,15 @@ def stale_rings_of_the_dead(scene: Scene) -> None:
         for path in (hidden, hidden.with_suffix(".catalog")):
             os.utime(path, (1, 1))
     (ring,) = scene.directory.glob(f"{scene.host.pid}-*.ring")
-    os.utime(ring, (1, 1))  # The ring of the running process gets the same old time. It must still be shown.
+    # The ring of the running process gets the same old time, but this process must still be shown.
+    os.utime(ring, (1, 1))
     fresh = forge(scene.directory, f"{DEAD_PID}-1-1")
     with Feed() as feed:
         eventually(lambda: state_of(feed, fresh.stem) == "gone")
         assert not state_of(feed, hidden.stem)
         assert state_of(feed, pid=scene.host.pid) == "live"
     stale = scene.directory / hidden.name
-    assert stale.exists()  # Showing these files does not delete them.
+    assert stale.exists()  # The files were not shown because of their age, but they were not deleted.
     assert stale.with_suffix(".catalog").exists()
 
 
@@ -230,7 +231,7 @@ FAULTS: list[Any] = [
         stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles,
         a_ring_whose_pid_is_the_hosts_and_whose_start_is_not,
     ),
-    # Not in the default run, because it takes seconds to write and read this table.
+    # The default run skips this case, because it takes seconds to write and read this table.
     pytest.param((a_node_table_that_is_too_long,), marks=pytest.mark.slow),
 ]  # fmt: skip
 
@@ -259,7 +260,7 @@ def test_the_host_notices_nothing_and_its_books_hold(
 
         host.send_signal(signal.SIGUSR1)
         said = json.loads(host.stdout.readline())
-        # The process ends in time. `python -m benchmarks faults` measures how long this takes.
+        # The process ends before the deadline. `python -m benchmarks faults` measures how long this takes.
         assert host.wait(DEADLINE_S) == 0
         assert scene.daemon.poll() is None
         assert said["waits"] <= said["steps"] / STEPS_A_WAIT
@@ -576,7 +577,7 @@ def test_in_a_directory_that_cannot_be_written_everybody_says_so_in_one_line(rea
     assert "cannot be written" in cbtop("doctor").stdout
 
 
-# Not in the default run, because a test below has the same limit, and test_output.py tests other commands.
+# The default run skips this test, because a test below has the same limit, and test_output.py tests other commands.
 @pytest.mark.slow
 def test_a_host_is_profiled_with_16_descriptors_and_viewers_ask_for_more(runtime: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"

@@ -168,7 +168,8 @@ def test_who_is_revoked_while_watching_is_told_on_the_spot(theirs: Machine, ours
         assert "does not allow this viewer's key, or no longer does" in err
 
 
-@pytest.mark.slow  # Not in the default run, because a test below also refuses and admits a viewer, without a screen.
+# The default run skips this test, because a test below also refuses and admits a viewer, without a screen.
+@pytest.mark.slow
 def test_the_screen_says_why_it_is_refused_and_opens_once_it_is_let_in(
     theirs: Machine, ours: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +245,7 @@ def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         yield near, far
 
 
-@pytest.mark.slow  # Not in the default run, because the other tests do the same on one host.
+@pytest.mark.slow  # The default run skips this test, because the other tests do the same on one host.
 def test_between_two_hosts_only_who_is_allowed_hears_anything(tmp_path: Path) -> None:
     with two_hosts() as (near, far):
         theirs, ours = Machine(tmp_path / "theirs", near), Machine(tmp_path / "ours", far)

@@ -1,7 +1,7 @@
-"""Many processes use only the documented memory, and what has no room is reported.
+"""Many processes use only the documented memory. Everything that does not fit into it is reported.
 
-`make soak` runs these tests with the other slow tests. By themselves: `.venv/bin/python -m pytest -m slow -n 0 -o
-log_cli=true -o log_cli_level=INFO tests/integration/test_memory.py`.
+`make soak` runs these tests with the other slow tests. To run only these tests: `.venv/bin/python -m pytest -m slow
+-n 0 -o log_cli=true -o log_cli_level=INFO tests/integration/test_memory.py`.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def test_for_ten_minutes_memory_descriptors_and_threads_stay_as_they_are(
     _log.info("at most %d KiB, %.3f bytes a record (%.3f to %.3f)", max(anonymous) >> 10, slope, low, high)
     _log.info("descriptors %s, threads %s", sorted(set(descriptors)), sorted(set(threads)))
     assert low < MAX_LEAK_BYTES
-    assert max(descriptors) - min(descriptors) <= 2  # A viewer that is just leaving has two more.
+    assert max(descriptors) - min(descriptors) <= 2  # A viewer that is just leaving has two more descriptors.
     assert len(set(threads)) == 1
     assert sum(state.produced for state in states) == produced
     assert all(s.produced == s.received + s.overwritten + s.rejected for s in states)
@@ -156,7 +156,7 @@ def test_a_viewer_is_complete_with_its_first_message_whenever_it_comes(runtime: 
         load.close()
     for messages in said:
         of_sources = [message for message in messages if not isinstance(message, DeviceSample)]
-        # The hello, the heartbeat, and for each process its catalog, its statistics and its state.
+        # These are the daemon's hello and heartbeat, and the catalog, the statistics and the state of each process.
         assert len(of_sources) == 2 + 3 * HOSTS
         assert isinstance(messages[0], DaemonHello)
         assert all(message.complete for message in messages if isinstance(message, SourceCatalog))

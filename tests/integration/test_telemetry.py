@@ -179,7 +179,8 @@ for line in sys.stdin:
 """
 
 
-# Not in the default run, because tests/cbtop/telemetry/test_counters.py tests the same, with simulated processes.
+# The default run skips this test, because tests/cbtop/telemetry/test_counters.py tests the same, with simulated
+# processes.
 @pytest.mark.slow
 def test_no_counter_goes_down_while_processes_are_reset_end_and_are_killed() -> None:
     seen: dict[tuple[str, ...], float] = {}
@@ -307,7 +308,7 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
             )
 
 
-# Not in the default run, because tests/cbtop/telemetry/test_traces.py tests the contents of traces.
+# The default run skips this test, because tests/cbtop/telemetry/test_traces.py tests the contents of traces.
 @pytest.mark.slow
 def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) -> None:
     with (

@@ -1,4 +1,7 @@
-"""Tests of operations that were timed elsewhere: they get into the same graph and ring as those timed here."""
+"""Tests of operations that were timed elsewhere.
+
+Such operations are in the same graph and ring as operations that the profiler has timed.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Played:
                 self.driver.work(self.stream or STREAM, 500)  # work between bricks
 
     def finish(self) -> None:
-        """Let the device finish its work, and then the recording."""
+        """Let the device finish its work, then finish the recording."""
         self.driver.pass_time(100_000_000)
         self.profiler.finalize()
 

@@ -208,7 +208,7 @@ TROUBLES: dict[str, Callable[[MAKE, Path], BrickProfiler]] = {
 def test_whatever_fails_in_turn_no_public_method_raises(
     make_either: MAKE, runtime: Path, trouble: str, sync_mode: SyncMode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for first in USES:  # Each use of the profiler is once the first to fail.
+    for first in USES:  # In each round, another use of the profiler is the first to fail.
         profiler = TROUBLES[trouble](make_either, runtime)
         profiler.set_sync_mode(sync_mode)
         with _nothing_of_ours_warns_twice(caplog):
@@ -351,7 +351,7 @@ def test_a_signal_handlers_error_reaches_the_host_and_recording_goes_on(
     profiler = make_either(recorder=memory, clock_ns=clock_ns)
     before = signal.signal(signal.SIGUSR1, HANDLERS[handler])
     try:
-        with pytest.raises(TimeoutError, match="own"):  # noqa: PT012 - wherever it arrives
+        with pytest.raises(TimeoutError, match="own"):  # noqa: PT012 - the signal may arrive anywhere
             with profiler.step("decode", 1), profiler.brick("a"):
                 profiler.stop_brick(profiler.start_brick("b"), 1)
                 profiler.record_elapsed("c", 1)
@@ -504,7 +504,7 @@ def test_nothing_is_recorded_if_no_file_can_be_opened_and_a_child_retries(make_e
         pass
     assert not profiler.recording
     assert "recording has ended" in str(profiler.report())
-    profiler._after_fork()  # Call this as in a forked child.
+    profiler._after_fork()  # Call this function as a forked child would.
     assert profiler.recording
 
 
@@ -515,7 +515,7 @@ def test_a_signal_while_files_open_reaches_the_host_and_recording_goes_on(
 ) -> None:
     # A record that a signal has interrupted counts as lost at once.
     monkeypatch.setattr(ring_reader, "ABANDONED_AFTER_S", 0.0)
-    # Only every 22nd place is tested, because all would take seconds.
+    # Only every 22nd position of the signal is tested, because a test of all positions would take too long.
     for at in count(0 if raised is TimeoutError else 11, 22):
         profiler = make_either(recorder=RingRecorder(runtime, 1 << 12))
 

@@ -688,7 +688,7 @@ def test_a_call_that_is_loose_in_any_lane_is_no_plain_step_and_has_a_time(runtim
 
 
 def half_plain(directory: Path, make: MAKE, us: float = 100) -> SourceRecord:
-    """Record eight steps. Recorded steps take `us` in one brick, plain steps four times that."""
+    """Record eight steps. Recorded steps take `us` in one brick, and plain steps take four times as long."""
     directory.mkdir(exist_ok=True)
     clock = Clock()
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder(directory), sample_every=2), one_in_two())
@@ -753,7 +753,8 @@ def test_the_last_seconds_of_a_viewer_hold_both(make: MAKE, runtime: Path) -> No
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder(runtime)), one_in_two())
     source = None
     for second in range(1, 31):
-        # Use four steps per second. With fewer than 20 recorded steps in the window, bricks would cover all steps.
+        # Run four steps per second. If the window of the last seconds had fewer than 20 recorded steps, bricks would
+        # cover all steps.
         for _ in range(4):
             with profiler.step("decode", tokens=3), profiler.brick("a"):
                 clock.sleep_us(100 if second < 15 else 400)

@@ -345,7 +345,7 @@ def test_a_child_is_told_only_the_last_of_each_trace(runtime: Path) -> None:
     recorder = RingRecorder(runtime)
     for forwards in (1, 2, 3):
         recorder.announce(TraceSummary("MLT-01", "activations", "about", forwards, (), ()))
-    recorder.forget()  # Call this as in a forked child.
+    recorder.forget()  # Call this function as a forked child would.
     recorder.announce(Activity("serving"))
     second = max(runtime.glob("*.catalog"), key=lambda path: int(path.stem.split("-")[2]))
     said = CatalogReader(second).read()

@@ -134,7 +134,7 @@ def test_whatever_fails_is_said_once_and_the_host_goes_on(
         walk(recorder, 4)
         recorder.close("again")
     assert len(set(caplog.messages)) == len(caplog.messages)
-    recorder.forget()  # Act as a forked child, where nothing fails.
+    recorder.forget()  # Act as a forked child would. In the child, nothing fails.
     walk(recorder, 5)
     assert recorder.read() is not None
     recorder.close("done")

@@ -1,6 +1,6 @@
-"""Tests of files of ended processes: they are kept within limits, by the age of their records.
+"""Tests of files of ended processes: their number and size are limited.
 
-Files of other users are not touched.
+The age of their records decides which files are removed first. Files of other users are not touched.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def leave(directory: Path, number: int, age_s: float = 0.0, records: int = 64) -
 
 
 def age_files(ring: Path, seconds: float = 3600) -> None:
-    """Set the times of the files. The writer writes through a mapping, which often does not change them."""
+    """Set the times of the files.
+
+    The writer does not change these times reliably, because it writes through a mapping.
+    """
     at_s = time.time() - seconds
     for path in (ring, ring.with_suffix(".catalog")):
         os.utime(path, (at_s, at_s))
@@ -186,7 +189,7 @@ def test_profilers_opened_in_turns_do_not_look_at_the_directory_each_time(
             pass
         profiler.close()
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE
-    recorder_module._after_fork()  # Call this as in a child of a process that forks many children.
+    recorder_module._after_fork()  # Call this function as the child of a process that forks many children would.
     with BrickProfiler().brick("a"):
         pass
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE + 1

@@ -98,7 +98,7 @@ class Run:
         """
         for _ in range(2):
             outcome = self(script, "faulty", overhead)
-            # Look at the time during the run, because an ended process is never stuck.
+            # The verdict `stuck` is only found in views during the run, because an ended process is never stuck.
             found = outcome.during() if verdict == "stuck" else outcome.verdicts
             is_hidden = verdict not in found and outcome.is_shared
             if verdict in OF_NEIGHBOURS and outcome.is_starved:

@@ -1,4 +1,7 @@
-"""Time in code that cbtop cannot see inside has the name of the module that runs it, and promises no gain."""
+"""Tests of time in code that cbtop cannot see inside.
+
+This time has the name of the module that runs the code. No gain is promised for it.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 @pytest.mark.parametrize(
     ("script", "verdict"),
     [
-        # Not in the default run, because test_training.py tests a similar pair.
+        # The default run skips this case, because test_training.py tests a similar pair.
         pytest.param("pause_between_steps", "idle-between-steps", marks=pytest.mark.slow),
         pytest.param("slow_detokenizer", "idle-between-steps", marks=pytest.mark.slow),
         ("stalling_step", "outlier-mean"),

@@ -1,4 +1,4 @@
-"""Tests of sets of runs: a figure of a set is the mean over the runs that have it. Runs without it are named."""
+"""Tests of sets of runs: a figure of a set is a mean over runs. Runs that lack the figure are left out and named."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def two_batches(seed: int, steps: int = 120, **planted: object) -> Run:
 
 
 def without_many(run: Run, steps: int = 0) -> Run:
-    """Return the run with only `steps` steps of six tokens, which are too few to compare."""
+    """Return the run without its steps of six tokens, except for `steps` of them. These are too few to compare."""
     few = (TooShort("decode", steps, 20, 600.0 * steps, MANY),) if steps else ()
     return replace(run, parts=run.parts[:1], too_short=few)
 
@@ -52,9 +52,9 @@ def orders(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def worst(bases: Sequence[Run], now: Run) -> tuple[Outcome, RunDiff]:
-    """Return the worst result of the default gate, and the comparison.
+    """Return two things: the worst result of the default gate, and the comparison that the gate judged.
 
-    From worst to best, results are: broken, unknown, unsure, holds.
+    Results from worst to best: broken, unknown, unsure, holds.
     """
     found = diff_of(bases, [now])
     if found.why_not:
@@ -209,7 +209,7 @@ def test_a_brick_that_one_base_run_never_called_is_judged_by_the_others() -> Non
 
 
 def extras(seed: int) -> dict[str, Run]:
-    """Return unusual base runs of the same program. The keys name what is unusual."""
+    """Return unusual base runs of the same program. Each key says what is unusual about its run."""
     run = two_batches(seed)
     return {
         "another": run,

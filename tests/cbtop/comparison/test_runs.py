@@ -26,7 +26,7 @@ STEADY = Noise(pauses=0)
 
 
 def part_in(batch: Batch) -> StepGroup | None:
-    """Return the steps of `batch`, which all have one phase and batch size."""
+    """Return the steps of `batch`. All of these steps have the same phase and batch size."""
     table = made_table()
     blocks = StepBlocks(table)
     blocks.take(batch)
@@ -60,7 +60,7 @@ def test_times_are_for_a_token_where_every_step_says_how_many() -> None:
 
 
 def test_inside_times_are_of_steps_recorded_inside_and_need_five_blocks() -> None:
-    """Sampling began late: the first of eight blocks have steps without bricks."""
+    """Sampling began late: the steps in the first few of eight blocks have no bricks."""
     batch = made_batch(1, STEADY, 32)
     each = len(batch.node) // 32
     whole = part_in(batch)
@@ -243,7 +243,7 @@ def test_a_block_of_more_steps_than_the_others_is_no_slower_for_that() -> None:
 
 @pytest.mark.parametrize("one_in", [2, 4])
 def test_one_step_in_a_few_recorded_inside_tells_what_is_inside(one_in: int) -> None:
-    """Only some steps are recorded with their bricks. The other steps take twice as long and have none."""
+    """Only some steps are recorded with their bricks. The other steps have no bricks and take twice as long."""
     batch = made_batch(1, STEADY, 80)
     step = np.arange(len(batch.node)) // (len(batch.node) // 80)
     is_plain = step % one_in != 0

@@ -222,7 +222,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_of_fifty_that_ended_those_are_read_that_a_viewer_shows(runtime: Path, read: list[str]) -> None:
     rings = [ended(runtime, steps) for steps in range(1, 51)]
-    read.clear()  # The profilers above have also read their rings, which must not count.
+    read.clear()  # The profilers above have also read their own rings. These reads must not count.
 
     def steps(feed: Feed, key: str) -> int | None:
         feed.poll(20)
@@ -348,7 +348,7 @@ def test_a_daemon_whose_complaints_nobody_reads_serves_on(runtime: Path, monkeyp
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(deep))
     address = f"ipc://{runtime}/d.sock"
     own = f"{os.getpid()}-{process_start(os.getpid())}"
-    # The pid of these rings belongs to this running process, so the daemon keeps them and checks them each time.
+    # These rings have the pid of this running process, so the daemon keeps the rings and checks them again and again.
     for number in range(600):
         (deep / f"{own}-{number}.ring").write_bytes(b"no ring")
     with daemon_process("--bind", address) as serving, host() as process:

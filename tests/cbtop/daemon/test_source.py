@@ -352,7 +352,8 @@ def test_of_what_is_said_again_and_again_only_the_last_is_kept_and_shown(
     for number in range(1, 3000):
         recorder.announce(said(number))
     grown = os.stat(source.ring_path.with_suffix(".catalog")).st_size - written
-    # The recorder may write 2,000 bytes of such messages. It stops after the message that exceeds them.
+    # The recorder may write 2,000 bytes of these announcements. It stops after the announcement that exceeds this
+    # limit.
     assert 2000 <= grown <= 2300
     clock.sleep_us(10_000_000)
     recorder.flush()

@@ -97,7 +97,10 @@ def test_wherever_it_comes_from_it_shows_what_was_true_then(moves: list[float], 
 
 
 def known(feed: ReplayFeed) -> list[object]:
-    """Return everything that the replay shows now: all data and the last seconds, for each process and merged."""
+    """Return everything that the replay shows now: all data, and the data of the last seconds.
+
+    This includes the view of each process and the view of merged processes.
+    """
     views = [
         view
         for window in (False, True)
@@ -120,7 +123,7 @@ def leaves(value: object, where: str = "") -> Iterator[tuple[str, object]]:
         yield where, value
 
 
-# `plays` plays from the start to each position. `jumps` jumps to it from the position before.
+# `plays` plays from the start to each position. `jumps` jumps from one position to the next.
 @settings(max_examples=settings.default.max_examples // 4)
 @given(moves=st.lists(st.floats(0, 1), min_size=1, max_size=3), curve_s=st.integers(4, 9), window_s=st.floats(1, 4))
 @pytest.mark.parametrize("of", ["imperfect", "uneven"])
@@ -291,7 +294,7 @@ MOVES: list[tuple[tuple[str, ...], float]] = [
     (("shift+left",), 0),
     (("home",), 0),
     (("end",), SECONDS),
-    (("left_square_bracket",), 59.5),  # A step ends every 0.5 s, and this key goes to the end of the step before.
+    (("left_square_bracket",), 59.5),  # A step ends every 0.5 s. This key goes back to the end of the previous step.
     (("right_square_bracket", "right_square_bracket"), 61),
     (("left_curly_bracket",), 55),
     (("right_curly_bracket", "3", "right_square_bracket"), 65.5),
@@ -493,7 +496,7 @@ async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_show
             assert "2:05/2:10" in screen_text(app)
         shares = [done for done in told if done is not None]
         assert len(shares) > 5
-        # This share of progress still belongs to the jump to the end of the recording.
+        # The first share of progress, `shares[0]`, still belongs to the jump to the end of the recording.
         assert shares[1:] == sorted(shares[1:])
         assert told[-1] is None
 

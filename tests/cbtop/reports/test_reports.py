@@ -268,7 +268,7 @@ def test_launch_bound_bricks_are_own_rows_without_a_rate_and_a_line_says_why(
     known = BrickDefinition.of(BrickId.QKV_PROJECTION, backend="torch on cuda", work=Work(0, 2, 64, 0))
     with profiler.step("decode", tokens=1):
         for brick in (known, launch_bound(known)):
-            with profiler.brick(brick, 1000):  # type: ignore[arg-type]  # of a brick that is known it gives another
+            with profiler.brick(brick, 1000):  # type: ignore[arg-type]  # `launch_bound` returns object
                 clock.sleep_us(10)
     view = source_view(record_of(source_of(tmp_path)))
     (said,) = json.loads(REPORTS["json"]([view], []))["sources"]

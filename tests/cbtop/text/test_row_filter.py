@@ -1,4 +1,4 @@
-"""Tests of the filter and the order of bricks: they are the same in text and on the screen."""
+"""Tests of the filter and the order of bricks. Both are the same in text and on the screen."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def what_is_told(pilot: AppPilot) -> str:
 async def told_without_toasts(pilot: AppPilot) -> list[str]:
     """Wait for all workers. Return all notices of the app.
 
-    For tests in which toasts would cover the text that they check.
+    Use this if toasts would cover the text that a test checks.
     """
     await pilot.app.workers.wait_for_complete()
     await pilot.pause()
@@ -105,7 +105,7 @@ async def told_without_toasts(pilot: AppPilot) -> list[str]:
 
 
 async def shown(pilot: AppPilot, *words: str) -> str:
-    """Wait until these words are on the screen. Return its text."""
+    """Wait until these words are on the screen. Return the text of the screen."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not all(word in (text := screen_text(app_of(pilot))) for word in words):
         assert time.monotonic() < deadline_s, f"no {words} on:\n{text}"
@@ -520,7 +520,7 @@ def moves_the_timeline(has_moved: Callable[[Sight, Sight], bool], *before: str) 
 class Sight:
     begin_ns: int
     end_ns: int
-    at: int | None  # In the row with the cursor: the number of the block under it.
+    at: int | None  # number of the block under the cursor, in the cursor's row
     row: int  # number of the row with the cursor
     is_held: bool
 
@@ -656,8 +656,9 @@ LEAVE_A_CHANGE = (
 def every_key() -> Iterator[Any]:
     """Return every key.
 
-    Keys that leave the screen as it was are tested in turn on one screen, because opening a screen takes most of a
-    test's time. Keys that repeat the check of another key, and the other way of a key, are slow tests.
+    Keys that leave the screen as it was are tested one after another on one screen, because opening a screen takes
+    most of a test's time. A key is a slow test if an earlier key has the same check, or if it is the opposite of
+    another key.
     """
     met, in_turn = set(), defaultdict(list)
     for owner, binding in BINDINGS:
@@ -866,7 +867,7 @@ async def test_shift_c_says_why_the_roofs_of_what_is_shown_cannot_be_measured(
 
 
 class MadeCalibration:
-    """A fake measurement of roofs. It runs until the test sets `found`."""
+    """A fake measurement of roofs (peak rates). The measurement runs until the test sets `found`."""
 
     def __init__(self, source: SourceView) -> None:
         self.status, self.closed = "measuring roofs: 2 threads", False
@@ -909,7 +910,7 @@ async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result
         app.clear_notifications()
         await pilot.press("C")
         await shown(pilot, "measuring roofs: 2 threads")
-        text = await press(pilot, "C", "5")  # The screen still reacts to keys while roofs are measured.
+        text = await press(pilot, "C", "5")  # The screen still reacts to keys while roofs (peak rates) are measured.
         assert "Roofline" in text
         assert [note.message for note in app._notifications] == ["they are being measured already"]
         calibrations[0].found = CbtopError("no room") if fails else ["dram_read 20.00 GB/s", "kept in /x"]
@@ -1150,7 +1151,8 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         await pilot.pause()
         here = app.screen_stack[0]
         offered = {str(hit.text).rpartition("  ")[0] async for hit in KeysByName(here).discover()}
-        # Actions that cannot be offered now: the palette is already open, and no range or past moment is shown.
+        # These actions are not offered now: the palette is already open, and the screen shows neither a range nor a
+        # past moment.
         elsewhere = {"command_palette", "leave_range", "now"}
         ours = {
             binding.description

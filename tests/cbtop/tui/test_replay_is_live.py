@@ -64,7 +64,7 @@ class Watching(StoreViews):
 
 
 async def screens(app: CbtopApp, size: tuple[int, int]) -> dict[str, tuple[list[str], list[object]]]:
-    """Return the text of each view (with its header), and all values that are drawn in it."""
+    """Return the text of each view (with its header), and all values that are drawn in the view."""
     found = {}
     app.window = True
     async with app.run_test(size=size) as pilot:

@@ -184,8 +184,8 @@ def test_chance_keeps_nothing_and_the_rounds_that_would_tell_are_reported() -> N
         rounds = one.rounds_to_tell
         assert rounds is not None
         assert one.request.change is not None
-        # Convert the half width to that of the planned number of rounds. It shrinks with the square root of this
-        # number.
+        # Convert the half width to that of the planned number of rounds. The half width shrinks with the square root
+        # of the number of rounds.
         half = one.request.change.half * (len(one.request.a_ns) / rounds) ** 0.5
         assert half == pytest.approx(0.03, rel=0.02)
 

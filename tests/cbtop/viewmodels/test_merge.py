@@ -134,7 +134,7 @@ def test_tokens_that_ranks_compute_together_count_once_and_a_line_says_so(tmp_pa
         assert merged.steps.tokens_per_sec_in_steps == pytest.approx(1000)
         assert merged.tokens_per_sec_history == pytest.approx((1000,) * 3)
         said = "tokens/s counts once what 2 ranks compute together; " in merge_text.merged_means(merged.merged)
-        # With MAX, all steps come from one rank, so this text is left out.
+        # In the mode MAX, all steps come from one rank, so this text is left out.
         assert said == (mode is not MergeMode.MAX)
 
 
@@ -396,7 +396,8 @@ def test_a_sum_has_no_roof(tmp_path: Path) -> None:
 def test_the_window_of_a_sum_is_the_sum_of_the_windows(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, 0, [10, 10]), rank_run(tmp_path, 1, [20])]
     for record in records:
-        record.window.tick(record.window.now_ns + 2 * 10**10)  # 20 s pass, so all steps have left the window
+        # 20 s pass, so all steps are older than the window of the last seconds
+        record.window.tick(record.window.now_ns + 2 * 10**10)
     assert merged_view(records, MergeMode.SUM, window=True).bricks == ()
     assert merged_view(records, MergeMode.SUM).bricks != ()
 

@@ -269,7 +269,7 @@ def verdict_on(histories: Sequence[Sequence[float]]) -> int | None:
     """
     ranks = [MadeRank(number) for number in range(len(histories))]
     for rank, history in zip(ranks, histories, strict=True):
-        for step_us in (1000, *history):  # The first slice is only the starting point of the differences.
+        for step_us in (1000, *history):  # The first slice is only the base for the differences to later slices.
             rank.slice(step_us)
     found = straggler([rank.record for rank in ranks], "decode")
     return found.rank if found else None

@@ -18,7 +18,8 @@ from tests.profiler.analysis.made_batches import STEP_AND_BRICK, batch, records
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.integers(1, 7))
 def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: list[int], cut: int) -> None:
-    # For each node, its step and the part of a step it is in: node 1 is a step, node 2 is a brick in this step.
+    # For each node: its step, and the part of the step that contains it. Node 1 is a step, and node 2 is a brick in
+    # it.
     step_of, part_of = np.array([[-1, 1, 1], [-1, -1, 1]], np.int64)
     rows = [row for n in bricks for row in [(2, 10, 1)] * n + [(1, 100, 1)]] + [(2, 10, 1)] * 3
     stats = NodeStats()

@@ -178,7 +178,7 @@ rows_of_nodes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.
 
 
 def grown(stats: NodeStats, into: NodeStats) -> Growth:
-    """Update the viewer's statistics `into` from `stats`. Return by what they grew."""
+    """Update the viewer's statistics `into` from `stats`. Return the growth of `into`."""
     node, cell = stats.nodes_with_records(), stats.all_buckets()
     at_node, at, value = (column.tolist() for column in stats.sparse.values_of(node.tolist()))
     rare = {(one, here): int(number) for here, one, number in zip(at_node, at, value, strict=True)}

@@ -1,4 +1,4 @@
-"""Tests of the conversion from the device's clock to the host's clock: its error stays below the stated one."""
+"""Tests of the conversion from the device's clock to the host's clock: the error stays below the stated limit."""
 
 from __future__ import annotations
 

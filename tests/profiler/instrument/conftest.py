@@ -21,8 +21,8 @@ from tests.profiler.memory import Memory
 def _torch_computes_in_one_thread() -> None:
     """Limit torch to one thread.
 
-    torch shares OpenMP with Numba. After a kernel on two threads, the tiny products of these tests would use two,
-    too.
+    torch shares OpenMP with Numba. After a kernel of Numba on two threads, torch would also compute the tiny products
+    of these tests on two threads.
     """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)

@@ -208,7 +208,7 @@ def profiler_of(world: World, memory: Memory, every: int = 2) -> BrickProfiler:
 
 
 def plain_steps_in(memory: Memory) -> list[tuple[int, int]]:
-    """Return (duration, tokens) of each step of which only the whole was timed."""
+    """Return (duration, tokens) of each step that was only timed as a whole."""
     return [(end - start, tokens) for tag, start, end, tokens in memory.records if tag & ~0xFFFFFF == FLAG_PLAIN]
 
 
@@ -311,7 +311,7 @@ def test_every_replay_is_a_step_and_unrecorded_ones_are_timed_as_a_whole(world: 
     assert len(steps_in(memory)) == len(plain) == 10
     assert {tokens for _, tokens in plain} == {2}
     for (_, _, duration_ns, _), (plain_ns, _) in zip(steps_in(memory), plain, strict=True):
-        # Such a step has one time stamp before and one after it, which cost about 2 µs.
+        # A plain step has one time stamp before it and one after it. The two time stamps cost about 2 µs.
         assert plain_ns == pytest.approx(duration_ns, abs=2_100)
 
 
@@ -419,7 +419,7 @@ def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> N
         model(torch.ones(2, 1, dtype=torch.long))
         graph.capture_end()
         replay(world, graph, 6)
-        world.destroy_executable(graph.executable)  # torch does this when a graph is dropped.
+        world.destroy_executable(graph.executable)  # torch destroys the executable when a graph is dropped.
         del graph
         gc.collect()
     assert executables() == before
@@ -444,7 +444,7 @@ def test_a_graph_that_is_dropped_takes_its_copies_along_at_once(world: World) ->
     replay(world, graph, 6)
     assert len(world.executables) > 1
     assert world.graphs
-    world.destroy_executable(graph.executable)  # torch does this when a graph is dropped.
+    world.destroy_executable(graph.executable)  # torch destroys the executable when a graph is dropped.
     del graph
     gc.collect()
     assert not world.executables
@@ -541,7 +541,8 @@ def test_the_governor_chooses_the_recorded_replays_and_learns_their_cost(
     profiler.finalize()
     found = steps_in(memory)
     assert 5 < len(found) < 150
-    # For each recorded replay, there is a second one with time stamps only before and after the whole.
+    # For each recorded replay, there is a second replay that is only timed as a whole, by a time stamp before and
+    # after it.
     assert 200 - 3 * len(found) <= world.replayed <= 200 - len(found)
     assert profiler.governor.seen
 
@@ -569,7 +570,7 @@ def test_own_work_counts_as_cost_only_if_the_device_is_idle(world: World) -> Non
 
     device.settle = slow  # type: ignore[method-assign]
     assert own_ns() < 50_000_000
-    passes_ns = 1_000_000_000  # After this time, the device has finished before the host asks.
+    passes_ns = 1_000_000_000  # In this time, the device finishes before the host asks.
     assert own_ns() >= 50_000_000
 
 
@@ -937,7 +938,9 @@ def test_graphs_too_short_to_time_are_measured_less_then_not_and_reported(
 def test_steps_are_named_a_sample_if_only_recorded_replays_are_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a viewer would show the number and the rate of recorded replays as if they were all replays."""
+    """If steps were not named a sample, a viewer would take the number and the rate of recorded replays for those of
+    all replays.
+    """
     monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
     monkeypatch.setattr(captured_graph, "ENOUGH_PLAIN", 8)
     memory = Memory()
@@ -1148,7 +1151,7 @@ def test_a_thread_whose_first_call_is_a_replay_is_timed_too(world: World, monkey
     graph = captured(model)
     replay(world, graph, 1)
 
-    def makes_current() -> bool:  # torch also makes its context current in this function.
+    def makes_current() -> bool:  # torch's own function also makes torch's context the current one.
         world.current = 0xC0DE
         return False
 

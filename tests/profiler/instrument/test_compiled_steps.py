@@ -151,7 +151,7 @@ DOES = (
     "raise", "interrupt", "brick", "step", "again", "another", "in a thread", "cancel", "switch off", "switch on",
     "ask for a burst", "record all",
 )  # fmt: skip
-# The usual call. C handles it after Python has handled the first ones.
+# The usual kind of call. Python handles the first calls of this kind, and C handles all later ones.
 USUAL = st.just(("one", "used", "by name", "nothing"))
 CALLS = st.one_of(
     USUAL,

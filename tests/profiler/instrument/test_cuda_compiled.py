@@ -210,7 +210,7 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
         profiler.disable()
         step = partial(call, compiled)
         whole_us = between_us(captured, step, captured._ends)
-        alone = {  # Measure this before CUPTI is active, because CUPTI slows down the process from then on.
+        alone = {  # Measure these times before CUPTI is active, because CUPTI slows down the process from then on.
             interval.keys: alone_us(captured, step, plan.places[interval.begin], plan.places[interval.end])
             for interval in plan.intervals
         }

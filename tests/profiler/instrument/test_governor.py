@@ -46,8 +46,8 @@ class Running:
 class Host:
     """A simulated process. Recording a step costs time in this step and in others.
 
-    Recording costs `cost_ns` in the step itself. The next step of the same model takes a third of that longer, and
-    each plain step that runs at the same time takes a twentieth longer.
+    A recorded step takes `cost_ns` longer. The next plain step of the same model takes `cost_ns / 3` longer. Each
+    plain step that runs at the same time as a recorded step takes `cost_ns / 20` longer.
     """
 
     def __init__(self, *, allowed_percent: float = 1, cost_ns: float = 0.2 * MS, noise: float = 0.01) -> None:
@@ -210,7 +210,7 @@ def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> 
 def test_a_fifth_more_is_recorded_if_plain_steps_use_up_the_allowance() -> None:
     dear = Host().live(decoding(), own_ns=20_000)
     assert 10 < dear.governor.every < 200
-    # This is the cost of recording alone. It includes the first steps.
+    # This is the cost of recording alone, including the cost of the first steps.
     assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3
     # The cost of plain steps exceeds the limit. It cannot be reduced, so it is reported.
     assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)

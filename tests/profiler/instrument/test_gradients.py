@@ -543,7 +543,7 @@ def test_without_attached_models_gradients_are_not_looked_at(heard: Memory) -> N
 
 
 class DistributedDataParallel(nn.Module):
-    """A wrapper of a model with the name of torch's class. It has the model in the same attribute."""
+    """A wrapper of a model with the name of torch's class. As in torch, the model is in the attribute `module`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

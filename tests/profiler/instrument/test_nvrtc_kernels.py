@@ -26,7 +26,7 @@ OPTIONS = [b"--gpu-architecture=sm_90", b"-I/usr/include", b"--use_fast_math"]
 
 
 class Bindings:
-    """Compiles nothing, and answers as `cuda.bindings.nvrtc` does."""
+    """Fake bindings of NVRTC. They compile nothing, and answer as `cuda.bindings.nvrtc` does."""
 
     def __init__(self) -> None:
         self.status: Any = 0

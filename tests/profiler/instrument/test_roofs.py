@@ -1,6 +1,6 @@
-"""Tests of the roofs (peak rates) of an attached model: those that were measured on its device.
+"""Tests of the roofs (peak rates) of an attached model, which were measured on its device.
 
-If there are none, the reason is reported.
+If there are no roofs, the reason is reported.
 """
 
 from __future__ import annotations

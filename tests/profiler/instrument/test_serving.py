@@ -79,7 +79,7 @@ def test_the_parts_of_an_iteration_add_up_to_the_time_of_the_thread(engine: Engi
 
 
 def test_latencies_are_from_arrival_to_token_and_between_tokens(engine: Engine) -> None:
-    engine.log.arrived("a", 4 * MS, 32)  # it arrived 4 ms before the engine got it
+    engine.log.arrived("a", 4 * MS, 32)  # the request arrived 4 ms before the engine got it
     engine.step(("a", 1, None))
     engine.step(("a", 1, None))
     engine.step(("a", 2, "length"))

@@ -1,4 +1,4 @@
-"""Tests of processes with nothing to show: the reason is reported with names."""
+"""Tests of processes for which cbtop has nothing to show. The reported reason names classes and functions."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory:
         layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
         layer.mlp.up_proj = nn.Linear(32, 48, bias=False)
     assert seen(sample_every * LOOK_EVERY) == before
-    # Only the three modules with an adapter are new nodes: their work is unknown, so they cannot reuse the old ones.
+    # Only the three modules with an adapter get new nodes. Their work is unknown, so they cannot use the old nodes.
     assert len(memory.nodes) == nodes + 3
     del model.model.layers[0]
     for index, layer in enumerate(model.model.layers):
@@ -636,7 +636,8 @@ def _call(model: Any, **way: Any) -> Any:
 
 
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "fullgraph": {"fullgraph": True}, "dynamic": {"dynamic": True}}
-# By default, two moments appear once with a different way. The other combinations are slow tests.
+# By default, run two cases, which differ in the moment of compilation and in what is compiled. The other combinations
+# are slow tests.
 BY_DEFAULT = {("before", _in_place), ("installed", _regional)}
 COMPILED = [
     pytest.param(
@@ -676,7 +677,7 @@ def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
     assert ours[1:] == bare[1:]
 
 
-# By default, this test uses the ways to compile that are missing in BY_DEFAULT.
+# By default, this test uses two ways to compile that BY_DEFAULT does not contain.
 WHEN_LOOKED_AT = {("before", _whole), ("installed", _call)}
 
 

@@ -98,7 +98,8 @@ def test_a_sample_is_given_as_fresh_once() -> None:
         made.listen(())
         found: list[DeviceSample] = []
         eventually(lambda: found.extend(made.fresh()) or (found and found[-1].devices))
-        assert len(found) <= 2  # At most two samples arrive: that the sampler has started, and its first answer.
+        # At most two samples arrive: one says that the sampler has started, the other is its first answer.
+        assert len(found) <= 2
         assert made.fresh() == []
         assert made.latest() == found[-1:]
 

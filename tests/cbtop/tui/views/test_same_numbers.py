@@ -38,7 +38,8 @@ from tests.cbtop.seen_states import states
 from tests.cbtop.tui.views.test_states import Seen
 
 SIZE = (360, 110)  # This screen has room for every row and column of all tables.
-# In the timeline, 0 shows all stored steps. In the graph, z folds all nodes, and the second z unfolds them.
+# In the timeline, the key 0 shows all stored steps. In the graph, the key z folds all nodes, and a second z unfolds
+# them.
 KEYS = {"timeline": "0", "graph": "zz"}
 SCALES = {
     "ns": 1e-3, "µs": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6, "%": 1.0, "k": 1e3, "M": 1e6, "B": 1.0, "KB": 1e3,
@@ -115,7 +116,7 @@ def of_rows(
     where: str, rows: Iterator[tuple[str, dict[str, str]]], json_rows: Sequence[Mapping[str, Any]],
     keys: Mapping[str, str], name: str = "name",
 ) -> Iterator[Number]:  # fmt: skip
-    """Yield the figures of all rows as numbers to compare.
+    """Yield the figures of all rows, each with its value in the JSON.
 
     The name in a row must match exactly one row of the JSON.
     """
@@ -472,7 +473,7 @@ def test_there_is_a_reader_of_every_view() -> None:
     assert [*READ] == [view.title.lower() for view in VIEWS]
 
 
-# Paths in the JSON of a value that both the screen and the text show, one for each view.
+# For each view: the path in the JSON of one value that both the screen and the text show.
 SEEN_TWICE: dict[str, list[Any]] = {
     "overview": ["sources", 0, "phases", 1, "tokens_per_sec"],
     "bricks": ["sources", 0, "bricks", 0, "us_per_token"],

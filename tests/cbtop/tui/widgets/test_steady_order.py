@@ -38,9 +38,10 @@ WATCHED_S, REDRAW_S, STEPS_A_SECOND = 60, 0.5, 10
 
 
 def noisy_minute(directory: Path, seed: int) -> list[tuple[BrickRow, ...]]:
-    """Return the rows of each redraw in one minute. The minute begins when the window is full.
+    """Return the rows of each redraw in one minute.
 
-    The noise of the times is the same all the time, and a few calls are long.
+    The minute begins when the window of the last seconds is full. The noise of the times is the same all the time,
+    and a few calls are long.
     """
     chance, clock = random.Random(seed), Clock()
     profiler = profiler_in(directory, clock, 1 << 22)

@@ -125,7 +125,7 @@ def _read_every(resolution_ns: int) -> Callable[[Path], SourceView]:
 def _quiet_for(seconds: float, *place: str) -> Callable[[Path], SourceView]:
     """Return a function that returns the view of a process that has made no progress for `seconds`.
 
-    `place` is the path of the node that runs: phase, layer and brick. If there is none, nothing runs.
+    `place` is the path of the node that runs: phase, layer and brick. Without `place`, no node runs.
     """
 
     def view(directory: Path) -> SourceView:
@@ -208,7 +208,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     ),
 }
 
-# Simulated processes with the problems of CAUSES, too small for a verdict.
+# Simulated processes with the problems of CAUSES. The problems are too small for a verdict here.
 ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
     "not-finite": _of(Decoding(guarded=(GuardedSteps("", 90),))),

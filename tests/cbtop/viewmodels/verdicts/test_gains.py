@@ -124,7 +124,7 @@ def test_all_kinds_of_steps_are_named_and_what_the_slow_ones_cost_is_gained(
 ) -> None:
     (tmp_path / "fast").mkdir()
     (tmp_path / "slow").mkdir()
-    # begin of the range (of hundred step numbers) that has this factor
+    # maps the begin of a range within 0 to 99 to the factor on the steps in this range
     kinds = dict(zip((0, 40, 60, 80), factors, strict=False))
     plan = Decoding(seconds=40, step_factor=lambda step: kinds[max(at for at in kinds if at <= step * 7_919 % 100)])
     fast, view = run(tmp_path / "fast", Decoding(seconds=40)).one(), run(tmp_path / "slow", plan).one()

@@ -84,7 +84,7 @@ def test_divergence_comes_from_ids_from_memory_and_from_branches() -> None:
         "%r4": Divergence.UNIFORM,
         "%r5": Divergence.POSSIBLE,
         "%r7": Divergence.POSSIBLE,
-        "%p2": Divergence.UNIFORM,  # The block has 64 threads, so the comparison gives the same for all of them.
+        "%p2": Divergence.UNIFORM,  # The block has 64 threads, so the comparison has the same result in all of them.
     }
 
 

@@ -25,7 +25,7 @@ LAUNCHES = {"launch_shape": {"kernel": (256, 1, 1)}}
 MARK = "// finding"
 REFUSED = {  # by ptxas
     "shared_size_bad",
-    "maybe_divergent_barrier_reduced_bad",  # redux, which is of sm_80, with the barriers of sm_60
+    "maybe_divergent_barrier_reduced_bad",  # the instruction redux needs sm_80, but the barriers are those of sm_60
     "maybe_divergent_barrier_reduced_good",
 }
 PTXAS = shutil.which("ptxas")
