@@ -47,8 +47,8 @@ def _on_its_own() -> None:
             del os.environ[name]
     sys.dont_write_bytecode = False  # Write bytecode, so that the workers of pytest do not compile every test again.
     os.environ |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
-    # Limit numpy and torch to one thread. Otherwise they start threads in hundreds of processes, and these spin for a
-    # while.
+    # Limit numpy and torch to one thread. Otherwise they start threads in hundreds of processes, and these threads
+    # spin for a while.
     os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # Compiling the kernels takes 30 s. The cache is shared by test runs but not with the user.
     os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")

@@ -1,6 +1,6 @@
 """Makes a recording of a simulated server with a fake clock.
 
-It answers batches of random size and waits between them.
+The server answers batches of random size and waits between them.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Training:
 
 
 def of_ranks(directory: Path, *plans: Training) -> list[SourceView]:
-    """Return the views of the ranks of one job, compared with each other."""
+    """Return the views of the ranks of one job. Each rank is compared with the other ranks."""
     every = []
     for rank, plan in enumerate(plans):
         (directory / str(rank)).mkdir()

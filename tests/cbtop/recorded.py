@@ -54,7 +54,7 @@ def source_of(directory: Path) -> Source:
 
 
 def apply(store: Store, messages: Sequence[Message]) -> None:
-    """Add messages to a store. They are encoded and decoded first, as on the wire."""
+    """Add messages to a store. The messages are encoded and decoded first, as on the wire."""
     for message in messages:
         decoded = codec.decode(codec.encode(message))
         assert decoded is not None

@@ -1,4 +1,4 @@
-"""Viewmodels written by hand, for tests of the screen. cbtop itself does not use them."""
+"""Viewmodels written by hand, for tests of the screen. cbtop itself does not use these viewmodels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The states of a process for tests of screens and reports.
-
-They come from a real recording if it contains the state.
-"""
+"""The states of a process for tests of screens and reports. If a real recording contains a state, it is used."""
 
 from __future__ import annotations
 

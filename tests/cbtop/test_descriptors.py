@@ -1,4 +1,4 @@
-"""Tests of open descriptors: programs with cbtop, viewers and the daemon close all of them in the end."""
+"""Tests of open descriptors: programs with cbtop, viewers and the daemon close all descriptors in the end."""
 
 from __future__ import annotations
 

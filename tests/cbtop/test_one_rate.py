@@ -1,6 +1,6 @@
-"""Tests of tokens/s of a recorded server: the rate is the same in every output.
+"""Tests of tokens/s of a recorded server. Every output has the same rate.
 
-It equals the rate from the program's own clock and counts.
+This rate equals the rate from the program's own clock and counts.
 """
 
 from __future__ import annotations

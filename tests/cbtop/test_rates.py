@@ -1,4 +1,4 @@
-"""Tests of tokens per second of wall-clock time: they are equal in all outputs.
+"""Tests of tokens per second of wall-clock time: all outputs show the same rate.
 
 The clock is fake, so nothing sleeps.
 """

@@ -41,7 +41,7 @@ from tests.compute.fake_gpu import DeviceArray
 # Without this option, glibc would reject a longjmp to another stack.
 OPTIONS = ("-std=c++17", "-w", "-O1", "-fPIC", "-U_FORTIFY_SOURCE")
 GUARD_BYTES = mmap.PAGESIZE  # number of guard bytes before and after each array
-# Fill guard bytes with signaling NaNs. They change if they are used in arithmetic.
+# Fill guard bytes with signaling NaNs, because such numbers change if they are used in arithmetic.
 GUARD = np.full(GUARD_BYTES // 4, 0x7FA5A5A5, np.uint32).view(np.uint8)
 MULTIPROCESSORS = 4
 

@@ -1,4 +1,4 @@
-"""Tests of the conditions of a kernel's contract: they become one function with the same meaning.
+"""Tests of the conditions of a kernel's contract. The conditions become one function with the same meaning.
 
 C code checks most of them.
 """

@@ -216,7 +216,7 @@ def test_other_threads_can_use_the_decoder_after_an_interrupt_at_any_place(
 ) -> None:
     """Python can raise KeyboardInterrupt when a function begins and when a call returns.
 
-    The test does both while the decoder is locked.
+    The test raises it at both moments while the decoder is locked.
     """
     decoder = decoder_for(model, 1)
 
@@ -362,7 +362,8 @@ def test_a_product_wrong_only_for_one_token_or_only_for_many_fails_its_check(
 ) -> None:
     def wrong(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
         linear.linear(code, weights, bias, x, out, scratch)
-        # Plant no fault in the output matrix. It multiplies one token in every pass, also for a prompt.
+        # Plant no fault in the output matrix, because this matrix multiplies only one token in every pass, also for a
+        # prompt.
         if (x.shape[0] == 1) == alone and weights is not model.lm_head.data:
             fault(out)
 

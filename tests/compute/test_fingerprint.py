@@ -229,8 +229,8 @@ def test_a_constant_beyond_the_256th_counts(tmp_path: Path) -> None:
 def test_what_compiles_a_function_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fingerprint of a function includes the compiler passes.
 
-    Before, code that other passes had compiled was reused, because the fingerprint of most kernels covered only their
-    own file.
+    In an earlier version, code that other passes had compiled was reused, because the fingerprint of most kernels
+    covered only their own file.
     """
     hashed: list[str] = []
     monkeypatch.setattr(fingerprint, "hash_of_file", lambda path, stamp: hashed.append(path) or "")

@@ -1,4 +1,4 @@
-"""Tests of models with all matrices in one block format: they run, from their file to their tokens."""
+"""Tests of models with all matrices in one block format. The models run, from their file to their tokens."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tests.representatives import first_by_default
 from .rewritten import rewritten
 
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, 512, 60)]
-PROMPT = 40  # number of tokens in the prompt; the others are decoded one by one
+PROMPT = 40  # number of tokens in the prompt; all later tokens are decoded one by one
 GEMMA2 = replace(TINY_GEMMA2, context_length=256)
 GEMMA3 = replace(TINY_GEMMA3, context_length=256)
 # In GEMMA3, the sixth layer attends to all positions. In this variant, no layer does so.

@@ -110,9 +110,9 @@ def test_where_little_memory_is_free_the_cache_is_not_measured_in_its_place(monk
 
 
 class FakeNvml(types.ModuleType):
-    """A fake nvidia-ml-py with one GPU.
+    """A fake nvidia-ml-py with one GPU. At first, this GPU is `used_percent` busy.
 
-    It is first `used_percent` busy. Later, `processes` lists which processes use it, as (pid, percent).
+    Later, `processes` lists which processes use it, as (pid, percent).
     """
 
     class NVMLError(Exception):

@@ -1,4 +1,7 @@
-"""Tests of interleaved matrices: they have the same bytes in another order, and products with them are right."""
+"""Tests of interleaved matrices. They have the same bytes as other matrices, in another order.
+
+Products with them are right.
+"""
 
 from __future__ import annotations
 
@@ -226,7 +229,7 @@ for one in rows if is_whole == "True" else firsts.values():
 assert {name for name, _ in firsts} == set(names) and {peer for _, peer in firsts} == set(PEERS)
 print("passed")
 """
-# Attention is left out here. It takes long, and kv_write uses the same code for half precision.
+# Attention is left out here, because it takes long. kv_write uses the same code for half precision.
 ALONE = "attention", "embedding", "rms_norm", "swiglu"
 # These kernels have separate code for some processors: half precision, and products of bytes.
 BY_TIER = "kv_write", "f16_linear", "q8_0_linear_int8", "q8_0_gated_int8"

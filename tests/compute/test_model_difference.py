@@ -1,6 +1,6 @@
-"""Tests of the comparison of two files of one model: error of each tensor, and divergence after each layer.
+"""Tests of the comparison of two files of one model: the error of each tensor, and the divergence after each layer.
 
-Both are compared with NumPy in float64.
+Both results are compared with NumPy in float64.
 """
 
 from __future__ import annotations

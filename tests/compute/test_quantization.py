@@ -51,7 +51,7 @@ def random_weights(seed: int, rows: int = 3, columns: int = 768) -> np.ndarray:
 
 
 def any_bytes(seed: int, rows: int, row_bytes: int) -> np.ndarray:
-    """Return random bytes as weights. They are read-only as in a file.
+    """Return random bytes as weights. The array is read-only, as in a file.
 
     Numba would compile kernels separately for writable arrays.
     """

@@ -554,7 +554,7 @@ def test_a_rank_runs_its_part_on_its_own_gpu_with_the_link_id_of_the_first(
     assert begun == [(gpus[1], 1, 2, b"of the first")]
     assert (list(gpus), model.first_layer, len(model.layers), len(decoder.bricks.layers)) == ([1], 1, 1, 1)
     decoder.decode(1)
-    # Rank 1 is the last one, so it chooses the token and sends it to the others.
+    # Rank 1 is the last one, so it chooses the token and sends it to the other ranks.
     assert {(what, peer) for what, _, peer in links[0].done} == {("recv", 0), ("broadcast", 1)}
 
 

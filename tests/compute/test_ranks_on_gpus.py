@@ -84,7 +84,7 @@ def of_both(path: Path, split: Split, *, is_eager: bool) -> list[tuple[list[int]
 
 @pytest.fixture
 def wide_model(tmp_path: Path) -> Path:
-    """Write a model with heads that can be split between ranks: they are whole blocks of 256 columns."""
+    """Write a model with heads that can be split between ranks, because the heads are whole blocks of 256 columns."""
     path = tmp_path / "wide.gguf"
     write_model(path, replace(TINY, heads=8, key_length=64), lambda text, fraction: None)
     return path

@@ -1,4 +1,6 @@
-"""An unedited program with a real vLLM under `cbtop run`: its requests have the times that vLLM itself measured."""
+"""An unedited program with a real vLLM under `cbtop run`: the recorded times of its requests equal those that vLLM
+measured.
+"""
 
 from __future__ import annotations
 

@@ -372,9 +372,9 @@ def test_what_a_machine_does_to_all_is_what_half_of_the_time_shares() -> None:
             },
         )
 
-    # These bricks take 120 µs of the 520 µs, which is less than half.
+    # Of the step's 520 µs, these bricks take 120 µs, which is less than half.
     assert longer(("RmsNorm", "Attention")) == pytest.approx(usual, abs=0.03)
-    # These bricks take 400 µs of the 520 µs, which is more than half.
+    # Of the step's 520 µs, these bricks take 400 µs, which is more than half.
     assert longer(("QkvProjection", "DownProjection")) == pytest.approx(1.3 * usual, abs=0.03)
     few = {place: one for place, one in now.places.items() if place[1] in (None, "Layer 0", "Layer 1")}
     assert shared_ratio(base.places, few) is not None  # eight bricks remain
@@ -491,7 +491,7 @@ def test_growth_is_shared_if_all_bricks_grow_alike_and_the_unit_by_as_much() -> 
     # Divided by the factor that all bricks share, the step takes 1,029.2 µs. This is a change of less than 3 %, so it
     # counts as noise.
     assert replace(shared, wall=Change(1000.0, 1235.0, 10.0)).is_shared
-    # All bricks change by the same factor. The time between bricks may differ.
+    # All bricks change by the same factor. Only the time between bricks changes by another factor.
     between = tuple(replace(one, change=alone) if one.brick == BETWEEN_BRICKS else one for one in times_as(alike))
     assert replace(shared, places=between).is_shared
 

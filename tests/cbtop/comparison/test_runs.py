@@ -186,7 +186,7 @@ def test_five_blocks_are_a_part_and_four_are_too_few() -> None:
 def blocks_of(us: Sequence[float]) -> list[StepBlock]:
     """Return blocks of four steps, each with one brick. `us` has the duration of a step in each block.
 
-    The time of the brick is the same in all blocks.
+    The brick takes the same time in all blocks.
     """
     table, found = made_table(), []
     for at, each in enumerate(us):
@@ -213,8 +213,8 @@ USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4
         # The second block has a usual duration, so the warm-up is only the first block.
         ([140.0, 101.5, 140.0, *USUAL], 1),
         ([*USUAL, 140.0], 0),
-        # The first block takes 2 µs longer than the median. This is only four times the median distance, so it is no
-        # warm-up.
+        # The first block takes 2 µs longer than the median. This difference is only four times the median distance,
+        # so the block is no warm-up.
         ([102.0, *USUAL], 0),
         ([102.1, *USUAL], 1),
         ([140.0] * 7 + USUAL, 5),  # At most a fifth of the 27 blocks counts as warm-up.
@@ -294,7 +294,10 @@ def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> Non
 
 
 def test_a_typical_step_of_steps_at_the_same_time_may_have_no_own_time() -> None:
-    """One of three steps takes 1 ms and overlaps the other two. By the wall clock, there is one step every 50 µs."""
+    """One of three steps takes 1 ms and overlaps the two other steps.
+
+    By the wall clock, there is one step every 50 µs.
+    """
     short, long = (blocks_of([us])[0].growth for us in (10.0, 1_000.0))
     block = StepBlock(12, 12 * 50_000, Growth.of([short, short, long]))
     part = part_of(made_table(), StepWork(1, 1, None), [block] * 12)

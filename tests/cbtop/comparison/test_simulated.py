@@ -1,7 +1,7 @@
 """Tests of bricks that do not run in every step: their time and their number of calls are judged.
 
 All runs are simulated with the real profiler, ring, source and recording, and a fake clock. test_simulated_power.py
-has the statistics of many such comparisons.
+has the statistics of many comparisons of simulated runs.
 """
 
 from __future__ import annotations

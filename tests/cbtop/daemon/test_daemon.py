@@ -1,6 +1,6 @@
-"""Tests of the daemon: it finds running processes among many ended ones, and deletes nothing.
+"""Tests of the daemon. Among many ended processes, it finds those that run, and it deletes nothing.
 
-A faulty process does not affect the others.
+A faulty process does not affect other processes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Message | None]:
 
 
 def frames_of(history: History, path: Path) -> list[Frame]:
-    """Return the frames of the daemon's history. They are read through a recording written to `path`."""
+    """Return the frames of the daemon's history, which are read through a recording written to `path`."""
     writer, number = RecordingWriter(path, RecordingOrigin("here", 1, 1), 1 << 30), 0
     while number < history.end:
         number, frames = history.piece(number)
@@ -391,7 +391,9 @@ def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
         eventually(lambda: counts(feed)[second] > before[second] + 10)
         eventually(lambda: counts(feed) and status_of(feed)[first] is SourceStatus.FAULTY)
         assert status_of(feed)[second] is SourceStatus.LIVE
-        with Feed() as late:  # A viewer that connects late gets both processes.
+        # A viewer that connects late gets the live process. It also gets the faulty process, unless the snapshot of
+        # that process fails.
+        with Feed() as late:
             eventually(lambda: len(counts(late)) > (says != "snapshot"))
     bad.close()
     good.close()

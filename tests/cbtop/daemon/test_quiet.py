@@ -35,7 +35,7 @@ compiled = pytest.mark.skipif(chosen().implementation != "compiled", reason="Pyt
 def clock() -> Clock:
     """Return a clock for recorder and daemon that only the test moves.
 
-    It starts one second ahead of the machine's clock.
+    The clock starts one second ahead of the machine's.
     """
     return Clock(time.perf_counter_ns() + SECOND_NS)
 

@@ -63,7 +63,7 @@ def test_more_records_of_one_moment_than_are_sorted_at_a_time_all_come(start_ns:
 class Source:
     """A recorded process that creates steps with one brick on demand, in chunks.
 
-    It counts how many of the records are in memory.
+    It counts how many of its records are in memory at a time.
     """
 
     def __init__(self, out: Written) -> None:

@@ -1,4 +1,8 @@
-"""Tests of a replay: it shows the state at its position, whether played or jumped to, and is labelled as a replay."""
+"""Tests of a replay. At each position it shows the same state, whether the position was reached by playing or by a
+jump.
+
+It is labelled as a replay.
+"""
 
 from __future__ import annotations
 
@@ -258,7 +262,7 @@ def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, t
         feed.seek(20 + (feed.playback.reach_ns // 1_000_000_000) + 15)
         feed.playback.touched = 0
         feed.follow_records(True)
-        assert feed.playback.touched == 0  # These sources end too early for this jump, so it reads nothing.
+        assert feed.playback.touched == 0  # These sources end too early for this jump, so the jump reads nothing.
 
 
 def test_a_damaged_frame_is_told_and_the_next_keyframe_heals(recording: Path) -> None:

@@ -97,7 +97,7 @@ def test_the_text_of_machines_is_as_agreed(view: SourceView) -> None:
     for name in MACHINES:
         shown = replace(view, machines=(getattr(made_machines, name),))
         text = REPORTS["text"]([shown, shown], [DEVICES])
-        # Both processes run on the same machine, so its devices are shown once.
+        # Both processes run on the same machine, so the devices of this machine are shown once.
         assert text.count("devices of gpubox") == 1
         texts.append(text.partition("devices of gpubox\n")[2])
     text = "\n\n".join(f"== {name}\n{text}" for name, text in zip(MACHINES, texts, strict=True)) + "\n"

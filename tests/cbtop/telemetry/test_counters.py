@@ -125,7 +125,7 @@ class Told:
             text = answer.read().decode()
         found: Series = {}
         grows = False
-        # This parser is simple because the official one is slow. test_openmetrics.py uses the official one.
+        # This parser is simple because the official parser is slow. test_openmetrics.py uses the official parser.
         for line in text.splitlines():
             if line.startswith("# TYPE "):
                 grows = line.rpartition(" ")[2] in GROWING

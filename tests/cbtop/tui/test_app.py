@@ -113,8 +113,8 @@ async def shown(pilot: AppPilot, *words: str) -> str:
     return text
 
 
-# Each of these functions checks one action of the app. It gets the key of the action, presses it and checks the
-# screen.
+# Each of these functions checks one action of the app. A function gets the key of the action, presses the key and
+# checks the screen.
 
 
 async def goes_to_view(pilot: AppPilot, key: str) -> None:
@@ -486,8 +486,8 @@ Check = Callable[[AppPilot, str], Awaitable[None]]
 def goes_in_the_layers(*before: str, shows: str) -> Check:
     """Return a function that tests a key in the map of layers.
 
-    It opens the map at the fifth of ten layers, which is the slowest. It presses `before` and then the key, and
-    expects `shows` on the screen.
+    The function opens the map at the fifth of ten layers, which is the slowest. It presses `before` and then the key,
+    and expects `shows` on the screen.
     """
 
     async def check(pilot: AppPilot, key: str) -> None:
@@ -500,7 +500,8 @@ def goes_in_the_layers(*before: str, shows: str) -> Check:
 def moves_the_timeline(has_moved: Callable[[Sight, Sight], bool], *before: str) -> Check:
     """Return a function that tests a key of the timeline.
 
-    It presses `before` and then the key. `has_moved` must accept the timeline positions before and after.
+    The function presses `before` and then the key. It passes the timeline positions before and after to `has_moved`,
+    which must accept them.
     """
 
     async def check(pilot: AppPilot, key: str) -> None:
@@ -1182,8 +1183,8 @@ async def test_a_click_sorts_by_a_head_or_presses_a_key_and_a_double_one_is_ente
         assert isinstance(app.screen, HelpScreen)
 
 
-# The default test saves one view in every format and the cells of every view. The slow test saves the other
-# combinations.
+# The default test saves one view in every format and the cells of every view. The slow test saves all other
+# combinations of view and format.
 @first_by_default(
     "wanted",
     [

@@ -41,7 +41,7 @@ class Opened(ReplayFeed):
 
 
 class Memory:
-    """The stored history of a daemon. It returns a recording that ends now, or the reason why there is none."""
+    """The stored history of a daemon. A call returns a recording that ends now, or the reason why there is none."""
 
     def __init__(self, why_not: str = "") -> None:
         self.opened: list[Opened] = []

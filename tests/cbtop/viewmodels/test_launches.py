@@ -12,7 +12,7 @@ from cbtop.viewmodels.launches import Launches, LaunchesByNode
 
 
 def table() -> NodeTable:
-    """Return the nodes of a step with two layers. Each has a norm with one kernel."""
+    """Return the nodes of a step with two layers. Each layer has a norm with one kernel."""
     nodes = NodeTable()
     nodes.add(Node(1, None, NodeKind.STEP, "decode"))
     for layer in range(2):

@@ -138,7 +138,7 @@ REDUCE = BrickDefinition("Reduce", BrickCategory.COMMUNICATION)
 def test_a_rank_slow_between_bricks_is_named_by_time_out_of_communication(three: list[RankRun]) -> None:
     for _ in range(SLICES + 1):
         for run in three:
-            # The steps of all ranks take equally long. Rank 1 works in the gap, and the others wait in the
+            # The steps of all ranks take equally long. Rank 1 works in the gap, and all other ranks wait in the
             # collective.
             _layered(run, 400, *((700, 0) if run.rank == 1 else (200, 500)))
             run.slice()
@@ -304,7 +304,7 @@ shares = st.lists(st.floats(0, 1), min_size=8, max_size=8)
 def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
     ranks: list[list[float]], of_gaps: list[float], factor: float, data: st.DataObject
 ) -> None:
-    """Ranks wait for each other in collectives, so each step takes as long as that of the slowest rank.
+    """Ranks wait for each other in collectives, so the steps of all ranks take as long as those of the slowest rank.
 
     The work that differs between ranks is in bricks or in the gaps between bricks.
     """
@@ -324,7 +324,7 @@ def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
 def test_all_wait_for_a_slow_one_only_if_their_steps_are_as_long_as_its_own(
     ranks: list[list[float]], factor: float, data: st.DataObject
 ) -> None:
-    """Replicas that never wait for each other have steps of different length: those of the slow rank are longer."""
+    """Replicas that never wait for each other have steps of different length: the slow rank has longer steps."""
     slow = data.draw(st.integers(0, len(ranks) - 1))
     works = [[us * factor for us in history] if at == slow else history for at, history in enumerate(ranks)]
     for do_wait in (True, False):

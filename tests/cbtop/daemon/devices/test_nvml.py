@@ -1,6 +1,6 @@
-"""Tests of GPU figures: each is known, or n/a with a reason.
+"""Tests of GPU figures: each figure is known, or it is n/a with a reason.
 
-A failed figure or a lost GPU does not affect the others.
+A failed figure or a lost GPU does not affect other figures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tests of samplers (of devices): they run only while there are listeners, each in its own thread.
+"""Tests of samplers (of devices). Samplers run only while there are listeners, each in its own thread.
 
-A sampler that hangs or fails does not block the others.
+A sampler that hangs or fails does not block other samplers.
 """
 
 from __future__ import annotations

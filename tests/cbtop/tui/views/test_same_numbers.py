@@ -1,7 +1,7 @@
-"""Tests that numbers on the screen, in text and in JSON are equal. They are read from the output and compared.
+"""Tests that numbers on the screen, in text and in JSON are equal.
 
-A shown number must equal the JSON's to its last digit. It is identified by its row and column, or by the words before
-it.
+The numbers are read from the output. Each shown number must equal the JSON's number to the last shown digit. The
+JSON's number is found by the row and column of the shown number, or by the words before it.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def roofline(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
     keys = titles_of(POINT_COLUMNS)
     shares = {row["name"]: row["percent"] for row in source["bricks"]}
     points = [{**point, "percent": shares[point["brick"]]} for point in source["roofline"]["points"]]
-    # Read only the table. One brick is shown below it.
+    # Read only the table. The details of one brick are shown below the table.
     table = screen[: screen.index("under each roof")].splitlines()[:-1]
     yield from of_rows("points on the screen", on_screen(table, [*keys]), points, keys, "brick")
     yield from of_rows(
@@ -412,7 +412,7 @@ READ: dict[str, tuple[Read, list[str], int]] = {
 }
 
 
-# Other states of a process. Each has the numbers of these views, too.
+# Other states of a process. Each state has the numbers of these views, too.
 OTHERS = [
     pytest.param(view, state, marks=pytest.mark.slow)
     for state, views in {

@@ -71,7 +71,7 @@ async def shown_at(source: SourceView | None, sizes: Sequence[tuple[int, int]], 
 async def shown_one_by_one(sources: Sequence[SourceView], size: tuple[int, int], *keys: str) -> list[str]:
     """Return the text of the screen for each view in `sources`.
 
-    One app shows all of them, as if the process changed from one to the next.
+    One app shows all of these views, as if the process changed from one view to the next.
     """
     feed = ScriptedFeed(sources[0])
     app = CbtopApp(feed, section="bricks", interval_s=60)
@@ -375,5 +375,5 @@ def the_names_of_roofs_are_whole_or_counted(source: SourceView, size: tuple[int,
     missing = len(source.roofline.ceilings) - named
     assert ("unnamed" in lines[axis + 1]) == bool(missing)
     assert not missing or f"{missing} roof" in lines[axis + 1]
-    # Each letter is in the plot, or below it in the explanation of a mark that stands for several bricks.
+    # Each letter is in the plot, or it is below the plot in the explanation of a mark that stands for several bricks.
     assert set("abcdefghijklm") <= set(plot.replace("GFLOP/s", "")) | set(lines[axis + 2])

@@ -1,4 +1,4 @@
-"""Tests of the order of rows: small changes of their numbers do not move them.
+"""Tests of the order of rows: the order stays the same if the numbers of rows change a little.
 
 A row moves only below rows with clearly larger numbers.
 """
@@ -72,7 +72,7 @@ def noisy_minute(directory: Path, seed: int) -> list[tuple[BrickRow, ...]]:
 def swaps(before: Sequence[object], after: Sequence[object]) -> int:
     """Return how much the order of the first eight rows has changed.
 
-    That is the number of pairs with changed order, plus the number of rows that are no longer among them.
+    This is the number of pairs whose order has changed, plus the number of rows that have left the first eight.
     """
     stayed = [key for key in before[:8] if key in after[:8]]
     at = {key: place for place, key in enumerate(after)}

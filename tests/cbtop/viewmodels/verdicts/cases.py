@@ -46,7 +46,7 @@ def _in_window(plan: Decoding) -> Callable[[Path], SourceView]:
 def _beside(base: Decoding, now: Decoding) -> Callable[[Path], SourceView]:
     """Return a function that returns the view of the process `now`.
 
-    It is compared with a baseline from the process `base`.
+    The view is compared with a baseline from the process `base`.
     """
 
     def view(directory: Path) -> SourceView:
@@ -164,7 +164,7 @@ def _recorded(directory: Path) -> SourceView:
 
 SCORES = [(layer, "AttentionScore") for layer in range(LAYERS)]
 
-# Simulated processes by the id of a verdict. Each must get exactly this verdict.
+# Simulated processes by the id of a verdict. Each process must get exactly this verdict.
 CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
     "data-incomplete": _of(Decoding(ring_bytes=1 << 14)),

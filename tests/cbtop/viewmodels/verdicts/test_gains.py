@@ -1,4 +1,7 @@
-"""Tests of the gain that a verdict states: it is the difference to a run without the problem, and never more."""
+"""Tests of the gain that a verdict states.
+
+The gain is the difference to a run without the problem, and never more.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.representatives import first_by_default
 
 DECODE, STEP_NS, SAID_NS = 2, 20 * MS, SECOND // 2
 
-# Problems inside steps. Only recorded steps show them.
+# Problems inside steps. Only recorded steps show such problems.
 INSIDE = {
     "host-bound": Decoding(gap_us=2_000),
     "odd-layer": Decoding(layer_factor={5: 1.5}),
