@@ -216,9 +216,10 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A change of one node of the syntax tree: node number `place` in the order of `ast.walk`.
+    """A change of one node of the syntax tree.
 
-    `part` is the number of the operand if the node has several.
+    `place` is the number of the node in the order of `ast.walk`. `part` is the number of the operand if the node has
+    several.
     """
 
     module: str
@@ -396,7 +397,7 @@ def ended(pid: int, deadline_s: float) -> bool | None:
 
 @dataclass
 class Tally:
-    """The results of one module: how many mutants were tried, and which of them no test found."""
+    """The results of one module: how many mutants were tried, and which mutants no test found."""
 
     tried: int
     survived: list[Mutant]

@@ -29,7 +29,10 @@ def each_value_once(rows: Iterable[Sequence[Any]]) -> list[Any]:
 def first_by_default(
     names: str | tuple[str, ...], rows: Iterable[Any], count: int = 1, **options: Any
 ) -> pytest.MarkDecorator:
-    """Return `parametrize` for a family of cases. The first `count` rows run by default, the others are slow."""
+    """Return `parametrize` for a family of cases.
+
+    The first `count` rows run by default, all later rows are slow tests.
+    """
     is_one = isinstance(names, str) and "," not in names
     table = [
         row if isinstance(row, ParameterSet) else pytest.param(row) if is_one else pytest.param(*row) for row in rows

@@ -1,4 +1,4 @@
-"""Tests of `cbtop demo`: it decodes a model in a process of its own, which is watched like any other process."""
+"""Tests of `cbtop demo`: it decodes a model in a separate process, and watches this process like any other."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_prompt_is_gone_on_from_once_beside_a_report_that_stays_whole(
 ) -> None:
     command = ("demo", "--model", str(speaking), "--headless", "--steps", "5", "--prompt=-Hi\x1b[2Jthere")
     done = cbtop(*command, "--format", "json")
-    workload = capfd.readouterr()  # The workload is another process that writes to the same output as this one.
+    workload = capfd.readouterr()  # The workload is a separate process that writes to the same output as this one.
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     assert source["steps"]["count"] == 5
@@ -189,7 +189,7 @@ def test_a_bad_model_is_one_clear_line_and_exit_code_2(
         path.write_bytes(content)
     before = sorted(tmp_path.iterdir())
     done = cbtop("demo", "--model", str(path), "--headless", "--steps", "1")
-    workload = capfd.readouterr()  # The workload is another process that writes to the same output as this one.
+    workload = capfd.readouterr()  # The workload is a separate process that writes to the same output as this one.
     assert (done.returncode, done.stdout + workload.out) == (2, "")
     said = [line for line in (done.stderr + workload.err).splitlines() if not line.endswith("…")]
     assert len(said) == 1

@@ -1,4 +1,4 @@
-"""Tests of `cbtop export`: it writes the contents of a recording or a ring, and rejects what it cannot export."""
+"""Tests of `cbtop export`: the command writes the contents of a recording or a ring. It rejects everything else."""
 
 from __future__ import annotations
 

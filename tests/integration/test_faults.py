@@ -95,7 +95,7 @@ class Scene:
     running: ExitStack
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a process. It is killed at the end of the scene."""
+        """Start a process. This process is killed at the end of the scene."""
         process = self.running.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE))
         self.running.callback(process.kill)
         return process
@@ -138,7 +138,7 @@ def daemon_stops_for_a_while(scene: Scene) -> None:
 
 
 def daemon_is_killed_and_started_again(scene: Scene) -> None:
-    scene.viewer.kill()  # Kill the viewer first. It would start a daemon of its own when the daemon is gone.
+    scene.viewer.kill()  # Kill the viewer first. Otherwise it would start a new daemon after the daemon is killed.
     scene.viewer.wait()
     scene.daemon.kill()
     scene.daemon.wait()

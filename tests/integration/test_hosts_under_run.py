@@ -265,7 +265,7 @@ def runs_alike(
 ) -> None:
     """Check that `command` prints and ends the same under `cbtop run`.
 
-    At least `records` of its processes must record. The lines of the summary are ignored. None of them may say that
+    At least `records` of its processes must record. The lines of the summary are ignored, but no line may say that
     something was not instrumented.
     """
     environment = os.environ | {"PYTHONPATH": str(directory)}

@@ -1,4 +1,4 @@
-"""Tests of `cbtop kernels` with real processes: they answer the request and continue to run. Their CUDA is fake."""
+"""Tests of `cbtop kernels` with real processes, which answer the request and continue to run. Their CUDA is fake."""
 
 from __future__ import annotations
 

@@ -193,8 +193,8 @@ def test_the_screen_says_why_it_is_refused_and_opens_once_it_is_let_in(
             assert screen.exit_code() == 0
 
 
-# A program that connects without a key, which our viewers never do. It prints whether a message arrived within two
-# seconds.
+# A program that connects without a key, which our viewers never do. The program prints whether a message arrived
+# within two seconds.
 KNOCK = """
 import sys, zmq
 socket = zmq.Context().socket(zmq.SUB)
@@ -206,9 +206,9 @@ print(socket.poll(2000))
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield two command prefixes. Each runs a command in one of two connected network namespaces.
+    """Yield two command prefixes. Each prefix runs a command in one of two connected network namespaces.
 
-    Skip the test if they cannot be created.
+    Skip the test if the namespaces cannot be created.
     """
 
     def run(*command: str) -> None:

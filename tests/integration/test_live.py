@@ -1,4 +1,4 @@
-"""Tests of `cbtop.live`: it yields JSON reports of running processes, and leaves no thread or file open."""
+"""Tests of `cbtop.live`: the function yields JSON reports of running processes, and leaves no thread or file open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of `cbtop ls`: it lists everything that can be watched, for people and for programs."""
+"""Tests of `cbtop ls`: the command lists everything that can be watched, for people and for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of several daemons in one view: each has its own link, and faults of one do not affect the others."""
+"""Tests of several daemons in one view. Each daemon has its own link, and its faults do not affect other daemons."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ RING_BYTES, RECORDS, ROUNDS = 1 << 20, 20_000, 8  # The number of rounds is enou
 SPREAD_NS = 50_000_000  # The duration of calls varies between 1 µs and 50 ms.
 LITTLE_KIB = 1_000_000  # Limit of the address space of a process in KiB, for `ulimit -v`.
 
-# A program that shows every process. It prints a line when it has counted the given numbers of records and processes.
+# A program that shows every process. The program prints a line when it has counted the given numbers of records and
+# processes.
 VIEWER = """
 import sys
 from cbtop.feeds.feed import Feed

@@ -121,5 +121,5 @@ def test_a_recording_of_three_ranks_is_selected_from_and_merged_the_same_way(tmp
 @pytest.mark.usefixtures("three_ranks")
 def test_only_the_selected_are_merged_and_other_programs_are_not() -> None:
     assert merged("sum", "--source", "rank=0", "--source", "rank=2")["merged"]["members"] == ["rank 0", "rank 2"]
-    with host() as other:  # This process is not one of the ranks, but the same daemon knows it, too.
+    with host() as other:  # This process is not one of the ranks, but the ranks' daemon knows it, too.
         assert merged("sum", "--source", str(other.pid))["merged"]["members"] == [f"pid {other.pid}"]

@@ -1,6 +1,6 @@
 """Tests of whether a process counts as alive: exactly as long as it lives, in any pid namespace.
 
-This includes processes after fork and exec.
+The tests include processes after fork and exec.
 """
 
 from __future__ import annotations

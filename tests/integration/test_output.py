@@ -41,8 +41,8 @@ PRINTING = {
 def called(*by_default: str) -> list[Any]:
     """Return parameters for all commands that print.
 
-    Only the commands in `by_default` run by default. The others are slow tests, because the same code prints their
-    output.
+    Only the commands in `by_default` run by default. All other commands are slow tests, because the same code prints
+    their output.
     """
     return [
         pytest.param(arguments, id=name, marks=() if name in by_default else pytest.mark.slow)

@@ -1,4 +1,4 @@
-"""Tests of a daemon under lasting load: it accounts for every record, and its memory does not grow."""
+"""Tests of a daemon under lasting load: the daemon accounts for every record, and its memory does not grow."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_record_is_reported_under_load_and_no_descriptor_leaks(runtime: Pa
         states = final_states(HOSTS)
     # There may be two descriptors more or less: a viewer is just leaving.
     assert max(descriptors) - min(descriptors) <= 2
-    # There may be two threads more or less: they sample devices while a viewer is connected.
+    # There may be two threads more or less, because two threads sample devices while a viewer is connected.
     assert max(threads) - min(threads) <= 2
     assert sum(state.produced for state in states) == sum(state.received for state in states)
     assert sum(state.produced for state in states) == sum(load.written for load in loads)

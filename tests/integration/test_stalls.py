@@ -1,4 +1,4 @@
-"""Tests of a process that hangs: it is reported as stalled with its brick and layer.
+"""Tests of a process that hangs: the process is reported as stalled, with its brick and layer.
 
 When it continues, it is reported as running.
 """

@@ -1,4 +1,7 @@
-"""Tests of a slow rank (straggler) among four ranks: it is named. If all are equally fast, none is named."""
+"""Tests of a slow rank (straggler) among four ranks. The slow rank is named.
+
+If all ranks are equally fast, none is named.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, snapsh
 RANKS = 4
 SLOW_RANK = 2
 
-# A rank that runs some steps for each line on stdin. It reports fixed times of bricks, so the load of the machine
-# does not matter. While the file `slow-N` exists next to its ring, one of its bricks takes 15 % longer and it waits
-# less.
+# A rank that runs some steps for each line on stdin. The reported times of bricks are fixed, so the load of the
+# machine does not matter. While the file `slow-N` exists next to the rank's ring, one of its bricks takes 15 % longer
+# and the rank waits less.
 RANK = """
 import os, sys
 from pathlib import Path

@@ -242,7 +242,7 @@ def test_a_daemon_that_serves_other_hosts_with_keys_exports_as_well(
 class CollectorStub(HTTPServer):
     """A stand-in for a collector: an HTTP server that receives OTLP and stores the requests.
 
-    It answers with the code `status`.
+    The server answers with the code `status`.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""Tests of the screen in a real terminal: it shows what runs, and restores the terminal however it ends."""
+"""Tests of the screen in a real terminal.
+
+The screen shows what runs, and restores the terminal however cbtop ends.
+"""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_a_model_transformers_spreads_over_two_ranks_shows_its_collectives(
     for source in sources:
         counts = {brick["name"]: brick["count"] for brick in source["bricks"]}
         layers, steps = 3, source["steps"]["count"]
-        # Each layer has an all-reduce after attention and one after the feed-forward network.
+        # Each layer has one all-reduce after attention, and another all-reduce after the feed-forward network.
         assert counts["AllReduce"] == 2 * layers * steps
         # These collectives belong to the embedding and the LM head.
         assert {"AllReduce (launch)", "AllGather (launch)", "Wait"} <= counts.keys()

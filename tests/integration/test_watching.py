@@ -1,4 +1,7 @@
-"""Tests with real programs, daemons and viewers: they start late, die and return, and every loss is reported."""
+"""Tests with real programs, daemons and viewers. These start late, die and return.
+
+Every lost record is reported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of sync modes, which decide when the profiler waits for a device. They never change the time of a brick."""
+"""Tests of sync modes, which decide when the profiler waits for a device.
+
+A sync mode never changes the time of a brick.
+"""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _timed(profiler: BrickProfiler) -> None:
 ACTIVATION = BrickDefinition.of(BrickId.ACTIVATION, kernels=(KernelDefinition("k", "cpu"),))
 CHECKED = BrickDefinition.of(BrickId.ACTIVATION, checks=(Finite(),))
 
-# All public names of a profiler. Each function uses one as a program would.
+# All public names of a profiler. Each function uses one public name as a program would.
 USES: dict[str, Callable[[BrickProfiler], object]] = {
     "start_brick": lambda p: p.stop_brick(p.start_brick("a"), 1),
     "stop_brick": lambda p: p.stop_brick(p.start_brick("b"), 1, failed=True),

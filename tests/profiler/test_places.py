@@ -1,6 +1,6 @@
-"""Tests of a place (step, layer and brick) that is handed to another thread or task.
+"""Tests of a place (step, layer and brick) that is handed over to another thread or task.
 
-Work there belongs to the step and layer of the place.
+Work in this thread or task belongs to the step and layer of the place.
 """
 
 from __future__ import annotations

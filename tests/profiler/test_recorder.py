@@ -1,4 +1,4 @@
-"""Tests of the recorder: it never disturbs the program, whatever fails, and its memory is bounded."""
+"""Tests of the recorder: the recorder never disturbs the program, whatever fails, and its memory is bounded."""
 
 from __future__ import annotations
 

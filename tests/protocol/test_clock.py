@@ -1,4 +1,4 @@
-"""Tests of cbtop's clocks: they continue, whatever a test of the profiled program does to the module `time`."""
+"""Tests of cbtop's clocks: the clocks continue, whatever a test of the profiled program does to the module `time`."""
 
 from __future__ import annotations
 

@@ -290,9 +290,9 @@ ODD = (
 
 
 def odd(holder: Any) -> Iterator[Any]:
-    """Yield copies of `holder`. In each of them, one field has an unexpected value.
+    """Yield copies of `holder`. In each copy, one field has an unexpected value.
 
-    This includes fields of nested groups.
+    The fields of nested groups are included.
     """
     for field in dataclasses.fields(holder):
         held = getattr(holder, field.name)

@@ -88,7 +88,7 @@ def test_how_old_it_is_its_newest_record_says_and_not_the_file(runtime: Path) ->
     aged_s = min(1000, time.perf_counter() / 2)
     assert aged_s <= age_of(leave(runtime, 1, age_s=aged_s)) < aged_s + 600
     silent = leave(runtime, 2, age_s=100_000)
-    assert 3600 <= age_of(silent) < 4200  # Without a record, the times of the files count. They are an hour old.
+    assert 3600 <= age_of(silent) < 4200  # Without a record, the times of the files count. The files are an hour old.
 
 
 @pytest.mark.parametrize("end_ns", [-(1 << 63), -1, 0, "in eleven days", (1 << 63) - 1])

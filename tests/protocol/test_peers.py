@@ -49,7 +49,10 @@ def asked(publisher: Publisher, kind: bytes, how_many: int = 1) -> list[bytes]:
 
 
 def is_cut_off(publisher: Publisher, peer: socket.socket) -> bool:
-    """Return whether the other end has closed the connection. Earlier data is read and discarded."""
+    """Return whether the other end has closed the connection.
+
+    Data that is still unread is read and discarded first.
+    """
     publisher.hear(5)
     peer.setblocking(False)
     try:

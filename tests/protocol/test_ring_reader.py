@@ -1,4 +1,6 @@
-"""Tests of the reader of a ring: it finds the available records and counts the lost ones, whatever is in the file."""
+"""Tests of the reader of a ring: whatever is in the file, the reader finds the available records and counts the lost
+ones.
+"""
 
 from __future__ import annotations
 

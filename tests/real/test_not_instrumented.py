@@ -26,7 +26,7 @@ with torch.no_grad():
     for _ in range(150):
         model(torch.ones(2, 32, 256))
 """
-# A program with experts that are parameters, so no module is called for them.
+# A program with experts that are parameters. So no module is called for an expert.
 EXPERTS = """
 import torch
 from torch import nn

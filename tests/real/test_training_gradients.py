@@ -1,6 +1,6 @@
 """Tests with real programs under `cbtop run`: their gradients or their loss scale become wrong.
 
-Each program prints its own norms, for comparison.
+Each program prints its own norms, so that cbtop's norms can be compared.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def judged(found: RunDiff, text: str) -> Judged:
 def broken_quantiles(found: RunDiff) -> list[Judged]:
     """Return the thresholds that fail at 1.05 times the baseline.
 
-    Each brick has one threshold for p50 and one for p99: in each layer, and over all layers.
+    Each is for the p50 or the p99 of a brick, in one layer or over all layers.
     """
     texts = [
         f"{part.phase}.{place.brick[0]}{f'@{place.layer}' if place.layer else ''}.{figure}<=1.05x"

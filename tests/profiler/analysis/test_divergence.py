@@ -1,4 +1,7 @@
-"""Tests of fingerprints of a run: they tell a wrong value from rounding, and name the first position that differs."""
+"""Tests of fingerprints of a run.
+
+They distinguish a wrong value from rounding, and name the first position that differs.
+"""
 
 from __future__ import annotations
 

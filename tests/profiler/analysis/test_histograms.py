@@ -1,4 +1,4 @@
-"""Tests of sparse histograms: they give the same counts as a complete table and use memory only for used octaves."""
+"""Tests of sparse histograms: their counts equal those of a complete table. They use memory only for used octaves."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
 def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut: int) -> None:
     """A step may wait for a device, so its records may come late.
 
-    Here, another step in the same lane has begun and ended before they come.
+    Here, another step in the same lane has begun and ended before the late records come.
     """
     start = np.array([1_000, 1_000, 100, 100], np.int64)
     end = np.array([1_090, 1_100, 180, 200], np.int64)
@@ -56,9 +56,9 @@ def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut:
 def test_what_is_late_makes_a_step_too_full_but_in_the_lane_that_many_share(
     lane: int, noted: list[tuple[int, int]]
 ) -> None:
-    """A step of 100 ns has a brick of 60 ns.
+    """A step of 100 ns has a brick of 60 ns. Two deferred bricks arrive after the end of the step.
 
-    Two deferred bricks arrive after the end of the step. They add 70 and 10 ns.
+    The first adds 70 ns and the second 10 ns.
     """
     step_of, part_of = np.array([-1, 1, 1]), np.array([-1, -1, 1])
     stats = NodeStats()
@@ -135,9 +135,9 @@ def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
 
 @pytest.mark.parametrize("lanes", [(2, 4), (4, 2)])
 def test_what_is_late_in_one_lane_may_be_early_in_another(lanes: tuple[int, int]) -> None:
-    """In one lane, a step has ended at 100. In the other lane, one has ended at 50.
+    """In one lane, a step has ended at 100. In another lane, a step has ended at 50.
 
-    A brick from 80 to 90 is late in the first lane. In the other lane it belongs to the next step.
+    A brick from 80 to 90 is late in the first lane. In the second lane, this brick belongs to the next step.
     """
     first, second = (lane << LANE_SHIFT for lane in lanes)
     stats = NodeStats()

@@ -1,4 +1,4 @@
-"""Tests of statistics: they equal those of the single calls. Sums are exact, percentiles are within 1 %."""
+"""Tests of statistics: they equal the statistics of the single calls. Sums are exact, percentiles are within 1 %."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_what_a_record_must_be_to_tell_something(call: tuple[int, int, int, int]
 @pytest.mark.parametrize(
     ("flops", "moved", "tells"),
     [
-        # A record of amounts has two amounts in place of its times. The second may be less than the first.
+        # A record of amounts has two amounts in place of its times. The second amount may be less than the first.
         (7, 5, True),
         (UNKNOWN_AMOUNT, UNKNOWN_AMOUNT, True),
         (UNKNOWN_AMOUNT - 1, 5, False),

@@ -44,7 +44,7 @@ def external_record(external: int, call: int, whose: int = CUSTOM) -> bytes:
 
 
 class CuptiWorld(FakeDriver):
-    """A fake device with kernels that the fake CUPTI can record. They are launched alone or in graphs."""
+    """A fake device with kernels that the fake CUPTI can record. The kernels are launched alone or in graphs."""
 
     owner: FakeCupti | object | None = None
     calls = 0

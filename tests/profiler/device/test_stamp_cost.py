@@ -1,4 +1,4 @@
-"""Tests of the measured cost of a time stamp. It is derived from graph replays with and without time stamps."""
+"""Tests of the measured cost of a time stamp. The cost is derived from graph replays with and without time stamps."""
 
 from __future__ import annotations
 

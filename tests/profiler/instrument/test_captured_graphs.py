@@ -321,8 +321,8 @@ def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_all_are_counted(wor
     replay(world, graph, 1)
     for _ in range(20):
         graph.replay()
-    # Five replays have time stamps: four inside, and one only before and after. The others run the program's own
-    # graph.
+    # Five replays have time stamps: four have them inside, and one has them only before and after. All other replays
+    # run the program's own graph.
     assert world.replayed == 1 + 15
     world.pass_time(10_000_000)
     replay(world, graph, 2)
@@ -838,7 +838,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
     for *_, inside in found:
         assert inside["Attention (fused)"] == pytest.approx([7_000] * 4, abs=3)
         assert inside["RmsNorm"] == pytest.approx([7_000 + NORM_NS] * 4, abs=3)
-    model(torch.ones(2, 1, dtype=torch.long))  # This call is not in a capture, so it is a step again.
+    model(torch.ones(2, 1, dtype=torch.long))  # This call is not in a capture, so the call is a step again.
     assert [name for name, *_ in steps_in(memory)] == ["decode", "decode", "forward"]
 
 
@@ -1020,7 +1020,7 @@ def test_what_runs_on_another_stream_and_is_waited_for_is_timed_too(world: World
     def then_reduced(self: Any, rows: Any) -> Any:
         rows = forward(self, rows)
         before = world.last
-        # This kernel runs on a separate stream, as NCCL's do, and the stream of the caller waits for it.
+        # This kernel runs on a separate stream, as NCCL's kernels do. The stream of the caller waits for this kernel.
         world.kernel(REST_NS)
         world.last = [*before, *world.last]
         return rows
@@ -1061,7 +1061,8 @@ def test_plain_replays_are_made_if_none_follows_one_with_stamps(world: World) ->
     recorded, other = captured(model), captured(model, batch=3)
     replay(world, recorded, 1)
     replay(world, other, 1)
-    # Two graphs take turns. This happens if Dynamo compiles another version for steps that are not recorded.
+    # Two graphs take turns. In torch, this happens if Dynamo compiles a separate version for steps that are not
+    # recorded.
     for at in range(60):
         with profiler.step("mine", tokens=1):
             (other if at % 2 else recorded).replay()

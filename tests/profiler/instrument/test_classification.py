@@ -194,7 +194,7 @@ OUTSIDE = """
     visual.patch_embed.proj Conv3d PatchEmbed Conv3d
     embeddings BertEmbeddings BertModel -
 """
-# By class: names of attributes that its modules have. Some classes are told apart by these.
+# By class: names of attributes that its modules have. Some classes are only recognised by these attributes.
 HOLDS = {
     "Attention": {"wq", "wk", "wv", "wo"},
     "BertAttention": {"self", "output"},

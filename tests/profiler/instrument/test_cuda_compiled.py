@@ -184,7 +184,7 @@ def alone_us(captured: Any, step: Callable[[], object], begin: int, end: int) ->
 
 
 # Known difference on an H200: in one of three layers, attention after a memset took 1.4 µs more without time stamps
-# next to it. In the other two, the difference was within 0.2 µs.
+# next to it. In the two other layers, the difference was within 0.2 µs.
 APART = pytest.mark.xfail(reason="of three layers one has attention behind a memset apart by over 0.5 us a node")
 
 

@@ -1,6 +1,7 @@
-"""Tests of the governor, which limits overhead: it measures the cost of recording and reports it with an interval.
+"""Tests of the governor, which limits overhead. It measures the cost of recording and reports this cost with an
+interval.
 
-If needed, it records fewer steps.
+If needed, the governor records fewer steps.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Host:
         self.lived_ns += took_ns
 
     def live(self, steps: Iterable[tuple[str, float] | tuple[str, float, str]], own_ns: int = 0) -> Host:
-        """Run `steps` one after another. Each is (name, duration) or (name, duration, model)."""
+        """Run `steps` one after another. Each step is (name, duration) or (name, duration, model)."""
         for name, plain_ns, *model in steps:
             for _ in self.step(name, plain_ns, *model, own_ns=own_ns):
                 pass
@@ -212,7 +213,7 @@ def test_a_fifth_more_is_recorded_if_plain_steps_use_up_the_allowance() -> None:
     assert 10 < dear.governor.every < 200
     # This is the cost of recording alone, including the cost of the first steps.
     assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3
-    # The cost of plain steps exceeds the limit. It cannot be reduced, so it is reported.
+    # The cost of plain steps exceeds the limit. This cost cannot be reduced, so it is reported.
     assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)
 
 

@@ -1,4 +1,4 @@
-"""Tests of gradients and the loss scale of training steps: they are announced, and the program is not disturbed."""
+"""Tests of gradients and the loss scale of training steps: both are announced, and the program is not disturbed."""
 
 from __future__ import annotations
 
@@ -343,7 +343,9 @@ def test_a_fault_in_the_second_optimizer_of_a_step_is_named(heard: Memory) -> No
 
 @pytest.fixture
 def arrive_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make figures of gradients arrive late, as from a device: only the second attempt to read them succeeds."""
+    """Make figures of gradients arrive late, as from a device: the first attempt to read them fails, the second
+    succeeds.
+    """
     on_their_way: dict[int, list[float]] = {}
     read = late_figures.LateFigures.read
 

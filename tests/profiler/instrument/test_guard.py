@@ -1,6 +1,6 @@
-"""Tests of the guard: it names the first brick with an output that is not finite.
+"""Tests of the guard: the guard names the first brick with an output that is not finite.
 
-A test also looks for this brick with forward hooks, and compares the results.
+A test also searches for this brick with forward hooks, and compares the results.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def test_negative_infinity_is_a_fault_only_where_it_becomes_one(memory: Memory) 
     with torch.no_grad():
         model.first.weight.zero_()
         model.first.bias.zero_()
-    # One row of the output is -Inf in all places, so its softmax does not exist. This is a fault.
+    # One row of the output is -Inf in all positions, so its softmax does not exist. Such a row is a fault.
     model(torch.randn(3, 4))
     assert report(memory).faulty == 1
 

@@ -118,7 +118,7 @@ KEPT = torch.tensor([[False, True, True], [True, True, True]])
         ((2, 3, 4), (0, 1, 1), False),
         # The mask has three tokens, but this tensor has two, as tokens of a decoder may.
         ((2, 2, 4), (0, 0, 1), False),
-        ((2, 3, 3), (0, 0, 1), False),  # Two axes have the same length, so either may be the tokens.
+        ((2, 3, 3), (0, 0, 1), False),  # Two axes have the same length, so either axis may be the tokens.
         ((3, 2, 4), (0, 0, 1), True),  # tokens first
         ((3, 2, 4), (0, 1, 1), False),
         ((6, 4), (0, 1), True),

@@ -1,4 +1,6 @@
-"""Tests of plans (what cbtop will time in a model): they have the right stacks, layers and bricks of real models."""
+"""Tests of plans (what cbtop will time in a model): each plan has the right stacks, layers and bricks of a real
+model.
+"""
 
 from __future__ import annotations
 
@@ -244,7 +246,7 @@ def test_between_stamps_on_a_device_blocks_are_no_bricks() -> None:
 
 
 class Gate(nn.Module):
-    """A module with a child. It multiplies the child's result itself."""
+    """A module with a child. The module multiplies the child's result itself."""
 
     def __init__(self) -> None:
         super().__init__()

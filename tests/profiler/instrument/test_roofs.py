@@ -92,7 +92,7 @@ def test_roofs_of_another_processor_or_thread_count_are_not_used(other: str) -> 
 
 
 def test_a_roof_has_the_type_that_is_multiplied_under_it() -> None:
-    # Files of an older cbtop have no data types, so the type of each roof follows from its name.
+    # Files of an older cbtop have no data types, so the type of each roof (peak rate) follows from its name.
     keep(READ, replace(FMA, dtype=""), replace(PRODUCT, dtype=""))
     assert announced(model(torch.bfloat16)) == ([READ, FMA, PRODUCT], "")
 

@@ -1,6 +1,6 @@
 """Tests of step contents: the operations of each brick are counted in the first steps of a kind.
 
-All other steps run unchanged.
+All later steps of this kind run unchanged.
 """
 
 from __future__ import annotations

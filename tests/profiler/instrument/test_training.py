@@ -53,7 +53,8 @@ class Model(nn.Module):
         super().__init__()
         self.embedding, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, WORDS)
         self.layers = nn.ModuleList(Block() for _ in range(3))
-        self.repeats = repeats  # Use reentrant checkpoints (True), other checkpoints (False), or none (None).
+        # Use reentrant checkpoints (True), checkpoints that are not reentrant (False), or no checkpoints (None).
+        self.repeats = repeats
 
     def forward(self, ids: Any) -> Any:
         x = self.embedding(ids)

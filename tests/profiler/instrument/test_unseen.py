@@ -43,7 +43,10 @@ class Inner(nn.Module):
 
 
 class Net(nn.Module):
-    """A model that calls two modules of one class. They are attributes, not in a list, so they are no layers."""
+    """A model that calls two modules of one class.
+
+    The modules are attributes, not in a list, so they are no layers.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tests of the FLOP and bytes of real programs: they equal torch's own count and a calculation by hand."""
+"""Tests of the FLOP and bytes of real programs: both equal torch's own count and a calculation by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of a module with a replaced call: numbers, copies, pickles, lifetimes and compiled code are the same."""
+"""Tests of a module with a replaced call.
+
+Numbers, copies, pickles, lifetimes and compiled code are the same as without the replacement.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +202,7 @@ def test_models_that_share_layers_across_threads_lose_no_calls(
         if waiting:  # Another thread interrupts here, after the attribute was read and before it is replaced.
             other = waiting.pop()
             other.start()
-            other.join(0.1)  # Do not wait for ever, because the other thread may itself wait for this one.
+            other.join(0.1)  # Do not wait for ever, because the second thread may itself wait for this thread.
         return standing(module)
 
     with monkeypatch.context() as interleaved:
@@ -319,7 +322,7 @@ def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler
 class Scripted(nn.Module):
     """A module that torch.jit can script.
 
-    It has no annotations of its own, so torch.jit finds those of its base class.
+    The module has no annotations of its own, so torch.jit finds those of its base class.
     """
 
     def __init__(self) -> None:
@@ -731,7 +734,7 @@ def test_layers_dynamo_inspects_are_timed_like_others_and_then_restored(
     model.layers = nn.ModuleList(CallingBlock() for _ in range(2))
     attachments = [attach(model, profiler)]
     model(torch.ones(1, 3, 8))
-    model.layers[0].compile(backend="eager")  # The program compiles one layer meanwhile.
+    model.layers[0].compile(backend="eager")  # While this call runs, the program compiles one layer.
     model(torch.ones(1, 3, 8))
     nodes = {node[0]: node for node in memory.nodes}
     ran = [nodes[tag & ((1 << 24) - 1)][3] for tag, *_ in memory.records if not tag & FLAG_AMOUNTS]
@@ -884,9 +887,11 @@ BRICK = BrickDefinition("Brick", BrickCategory.OTHER)
 
 @pytest.fixture(params=["python", "compiled"])
 def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, memory: Memory) -> Iterator[BrickProfiler]:
-    """Yield a profiler with the hot path in Python or in C. It belongs to the only model in the process."""
+    """Yield a profiler with the hot path in Python or in C. The profiler belongs to the only model in the process."""
     gc.collect()
-    gc.freeze()  # Freeze the objects of other tests. The collector needs 30 ms to search those of Dynamo each time.
+    # Freeze the objects of earlier tests. Otherwise the collector needs 30 ms each time to search the objects of
+    # Dynamo.
+    gc.freeze()
     if request.param == "python":
         monkeypatch.setenv("CBTOP_PURE_PYTHON", "1")
     elif chosen() is HotPath:

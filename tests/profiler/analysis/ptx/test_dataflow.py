@@ -1,4 +1,4 @@
-"""Tests of the data flow of PTX: values of registers in each thread, and which of them differ between threads."""
+"""Tests of the data flow of PTX: values of registers in each thread, and which registers differ between threads."""
 
 from __future__ import annotations
 

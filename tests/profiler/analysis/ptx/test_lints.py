@@ -1,6 +1,6 @@
-"""Tests of lints for PTX: each finds its error on the right line of a bad kernel.
+"""Tests of lints for PTX. Each lint finds its error on the right line of a bad kernel.
 
-It finds nothing in the repaired version of the kernel.
+The lint finds nothing in the repaired version of the kernel.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_kernels_that_compilers_made_have_no_error(path: Path) -> None:
 def test_a_removed_barrier_is_found_in_a_compiled_kernel() -> None:
     """This kernel has several barriers.
 
-    If any is removed, its reduction reads what other warps have not written yet.
+    If one barrier is removed, the kernel's reduction reads what other warps have not written yet.
     """
     text = (Path(__file__).parent / "clean" / "triton_layer_norm.ptx").read_text()
     barriers = [*re.finditer(r"bar\.sync\s+0;", text)]
@@ -100,7 +100,9 @@ def test_a_fragment_without_a_block_size_is_judged_by_whole_warps(name: str, cou
 
 
 def test_the_threads_of_a_long_block_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block with thousands of accesses took minutes: each lint computed the same threads for each access."""
+    """A block with thousands of accesses took minutes, because each lint computed the same threads again for each
+    access.
+    """
     stores = "\n".join(f"st.shared.f32 [%r4+{4 * (at % 8)}], %f1;\nld.shared.f32 %f2, [%r4+32];" for at in range(600))
     text = (CORPUS / "idle_threads_good.ptx").read_text()
     text = text.replace(
