@@ -98,7 +98,10 @@ def _keep() -> None:
 
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Create a runtime directory. Its path is short, because a socket path may have only 107 bytes."""
+    """Create a runtime directory.
+
+    The path of the directory is short, because a socket path may have only 107 bytes.
+    """
     with (
         TemporaryDirectory(prefix="cbtop-test-", dir=IN_MEMORY) as directory,
         TemporaryDirectory(prefix="cbtop-home-", dir=IN_MEMORY) as home,

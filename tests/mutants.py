@@ -194,13 +194,14 @@ OPTIONS = (
     "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=1",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",
 )  # fmt: skip
-# Modules that are loaded before the fork to save time. No module of cbtop may be here, because it would not load the
-# mutant.
+# Modules that are loaded before the fork to save time. A module of cbtop must not be in this list, because the forked
+# process would not load the mutant of this module.
 LOADED = (
     "hypothesis", "jinja2", "msgpack", "numpy", "pytest", "pytest_asyncio", "syrupy", "textual.app", "trio", "yaml",
     "zmq",
 )  # fmt: skip
-GRACE_S = 20.0  # Time limit of a mutant in s, in addition to PATIENCE times what its tests take without a mutant.
+# Time limit of a mutant: this number of seconds, plus PATIENCE times the time of its tests without a mutant.
+GRACE_S = 20.0
 PATIENCE = 4
 POLL_S = 0.02
 

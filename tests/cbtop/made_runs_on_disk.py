@@ -128,7 +128,7 @@ def _say(writer: RecordingWriter, source: Source, at: int, host: str, *, lose: b
 
 
 def _on(message: WireMessage, host: str) -> WireMessage:
-    """Return the message as if the process ran on `host`."""
+    """Return a copy of the message that looks as if the process ran on `host`."""
     if not host or not isinstance(message, SourceCatalog):
         return message
     said = tuple(replace(one, host=host) if isinstance(one, HostHello) else one for one in message.messages)

@@ -59,7 +59,7 @@ FALLING_SCALE = LossScale(TRAIN, "", 16.0, 300, 14, 65_536.0, 40, 12, 0)
 def memory(
     forward_gb: float, backward_gb: float, reserved_gb: float, *, retries: int = 0, node: int = 0
 ) -> TrainingMemory:
-    """Return the memory of training steps on a GPU of 80 GB, of which 79 GB are for this process."""
+    """Return the memory of training steps on a GPU of 80 GB. This process may use 79 GB of it."""
     parts = tuple(
         PartMemory(name, round(gb * 1e9), round(reserved_gb * 1e9))
         for name, gb in (("forward", forward_gb), ("backward", backward_gb))
@@ -95,14 +95,15 @@ class Training:
     other_us: float = 200.0
     between_us: float = 0.0
     recomputes: bool = False
-    is_stacked: bool = True  # whether backward passes are in layers of their own, as in torch models
+    is_stacked: bool = True  # whether each backward pass is recorded in separate layers, as for torch models
     sequences: int = 8
     tokens: int = 0
     warm_up: int = 0  # number of first steps that are warm-up
     reports: bool = True  # whether the process reports the parts of its steps
     gradients: tuple[GradientMessage | TrainingMemory, ...] = ()  # announced together with the parts
     noise: float = 0.0  # relative noise of the time of each brick
-    factor: Mapping[str, float] = field(default_factory=dict)  # factor on the time of a brick, by name
+    # factor on the time of a brick, by the name of the brick
+    factor: Mapping[str, float] = field(default_factory=dict)
 
 
 def of_ranks(directory: Path, *plans: Training) -> list[SourceView]:
@@ -154,7 +155,7 @@ def trained(directory: Path, plan: Training | None = None) -> Seen:
 
 
 def messages_of(directory: Path, plan: Training) -> Iterator[list[Message]]:
-    """Yield what a daemon sends about the process, about twice a second."""
+    """Yield the messages of a daemon about the process. The daemon sends them about twice a second."""
     for source, now_ns, is_whole in _polled(directory, plan):
         yield [*_dated(source.snapshot() if is_whole else source.delta(), now_ns), _heartbeat(source, now_ns)]
 

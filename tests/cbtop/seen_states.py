@@ -53,7 +53,7 @@ def seen_at(at_s: float, of: str = "live") -> SourceView:
 
 
 def with_losses() -> SourceView:
-    """Return the running process as if its daemon had lost some of its records."""
+    """Return the running process in a state in which its daemon has lost some of its records."""
     with ReplayFeed(RECORDED) as feed:
         feed.is_playing = False
         feed.follow_records(True)

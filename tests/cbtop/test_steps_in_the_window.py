@@ -69,7 +69,7 @@ class Host:
     def said(self, at_ns: int, whole: bool = False) -> list[Message]:
         """Return what the daemon publishes at `at_ns`.
 
-        With `whole`, the messages are complete, as for a viewer that has just connected.
+        With `whole`, the messages are complete, as a viewer gets them that has just connected.
         """
         self.source.poll()
         return [_dated(m, at_ns) for m in (self.source.snapshot() if whole else self.source.delta())]
@@ -193,7 +193,7 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         (record,) = viewer.store.sources.values()
         view, row = source_view(record, window=True), source_row(record, window=True)
         assert view.window is not None
-        # The report says that the rates cover 3 s only.
+        # The report says that the rates cover only 3 s.
         assert (view.window.covers_s, view.window.is_short) == (3, True)
         assert view.steps is not None
         assert view.steps.tokens_per_sec == pytest.approx(31 / 3)

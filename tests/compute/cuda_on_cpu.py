@@ -557,7 +557,7 @@ class CpuAsGpu(Gpu):
         return guarded(np.zeros(shape, dtype))
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return zeros as `zeros` does, because memory of the host needs no pinning."""
+        """Return zeros as `zeros` does. Memory of the host needs no pinning."""
         return self.zeros(shape, dtype)
 
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:

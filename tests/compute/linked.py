@@ -16,7 +16,7 @@ import numpy as np
 
 from cbtop.compute.decoder.ranks import Rank, RankLink
 
-DEADLINE_S = 60.0  # deadline in s; only a deadlock lasts longer
+DEADLINE_S = 60.0  # deadline in s; only a deadlock takes longer
 
 
 class Broadcasting(ABC):

@@ -42,7 +42,7 @@ def never(_: Any) -> bool:
 
 
 def is_said(text: str, names: tuple[str, ...], values: Any) -> bool:
-    """Return whether C alone can tell that a condition holds."""
+    """Return whether C alone can decide whether a condition holds."""
     return bool(alone(text, names, ask=lambda _: False)(values) == 0)
 
 

@@ -31,7 +31,8 @@ MODULES: dict[str, CudaModule] = {
     if kernel.cuda is not None
     for module in kernel.cuda.modules
 }
-EVERY_WAY = "q4_k"  # By default, only kernels of this format are compiled, and each for one GPU.
+# By default, only kernels of this format are compiled. Each of these kernels is compiled for one GPU.
+EVERY_WAY = "q4_k"
 OTHERS = tuple(one.name.lower() for one in FORMATS.values() if one.name.lower() != EVERY_WAY)
 # This module spilled the most registers when its numbers of units had 64 bits.
 TIGHTEST = "expert_linear_in_turn_4x1_iq4_xs"

@@ -411,9 +411,9 @@ def test_if_weights_make_a_nan_their_brick_fails_and_later_ones_are_skipped(
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 def test_a_nan_that_no_cache_keeps_hides_nothing_of_the_next_pass(model: Model, decoder_for: MakeDecoder) -> None:
-    """A NaN after the last layer enters no cache, so it does not affect the next pass.
+    """A NaN after the last layer enters no cache, so the NaN does not affect the next pass.
 
-    A product that is wrong only for single tokens must still be found in this next pass.
+    A product that is wrong only for single tokens must still be found in the next pass.
     """
     decoder = decoder_for(model, 1)
     down = decoder.bricks.layers[0].down

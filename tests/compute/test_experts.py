@@ -57,7 +57,10 @@ def path(request: pytest.FixtureRequest, expert_files: dict[str, Path]) -> Path:
 
 
 def logits_of(decoder: Decoder, tokens: list[int]) -> np.ndarray:
-    """Return the logits after the prompt and after each further token, which are decoded one by one."""
+    """Return the logits after the prompt, and the logits after each further token.
+
+    These tokens are decoded one by one.
+    """
     decoder.prefill(tokens[: len(PROMPT)])
     found = [decoder.logits.copy()]
     for token in tokens[len(PROMPT) :]:

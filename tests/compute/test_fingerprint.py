@@ -1,4 +1,4 @@
-"""Tests of when a function is compiled again: only if something that its code depends on has changed."""
+"""Tests of when a function is compiled again: only if code or a constant that the function depends on has changed."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_an_edit_changes_what_it_is_inlined_into_and_a_comment_nothing(sources: 
         )
     assert fingerprints_in(sources) == before
 
-    # Edit four things: a helper of Q4_K in its own file, an overload in a function that writes to a cache, a constant
-    # of IQ4_NL, and files that no kernel depends on.
+    # Edit four things. These are a helper of Q4_K in its own file, an overload in a function that writes to a cache,
+    # a constant of IQ4_NL, and files that no kernel depends on.
     edit(
         compute / "quantization" / "six_bits.py",
         "def byte_of(",

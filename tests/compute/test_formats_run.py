@@ -69,7 +69,8 @@ def test_a_model_of_any_format_decodes_and_its_checks_hold(
     assert error < 1e-3 * np.abs(expected[-1]).max()
 
 
-@pytest.mark.parametrize(  # By default, run one format with blocks of 32 weights and one with blocks of 256.
+# By default, run one format with blocks of 32 weights and one format with blocks of 256 weights.
+@pytest.mark.parametrize(
     "block_format",
     [
         pytest.param(FORMATS[code], marks=() if code in (20, 23) else pytest.mark.slow, id=FORMATS[code].name)

@@ -1,4 +1,7 @@
-"""Tests of the measured peak rates of a GPU, with a fake library that reports what ran and for how long."""
+"""Tests of the measured peak rates of a GPU.
+
+A fake library reports which programs ran on the GPU, and for how long.
+"""
 
 from __future__ import annotations
 

@@ -105,7 +105,8 @@ def test_a_value_halfway_between_two_codes_is_rounded_as_by_the_reference() -> N
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-# By default, test one format with blocks of 32 weights and one with blocks of 256. The code 8 is Q8_0, 14 is Q6_K.
+# By default, test one format with blocks of 32 weights (code 8, Q8_0) and one format with blocks of 256 (code 14,
+# Q6_K).
 @pytest.mark.parametrize(
     "code", [code if code in (8, 14) else pytest.param(code, marks=pytest.mark.slow) for code in INTERLEAVABLE]
 )
@@ -281,7 +282,7 @@ print(next(iter(function.inspect_asm().values())))
 
 
 def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
-    """Return the machine code of a product for another processor, which must not run here.
+    """Return the machine code of a product for another processor. This code must not run here.
 
     `code` is the format of the weights.
     """

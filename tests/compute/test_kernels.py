@@ -34,7 +34,7 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.verification import REFERENCE, SIZES, Variant, variants, verified
 from tests.representatives import first_by_default
 
-FEW = (7, 200)  # sizes of the examples; the last one is enough work for two threads
+FEW = (7, 200)  # sizes of the examples; the last size is enough work for two threads
 # By default, all variants with this format are compared with the reference, but only one with each other format.
 EVERY_WAY = "q4_k"
 # Formats of three kinds: floats, blocks of 32, blocks of 256. Other formats differ only in how sixteen weights are
@@ -45,7 +45,7 @@ WITH_OTHERS = "qkv", "gated", "expert_linear", "expert_gated"
 
 
 def is_repetition(variant: Variant) -> bool:
-    """Return whether this product tests only what is already tested by default with another format."""
+    """Return whether the default run tests everything in this product with another format."""
     name = variant.kernel.contract.name
     if name not in (*ALONE, *WITH_OTHERS) or variant.kernel.name.startswith(IN_EVERY_KIND):
         return False

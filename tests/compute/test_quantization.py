@@ -28,7 +28,7 @@ ALL_FORMATS = pytest.mark.parametrize("block_format", FORMATS.values(), ids=lamb
 def each_format_once_with(values: Collection[Any]) -> list[Any]:
     """Return test parameters: each format with each of `values`.
 
-    By default each format runs with only one of the values, and formats take turns.
+    By default, each format runs with only one of the values. Formats use the values in turn.
     """
     rows = list(product(FORMATS.values(), enumerate(values)))
     return [

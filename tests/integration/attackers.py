@@ -93,7 +93,7 @@ ATTACKS: tuple[Callable[[], bytes], ...] = (
 
 
 class Attack:
-    """Connections that send `words` again and again. If one is closed, it connects again."""
+    """Connections that send `words` again and again. If a connection is closed, the attacker connects again."""
 
     def __init__(self, endpoint: str, words: bytes, connections: int) -> None:
         self.said = 0  # how many times an attacker has sent the words

@@ -75,8 +75,8 @@ while True:
     feed.poll(50)
     time.sleep(float(sys.argv[1]))
 """
-# Number of steps that run during a fault. On a quiet machine, there are many reads, one publication and some
-# heartbeats in this time.
+# Number of steps that run during a fault. On a quiet machine, the daemon reads many times, publishes once and sends
+# some heartbeats during these steps.
 STEPS_MEANWHILE = 75
 RECORDS_A_STEP = 5
 # The program waits at most once in this number of steps. If a fault blocked it, it would wait in every step.
@@ -303,7 +303,7 @@ def seen() -> list[tuple[str, int]]:
         def views_of_all() -> tuple[list[SourceView]] | None:
             """Return the views of all processes, or None until all are read.
 
-            An ended process is read only when it is viewed.
+            An ended process is read only when a viewer shows it.
             """
             feed.poll(50)
             found = [view for source in feed.sources() if (view := feed.view(source.key))]

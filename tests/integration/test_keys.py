@@ -1,4 +1,4 @@
-"""Tests of who may connect to a daemon and what others see.
+"""Tests of who may connect to a daemon, and what everyone else sees.
 
 Daemons and viewers are real processes that use TCP, on one host and on two.
 """

@@ -96,7 +96,7 @@ def scrape(line: str) -> dict[str, Family]:
         try:
             text = get(line.removeprefix("cbtop daemon: metrics at "))
         except HTTPError as error:
-            # Status 503: the exporter has no data from the daemon yet, or got none for a while.
+            # Status 503: the exporter has no data from the daemon yet, or has received no data for a while.
             error.close()
             if error.code != 503:
                 raise

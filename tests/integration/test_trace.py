@@ -1,4 +1,4 @@
-"""Tests of `cbtop demo --trace`: what a model computed is recorded in the demo's process and shown in the report."""
+"""Tests of `cbtop demo --trace`: the demo's process records what its model computed, and the report shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests of two tensor-parallel ranks on two GPUs with NCCL: equal numbers, collectives as bricks, and the slow rank.
+"""Tests of two tensor-parallel ranks on two GPUs with NCCL: numbers are equal, collectives are bricks, and the slow
+rank is named.
 
 NVLink is tested, too.
 """

@@ -28,7 +28,7 @@ SLOW_RANK = 1
 LAYERS = 2
 
 # A program with two ranks, each with half of every matrix. The slow rank sleeps in its feed-forward network, outside
-# any brick. Both run until the given file exists.
+# any brick. Both ranks run until the given file exists.
 PARALLEL = """
 import sys, time, torch
 import torch.distributed as dist

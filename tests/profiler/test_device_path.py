@@ -20,7 +20,10 @@ RECORDING = [SyncMode.IMMEDIATE, SyncMode.PER_LAYER, SyncMode.DEFERRED]
 
 
 class FakeDevice:
-    """A device that works through a queue. The times of its time stamps are known only after waiting for it."""
+    """A device that works through a queue.
+
+    The times of its time stamps are known only after the profiler has waited for the device.
+    """
 
     def __init__(self) -> None:
         self.enqueued_ns = 0

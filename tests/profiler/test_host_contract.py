@@ -41,7 +41,7 @@ class TroubleError(Exception):
 
 
 class Device:
-    """A device that works for some calls and fails in all later ones."""
+    """A device that works for some calls and fails in all later calls."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -277,7 +277,8 @@ def test_a_clock_that_fails_ends_the_recording_and_says_so_once(
 
 
 def test_what_a_lost_device_keeps_is_counted_as_lost(make_either: MAKE, runtime: Path) -> None:
-    device = Device(6)  # The device fails after it has marked three bricks, so waiting for them fails.
+    # The device fails after it has marked three bricks. So it also fails when the profiler waits for these bricks.
+    device = Device(6)
     profiler = make_either(recorder=RingRecorder(runtime), device_clock=device)
     for _ in range(3):
         with profiler.brick("a"):

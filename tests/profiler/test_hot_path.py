@@ -137,7 +137,7 @@ def test_f105_a_disabled_pair_reads_no_clock_and_makes_nothing(make: MAKE) -> No
         timer = sampled_out.start_brick(BrickId.RMS_NORM)
         sampled_out.stop_brick(timer, 1)
         assert (timer, len(memory.records), next(clock)) == (None, recorded, so_far + 1)
-    # The only further record is that of the step as a whole.
+    # The only further record is the record of the step as a whole.
     assert (len(memory.records), next(clock)) == (recorded + 1, so_far + 3)
 
 

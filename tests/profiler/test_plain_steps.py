@@ -1,6 +1,6 @@
 """Tests of plain steps, which are only timed as a whole: every step is counted.
 
-The inside is known only for sampled steps.
+The bricks in a step are known only for sampled steps.
 """
 
 from __future__ import annotations

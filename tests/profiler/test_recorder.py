@@ -256,7 +256,7 @@ def test_flush_does_nothing_when_nothing_waits(runtime: Path) -> None:
 def test_years_of_announcements_leave_catalog_room_and_the_last_is_shown(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # All limits are 1,000 times smaller than the real ones, which would take 1,000 times as long to reach.
+    # All limits are 1,000 times smaller than the real limits, which take 1,000 times as long to reach.
     for module, name in (
         (catalog_module, "MAX_CATALOG_BYTES"),
         (recorder_module, "FREE_UPDATE_BYTES"),

@@ -540,7 +540,10 @@ def test_deep_nesting_is_refused() -> None:
 
 
 def packed(**fields: object) -> bytes:
-    """Return an encoded message of a kind that this version does not know. Its size must be limited, too."""
+    """Return an encoded message of a kind that this version does not know.
+
+    The size of such messages must be limited, too.
+    """
     found: bytes = msgpack.packb({"k": "later", **fields})
     return found
 

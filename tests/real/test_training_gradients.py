@@ -20,7 +20,7 @@ def gradients_of(outcome: Outcome) -> GradientsView:
 
 
 def printed(outcome: Outcome) -> dict[int, list[float]]:
-    """Return what the program printed: its figures by the number of the step."""
+    """Return the figures that the program printed, by the number of the step."""
     rows = [line.split() for line in outcome.output.splitlines()]
     return {int(number): [float(figure) for figure in figures] for number, *figures in rows}
 

@@ -125,7 +125,7 @@ def test_more_calls_are_said_as_calls_and_not_as_slower_calls() -> None:
     assert abs(place.calls.ratio - 2) < (place.calls.ratio_half or 0) < 1
     assert judged(found, "In 30 %.p50<=1.1x").outcome is Outcome.HOLDS
     assert " as many calls a step" in diff_text(found)
-    # More calls of this brick make its layers longer, so the layers may be reported, too.
+    # If this brick is called more often, its layers also take longer. So its layers may be reported, too.
     bricks = {name for name, _ in named(found) if not name.startswith("Layer")}
     assert bricks <= {"In 30 %", "In 30 % in Layer 0", "In 30 % in Layer 1"}
     fewer = diff(run_of(RATES, 4, Planted("In 30 %", rate=2.0)), run_of(RATES, 1))

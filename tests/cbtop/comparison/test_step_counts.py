@@ -1,4 +1,4 @@
-"""Tests of step contents: bricks, kernels and copies in a step are counted from its records, by name."""
+"""Tests of step contents: bricks, kernels and copies in a step are counted by name, from the records of the step."""
 
 from __future__ import annotations
 

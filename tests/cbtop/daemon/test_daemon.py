@@ -98,9 +98,9 @@ def leave(directory: Path, number: int, age_s: float = 0.0) -> Path:
 
 @pytest.fixture
 def running(runtime: Path) -> Iterator[Callable[[], Path]]:
-    """Yield a function that starts a recorder in this process and returns its ring.
+    """Yield a function that starts a recorder in this process and returns the recorder's ring.
 
-    The recorder runs until the test ends.
+    Recorders run until the test ends.
     """
     profilers = []
 

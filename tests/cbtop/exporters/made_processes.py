@@ -1,4 +1,7 @@
-"""Makes recorded processes for tests of exporters: one with a real profiler and a fake clock, and random ones."""
+"""Makes recorded processes for tests of exporters.
+
+One has a real profiler and a fake clock. The other processes have random nodes and records.
+"""
 
 from __future__ import annotations
 

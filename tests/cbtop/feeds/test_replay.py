@@ -232,7 +232,8 @@ def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runt
         with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
             if is_open_first:
                 feed.follow_records(True)
-            for to_s in (75, 40, 70):  # The jump to 70 reuses what was read for the jump to 75.
+            # The jump to 75 has read this part of the recording. The jump to 70 uses it again.
+            for to_s in (75, 40, 70):
                 feed.seek(to_s)
             feed.follow_records(True)
             view = feed.view()
@@ -288,7 +289,7 @@ async def press(pilot: Pilot[int], *keys: str) -> str:
     return screen_text(app)
 
 
-# Keys, and the position in seconds to expect after a replay at 1:00 has received them.
+# Keys that a replay at 1:00 receives, and the position in seconds that is expected afterwards.
 MOVES: list[tuple[tuple[str, ...], float]] = [
     (("right",), 65),
     (("left",), 55),
@@ -421,7 +422,8 @@ async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
 @pytest.mark.slow
 async def test_a_bracket_goes_one_step_end_on_or_back_and_a_replay_stays_there() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
-        feed.seek(12.0)  # In this recording no step ends from before 8 s until after 13 s.
+        # In this recording, the last step before the pause ends before 8 s, and the next step ends after 13 s.
+        feed.seek(12.0)
 
         def ended() -> int:
             view = feed.view()

@@ -1,4 +1,4 @@
-"""Tests of the keys of the app, as the footer and the help describe them, and of its refresh."""
+"""Tests of the keys of the app, which must do what the footer and the help say, and of the app's refresh."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ async def says_that_there_is_no_memory_to_look_into(pilot: AppPilot, key: str) -
 
 async def does_nothing_where_there_is_no_range(pilot: AppPilot, key: str) -> None:
     await press(pilot, "6")
-    await press(pilot, key)  # The key does nothing here, although views with lists use it.
+    await press(pilot, key)  # The key does nothing in this view, although it works in views with lists.
     assert "PAUSED" not in screen_text(app_of(pilot))
 
 

@@ -1,4 +1,7 @@
-"""Tests of what launches of kernels cost the host. The costs of a brick are added up over all layers."""
+"""Tests of the time that the host needs to launch kernels.
+
+The costs of a brick are added up over all layers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of merged ranks: their sum equals what one process with all of their records would show."""
+"""Tests of merged ranks: their sum equals the view of one process that has all of their records."""
 
 from __future__ import annotations
 
@@ -499,7 +499,7 @@ def test_members_run_that_have_not_ended_and_are_watched(tmp_path: Path) -> None
     records = [rank_run(tmp_path, rank, [10]) for rank in range(3)]
     merged = merged_view(records, MergeMode.SUM).merged
     assert merged is not None
-    assert merged.running == 0  # The viewer has not heard of one of the processes for a while.
+    assert merged.running == 0  # The viewer has received nothing about one of the processes for a while.
 
 
 def test_of_a_dependency_on_a_node_that_nobody_named_there_is_none_in_a_sum(tmp_path: Path) -> None:

@@ -600,7 +600,10 @@ def test_a_roof_over_no_brick_is_not_called_unsure(runtime: Path) -> None:
 
 
 def _computing(runtime: Path, roofs: tuple[Ceiling, ...], dtype: str) -> SourceView:
-    """Return the view of a process. Its only brick reaches 87 GFLOP/s on numbers of the type `dtype`."""
+    """Return the view of a process.
+
+    Its only brick reaches 87 GFLOP/s on numbers of the type `dtype`.
+    """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for roof in (WIDE, *roofs):

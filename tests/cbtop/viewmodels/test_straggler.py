@@ -1,4 +1,4 @@
-"""Tests of the straggler: the rank that works longer, not the one that waits longer.
+"""Tests of the straggler, which is the rank that works longer. A rank that waits longer is no straggler.
 
 A single pause makes no straggler.
 """
@@ -150,7 +150,10 @@ def test_a_rank_slow_between_bricks_is_named_by_time_out_of_communication(three:
 
 @pytest.mark.parametrize("backend", ["", "torch on cuda: launches"])
 def test_where_nobody_sees_who_waits_gaps_are_no_reason_to_name_one(three: list[RankRun], backend: str) -> None:
-    """The host measures no collective, or only the launch of one. So a gap may be the time in which a rank waits."""
+    """The host measures no collective, or it measures only the launch of a collective.
+
+    So a gap may be the time in which a rank waits.
+    """
     for _ in range(SLICES + 1):
         for run in three:
             with run.profiler.step("decode", 1):

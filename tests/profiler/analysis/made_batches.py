@@ -1,4 +1,4 @@
-"""Makes batches of records in the form in which a ring is read."""
+"""Makes batches of records, in the form in which the reader of a ring returns records."""
 
 from __future__ import annotations
 

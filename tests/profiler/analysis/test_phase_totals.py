@@ -1,4 +1,7 @@
-"""Tests of the totals of a phase: computed for all nodes at once, they equal the values computed node by node."""
+"""Tests of the totals of a phase, which are computed for all nodes at once.
+
+They equal the totals that are computed node by node.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of open steps: the parts of a step count only when the step ends, wherever batches of records are cut."""
+"""Tests of open steps: the parts of a step count only when the step ends.
+
+This holds wherever batches of records are cut.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,10 @@ def test_what_is_late_makes_a_step_too_full_but_in_the_lane_that_many_share(
 
 @pytest.mark.parametrize("lanes", [(2, 4), (1, 3), (0, LANES - 2)])
 def test_a_step_closes_what_lies_in_its_own_lane(lanes: tuple[int, int]) -> None:
-    """Two steps with a brick each run at the same time. The end of one step closes only its own brick."""
+    """Two steps run at the same time, and each has a brick.
+
+    The end of one step closes only the brick of this step.
+    """
     node, start, end = np.array([(2, 1_000, 1_060), (2, 1_010, 1_160), (1, 1_000, 1_100), (1, 1_000, 1_200)]).T
     flags = np.array([lanes[0], lanes[1], lanes[0], lanes[1]]) << LANE_SHIFT
     both = Batch(node, flags, start, end, np.zeros(4, np.int64), 0)
@@ -166,7 +172,7 @@ def test_what_ran_beside_its_like_is_counted_once_however_many_did(
 ) -> None:
     """Bricks overlap, as on streams of a device.
 
-    The sum of their times is the time when at least one brick ran, plus the overlap.
+    The sum of their times is the time in which at least one brick ran, plus the time of overlap.
     """
     stats = NodeStats()
     stats.grow(5)

@@ -53,7 +53,7 @@ class CuptiWorld(FakeDriver):
     launched_graphs = 0
     launched_while_recorded: list[int]  # executables
     fails_at = ""  # name of the CUPTI method that fails
-    hostile: bytes | None = None  # a damaged record among the good ones
+    hostile: bytes | None = None  # a damaged record between valid records
     names = ("gemm_kernel", "norm_kernel")
 
     def __init__(self) -> None:

@@ -162,7 +162,7 @@ class FakeDriver:
             self._pongs.append(_Pongs(words, arguments[1], at_ns + arguments[2]))
 
     def write(self, address: int, value: int) -> None:
-        """Write a word, as a kernel on the device does. Raises KeyError if the memory was released."""
+        """Write a word to memory, as a kernel on the device does. Raises KeyError if the memory was released."""
         for words in self._words.values():
             if words.address <= address < words.address + 8 * len(words):
                 words[(address - words.address) // 8] = value

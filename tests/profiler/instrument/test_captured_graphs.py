@@ -434,7 +434,7 @@ def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> N
 
 
 def test_a_graph_that_is_dropped_takes_its_copies_along_at_once(world: World) -> None:
-    """NCCL waits at its end until no graph has its kernels any longer.
+    """NCCL waits at its end until no graph contains its kernels any longer.
 
     If our copy of a graph remained, the program would wait for ever.
     """
@@ -707,7 +707,8 @@ def test_a_replay_in_a_step_that_could_have_no_stamps_is_counted_as_lost(world: 
     graph = captured(model)
     replay(world, graph, 1)
     with profiler.step("generate"):
-        for _ in range(5):  # The first stamps stay in use until the device has finished their replay.
+        # The first time stamps stay in use until the device has finished the replay that contains them.
+        for _ in range(5):
             graph.replay()
     world.pass_time(1_000_000)
     profiler.finalize()
@@ -739,7 +740,7 @@ def test_replays_the_device_has_not_reported_at_detach_are_counted_as_lost(
 
 
 def test_the_books_close_if_replays_of_two_graphs_are_recorded_out_of_order(world: World) -> None:
-    """Replays of the second graph are recorded late: only when it is known how much time its stamps cost."""
+    """Replays of the second graph are recorded late: only when the time that its stamps cost is known."""
     profiler = BrickProfiler(sample_every=2, clock_ns=world.now_ns)
     model = model_of(world)
     attach(model, profiler)
@@ -803,7 +804,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
         world.kernel(7_000)
         return query
 
-    # In torch this function is a builtin. The fake function is not, so it is replaced here.
+    # In torch, this function is a builtin. The fake function is no builtin, so it is replaced here.
     def swap(self: Any) -> None:
         self.swap(
             torch.nn.functional, "scaled_dot_product_attention", lambda own: functions._attention(own, "sdpa", 0)

@@ -1,4 +1,7 @@
-"""Tests of the classification of modules (which brick a module is): by path and class only, without torch."""
+"""Tests of the classification of modules (which brick a module is).
+
+The classification uses only the path and the class, without torch.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Governed(GovernedProfiler):
 
 
 class Layer(nn.Module):
-    """A layer of a model. In the middle of its forward it does what the test asks for."""
+    """A layer of a model. In the middle of its forward, the layer does what the test asks for."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -122,7 +122,7 @@ def decoding(count: int = 6000, plain_ns: float = MS) -> list[tuple[str, float]]
 def serving(count: int = 300) -> Iterator[tuple[str, float]]:
     """Yield (name, duration) of the steps of a server: a prompt of random length, then its tokens.
 
-    Each token takes a little longer than the one before.
+    Each token takes a little longer than the previous token.
     """
     chance = random.Random(8)
     for _ in range(count):
@@ -234,7 +234,7 @@ def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
     for _ in range(2000):
         with profiler.step("decode"):
             clock.sleep_us(10_000)
-    # At first, a decision of the governor (look) is the only cost: 5 ms in LOOK_STEPS steps of 10 ms. Then looks
+    # At first, decisions of the governor (looks) are the only cost: 5 ms in LOOK_STEPS steps of 10 ms. Then looks
     # become rarer.
     assert said[2].overhead_percent == pytest.approx(100 * 5 / (LOOK_STEPS * 10), rel=0.02)
     assert said[-1].overhead_percent == pytest.approx(100 / LOOK_TIMES, rel=0.02)
@@ -420,5 +420,5 @@ def test_one_interrupted_look_does_not_raise_the_estimated_cost_of_looks() -> No
         while len(host.said) == before:
             host.live(decoding(1), own_ns=1_000)
         assert host.governor.every <= 2 * usual
-        # The governor's next decision is not delayed, although the last one took long.
+        # The governor's next decision is not delayed, although the previous decision took long.
         assert host.lived_ns - looked_ns < 2 * LOOK_NS

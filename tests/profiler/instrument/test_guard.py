@@ -89,9 +89,9 @@ def fault(memory: Memory) -> GuardFault:
 
 
 def first_by_hooks(model: Any, call: Callable[[], Any]) -> tuple[str, bool] | None:
-    """Return the first module with an output that is not finite, in the order of returns, or None.
+    """Return two values. The first is the first module to return an output that is not finite, or None.
 
-    The second value tells whether its input is finite.
+    The second tells whether the input of this module is finite.
     """
     found: list[tuple[str, bool]] = []
     inputs: dict[str, bool] = {}
@@ -455,7 +455,7 @@ def test_a_module_that_the_host_replaces_is_guarded(memory: Memory) -> None:
     model.layers[1].up = nn.Linear(WIDTH, 64)
     with torch.no_grad():
         model.layers[1].up.bias[0] = math.nan
-        for _ in range(20):  # The guard checks the model only in one of eight recorded steps.
+        for _ in range(20):  # The guard checks the model in only one of eight recorded steps.
             model(IDS)
     assert fault(memory).module in ("layers.1.up", "layers.1.act")
 

@@ -1,4 +1,7 @@
-"""Tests of the guard's flags, which show whether a tensor is finite: the faults, and what the flags leave out."""
+"""Tests of the guard's flags, which show whether a tensor is finite.
+
+They test which faults the flags show, and what the flags leave out.
+"""
 
 from __future__ import annotations
 

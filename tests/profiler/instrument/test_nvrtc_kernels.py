@@ -1,4 +1,6 @@
-"""Kernels that a process compiles with NVRTC itself are found by name, with their options and their line."""
+"""Tests of kernels that a process itself compiles with NVRTC: cbtop finds them by name, with their options and their
+line.
+"""
 
 from __future__ import annotations
 

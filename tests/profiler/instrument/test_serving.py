@@ -31,7 +31,7 @@ class Engine:
         self.now_ns += round(ms * MS)
 
     def step(self, *outputs: tuple[str, int, str | None]) -> None:
-        """Take 1 ms to schedule, 5 for the model, 2 for updates, and 3 until the next step."""
+        """Take 1 ms to schedule, 5 ms for the model, 2 ms for updates, and 3 ms until the next step."""
         before = self.log.enter(serving.MODEL)
         self.runs(serving.SCHEDULER, 1)
         self.log.scheduled([(name, 16) for name, _, _ in outputs], ())

@@ -1,4 +1,7 @@
-"""Tests of errors: those of cbtop never reach a running model, those of the program's signal handlers always do."""
+"""Tests of errors: errors of cbtop never reach a running model.
+
+Errors of the program's signal handlers always reach it.
+"""
 
 from __future__ import annotations
 

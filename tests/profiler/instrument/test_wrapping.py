@@ -112,7 +112,7 @@ def test_a_copy_runs_its_own_weights_and_is_not_attached(again: Any, kind: str, 
 
 
 class OwnState(nn.Module):
-    """A module that returns all of its attributes as its state, as torch's recurrent modules do."""
+    """A module that returns all of its attributes as its state. torch's recurrent modules do the same."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ class Quick:
 
 
 class Hanging(Quick):
-    """A sampler that names a process. From its second sample on it hangs until the test sets `goes_on`."""
+    """A sampler that names a process. From its second sample on, the sampler hangs until the test sets `goes_on`."""
 
     name = "hanging"
     asked: ClassVar[list[frozenset[int]]] = []

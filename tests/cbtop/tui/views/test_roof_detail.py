@@ -219,7 +219,7 @@ def test_each_growth_has_a_part_and_a_mean_between_sizes_is_of_the_nearer(tmp_pa
     view = run(tmp_path, growing).one()
     brick = brick_of(view, "DownProjection")
     assert [(point.from_size, point.to_size) for point in brick.by_cached] == [(128, 256), (256, 512), (512, 1_024)]
-    # A step with 1.8 sequences on average counts as one with 2.
+    # A step with 1.8 sequences on average counts as a step with 2 sequences.
     assert [(point.from_size, point.to_size) for point in brick.by_batch] == [(1, 2), (2, 4)]
     text = drawn(view, brick, 40)
     assert text.index("as the cache grows") < text.index("as the batch grows") < text.index("its roof would save")

@@ -57,7 +57,7 @@ def drawn(roofline: RooflineView, points: Sequence[LetteredPoint], size: tuple[i
 def cell_of(
     point: LetteredPoint, roofline: RooflineView, points: Sequence[LetteredPoint], rows: list[str]
 ) -> tuple[int, int]:
-    """Return the expected cell (column, row) of a point, computed only from the ends of the axes.
+    """Return the expected cell (column, row) of a point. The cell is computed only from the ends of the axes.
 
     A cell has two columns and four rows of dots. The point is drawn at the nearest dot.
     """

@@ -302,7 +302,7 @@ def timeline(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
 
     def exact(where: str, name: str, start: str, lasts: str) -> Iterator[Number]:
         start_ns = round(float(start.replace(",", "")) * 1e3)
-        # The JSON lists only the newest spans, so older ones are not compared.
+        # The JSON lists only the newest spans, so older spans on the screen are not compared.
         if (ns := spans.get((name, start_ns))) is not None:
             yield Number(f"{where}, {name} at {start}", lasts, ns / 1e3)
 

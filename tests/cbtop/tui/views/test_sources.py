@@ -1,4 +1,4 @@
-"""Tests of the list of processes: which are watched, the quality of their data, and which one is selected."""
+"""Tests of the list of processes: which processes are watched, the quality of their data, and which is selected."""
 
 from __future__ import annotations
 

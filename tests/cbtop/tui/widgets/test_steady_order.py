@@ -29,7 +29,8 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, said_at, source_of
 
-# Mean µs per call, similar to a decoder: three bricks within 5 % of each other, then two pairs, then small ones.
+# Mean µs per call, as in a decoder: three bricks within 5 % of each other, then two pairs of similar bricks, then
+# small bricks.
 COSTS_US = {
     "GateProjection": 200, "UpProjection": 200, "DownProjection": 210, "QkvProjection": 150, "AttentionScore": 145,
     "OutputProjection": 100, "LmHead": 95, "Activation": 33, "RmsNorm": 30, "Residual": 30, "RotaryEmbedding": 20,

@@ -210,7 +210,10 @@ def _brick(name: str, plan: Decoding) -> BrickDefinition:
 
 
 def _of_rank(message: Message, rank: int, ranks: int) -> Message:
-    """Return the message as if rank `rank` of `ranks` had sent it. With one rank, it stays as it is."""
+    """Return the message as if rank `rank` of `ranks` had sent the message.
+
+    With one rank, it is returned unchanged.
+    """
     if ranks == 1 or not hasattr(message, "source"):
         return message
     if isinstance(message, SourceCatalog):

@@ -94,7 +94,10 @@ def test_severities_limit_the_findings() -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("partial_fragment_bad", 1), ("partial_fragment_of_warps_bad", 0)])
 def test_a_fragment_without_a_block_size_is_judged_by_whole_warps(name: str, count: int) -> None:
-    """Threads 32 to 47 are a part of a warp in each block, but a block can have the four warps of a wgmma."""
+    """In each block, threads 32 to 47 are a part of a warp.
+
+    A block can also have the four warps that a wgmma needs.
+    """
     text = re.sub(r"\.reqntid .*\n", "", (CORPUS / f"{name}.ptx").read_text())
     assert [one.lint.id for one in findings(parse(text))] == ["partial-fragment"] * count
 
