@@ -339,8 +339,9 @@ def test_parallel_tests_are_warned_of(pytester: pytest.Pytester) -> None:
 
 
 def test_an_installed_plugin_loads_nothing_slow_and_warns_of_nothing(tmp_path: Path) -> None:
-    """pytest warns if it cannot rewrite the asserts of a plugin because the plugin is already imported. pytest finds
-    the plugin's modules in the file list of an installed wheel.
+    """pytest warns if it cannot rewrite the asserts of a plugin because the plugin is already imported.
+
+    pytest finds the modules of the plugin in the file list of an installed wheel.
     """
     installed = tmp_path / "cbtop-9.dist-info"
     installed.mkdir()

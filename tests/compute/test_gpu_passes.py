@@ -1,6 +1,4 @@
-"""Tests of a recorded GPU pass: the pass is divided into the launches of each brick, and into the bricks of each
-layer.
-"""
+"""Tests of a recorded GPU pass: it is divided into the launches of each brick, and into the bricks of each layer."""
 
 from __future__ import annotations
 

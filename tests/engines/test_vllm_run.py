@@ -1,5 +1,6 @@
-"""An unedited program with a real vLLM under `cbtop run`: the recorded times of its requests equal those that vLLM
-measured.
+"""An unedited program with a real vLLM under `cbtop run`.
+
+The recorded times of its requests equal the times that vLLM measured.
 """
 
 from __future__ import annotations

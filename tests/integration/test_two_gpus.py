@@ -1,7 +1,6 @@
-"""Tests of two tensor-parallel ranks on two GPUs with NCCL: numbers are equal, collectives are bricks, and the slow
-rank is named.
+"""Tests of two tensor-parallel ranks on two GPUs with NCCL.
 
-NVLink is tested, too.
+Numbers are equal, collectives are bricks, and the slow rank is named. NVLink is tested, too.
 """
 
 from __future__ import annotations

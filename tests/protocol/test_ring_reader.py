@@ -1,5 +1,6 @@
-"""Tests of the reader of a ring: whatever is in the file, the reader finds the available records and counts the lost
-ones.
+"""Tests of the reader of a ring.
+
+Whatever is in the file, the reader finds the available records and counts the lost records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Tests of a replay. At each position it shows the same state, whether the position was reached by playing or by a
-jump.
+"""Tests of a replay: a position shows the same state, whether it was reached by playing or by a jump.
 
-It is labelled as a replay.
+The screen labels the replay as a replay.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ shares = st.lists(st.floats(0, 1), min_size=8, max_size=8)
 def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
     ranks: list[list[float]], of_gaps: list[float], factor: float, data: st.DataObject
 ) -> None:
-    """Ranks wait for each other in collectives, so the steps of all ranks take as long as those of the slowest rank.
+    """Ranks wait for each other in collectives, so the steps of all ranks are as long as those of the slowest.
 
     The work that differs between ranks is in bricks or in the gaps between bricks.
     """

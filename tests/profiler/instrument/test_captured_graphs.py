@@ -939,8 +939,9 @@ def test_graphs_too_short_to_time_are_measured_less_then_not_and_reported(
 def test_steps_are_named_a_sample_if_only_recorded_replays_are_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If steps were not named a sample, a viewer would take the number and the rate of recorded replays for those of
-    all replays.
+    """Without the name "sample", a viewer would show recorded replays as if they were all replays.
+
+    This applies to their number and to their rate.
     """
     monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
     monkeypatch.setattr(captured_graph, "ENOUGH_PLAIN", 8)

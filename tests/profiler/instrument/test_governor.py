@@ -1,7 +1,6 @@
-"""Tests of the governor, which limits overhead. It measures the cost of recording and reports this cost with an
-interval.
+"""Tests of the governor, which limits overhead.
 
-If needed, the governor records fewer steps.
+It measures the cost of recording and reports this cost with an interval. If needed, the governor records fewer steps.
 """
 
 from __future__ import annotations

@@ -343,8 +343,9 @@ def test_a_fault_in_the_second_optimizer_of_a_step_is_named(heard: Memory) -> No
 
 @pytest.fixture
 def arrive_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make figures of gradients arrive late, as from a device: the first attempt to read them fails, the second
-    succeeds.
+    """Make figures of gradients arrive late, as from a device.
+
+    The first attempt to read them fails, and the second attempt succeeds.
     """
     on_their_way: dict[int, list[float]] = {}
     read = late_figures.LateFigures.read

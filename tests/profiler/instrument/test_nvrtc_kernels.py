@@ -1,5 +1,6 @@
-"""Tests of kernels that a process itself compiles with NVRTC: cbtop finds them by name, with their options and their
-line.
+"""Tests of kernels that a process itself compiles with NVRTC.
+
+cbtop finds these kernels by name, with their options and their line.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tests of plans (what cbtop will time in a model): each plan has the right stacks, layers and bricks of a real
-model.
+"""Tests of plans (what cbtop will time in a model).
+
+Each plan has the right stacks, layers and bricks of a real model.
 """
 
 from __future__ import annotations

@@ -103,9 +103,7 @@ def test_a_fragment_without_a_block_size_is_judged_by_whole_warps(name: str, cou
 
 
 def test_the_threads_of_a_long_block_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block with thousands of accesses took minutes, because each lint computed the same threads again for each
-    access.
-    """
+    """A block with thousands of accesses took minutes: each lint computed the same threads again for each access."""
     stores = "\n".join(f"st.shared.f32 [%r4+{4 * (at % 8)}], %f1;\nld.shared.f32 %f2, [%r4+32];" for at in range(600))
     text = (CORPUS / "idle_threads_good.ptx").read_text()
     text = text.replace(
