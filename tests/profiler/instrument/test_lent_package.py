@@ -1,6 +1,6 @@
 """Tests of a program in an environment without cbtop.
 
-`cbtop run` lends its own package to this program, which does no harm in the environment.
+`cbtop run` lends its own package to this program. The package does no harm in the environment.
 """
 
 from __future__ import annotations

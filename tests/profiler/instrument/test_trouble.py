@@ -83,7 +83,7 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "the choice of a token": (open_step.OpenStep, "begin_sampling"),
     "the end of generate": (open_step.Unit, "end_generate"),
 }
-# Each fault is planted in a process with `install` and in another process with `attach`. || By default, all faults
+# Each fault is planted in a process with `install` and in another process with `attach`. By default, all faults
 # are tested with `install`, and one fault with `attach`.
 FAULTS = [
     pytest.param(what, how, marks=() if how == "installed" or what == "a step that ends" else pytest.mark.slow)
