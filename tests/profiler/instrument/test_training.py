@@ -451,8 +451,8 @@ def test_no_torch_function_of_the_host_sees_a_backward_of_ours(memory: Memory) -
             torch.autograd.backward(loss)
         counts.append(len(seen))
         loop.optimizer.step()
-    # The number of functions that autograd calls does not depend on whether the step is recorded. The first step is
-    # not.
+    # The number of functions that autograd calls does not depend on whether the step is recorded. The first step
+    # has no record.
     assert len(set(counts)) == 1
 
 
