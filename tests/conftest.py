@@ -35,7 +35,7 @@ settings.load_profile("cbtop")
 
 
 def _on_its_own() -> None:
-    """Clean up the environment before anything reads it when it is imported.
+    """Clean up the environment before any module reads it during its import.
 
     This includes other conftest.py files.
     """
@@ -47,15 +47,16 @@ def _on_its_own() -> None:
             del os.environ[name]
     sys.dont_write_bytecode = False  # Write bytecode, so that the workers of pytest do not compile every test again.
     os.environ |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
-    # Limit numpy and torch to one thread. Otherwise they start threads in hundreds of processes, and these spin for a
-    # while.
+    # Limit numpy and torch to one thread. Otherwise they start threads in hundreds of processes, and these threads
+    # spin for a while.
     os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # Compiling the kernels takes 30 s. The cache is shared by test runs but not with the user.
     os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")
 
 
 _on_its_own()
-gc.disable()  # Imported objects live until the end. Searching them for garbage took a quarter of the import time.
+# Imported objects live until the end. The search for garbage among them took a quarter of the import time.
+gc.disable()
 
 
 def pytest_collection_finish() -> None:
@@ -81,7 +82,7 @@ def _what_was_imported_is_no_garbage() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Exclude all objects from garbage collection, because pytest runs it five times at its end."""
+    """Exclude all objects from garbage collection, because pytest collects garbage five times at its end."""
     _keep()
 
 
@@ -97,7 +98,10 @@ def _keep() -> None:
 
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Create a runtime directory. Its path is short, because a socket path may have only 107 bytes."""
+    """Create a runtime directory.
+
+    The path of the directory is short, because a socket path may have only 107 bytes.
+    """
     with (
         TemporaryDirectory(prefix="cbtop-test-", dir=IN_MEMORY) as directory,
         TemporaryDirectory(prefix="cbtop-home-", dir=IN_MEMORY) as home,

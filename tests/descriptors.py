@@ -20,5 +20,5 @@ def descriptor_of(path: Path) -> int:
 def _is_open(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:  # The descriptor is closed already. It was open only to list the folder.
+    except OSError:  # This descriptor was open only to list the folder. It is closed already.
         return False

@@ -50,7 +50,10 @@ def _row(statistic: Statistic) -> str:
 
 
 def _origins() -> str:
-    """Return a list in Markdown of keys that no table of statistics contains, by where their values come from."""
+    """Return a list in Markdown of the keys that no table of statistics contains.
+
+    The keys are grouped by the origin of their values.
+    """
     items = [
         f"- {origin.value}: {', '.join(f'`{key}`' for key in keys)}" for origin, keys in OTHER_ORIGINS.items() if keys
     ]

@@ -194,13 +194,14 @@ OPTIONS = (
     "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=1",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",
 )  # fmt: skip
-# Modules that are loaded before the fork to save time. No module of cbtop may be here, because it would not load the
-# mutant.
+# Modules that are loaded before the fork to save time. A module of cbtop must not be in this list, because the forked
+# process would not load the mutant of this module.
 LOADED = (
     "hypothesis", "jinja2", "msgpack", "numpy", "pytest", "pytest_asyncio", "syrupy", "textual.app", "trio", "yaml",
     "zmq",
 )  # fmt: skip
-GRACE_S = 20.0  # Time limit of a mutant in s, in addition to PATIENCE times what its tests take without a mutant.
+# Time limit of a mutant: this number of seconds, plus PATIENCE times the time of its tests without a mutant.
+GRACE_S = 20.0
 PATIENCE = 4
 POLL_S = 0.02
 
@@ -216,9 +217,10 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A change of one node of the syntax tree: node number `place` in the order of `ast.walk`.
+    """A change of one node of the syntax tree.
 
-    `part` is the number of the operand if the node has several.
+    `place` is the number of the node in the order of `ast.walk`. `part` is the number of the operand if the node has
+    several.
     """
 
     module: str
@@ -396,7 +398,7 @@ def ended(pid: int, deadline_s: float) -> bool | None:
 
 @dataclass
 class Tally:
-    """The results of one module: how many mutants were tried, and which of them no test found."""
+    """The results of one module: how many mutants were tried, and which mutants no test found."""
 
     tried: int
     survived: list[Mutant]
@@ -463,7 +465,7 @@ def main() -> int:
         parser.error(f"{', '.join(unknown)}: there are {', '.join(MODULES)}")
     for name in LOADED:
         importlib.import_module(name)
-    # The name is short because a socket path below it may have only 107 bytes.
+    # The name is short, because the path of a socket in this directory may have only 107 bytes.
     with tempfile.TemporaryDirectory(prefix="cbm-") as directory:
         os.environ["TMPDIR"] = directory
         tempfile.tempdir = None

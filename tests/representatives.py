@@ -10,10 +10,10 @@ from _pytest.mark import ParameterSet
 
 
 def each_value_once(rows: Iterable[Sequence[Any]]) -> list[Any]:
-    """Return rows for `parametrize`: only a few of them run by default, the others are slow.
+    """Return rows for `parametrize`. Only a few of them run by default, and the others are slow.
 
-    The selected rows contain every value of every column. Each time, the first row with the most missing values is
-    selected. Values of a column are equal if their `repr` is equal.
+    The rows that run by default contain every value of every column. In each round, the row that adds the most new
+    values is selected, or the first of several such rows. Values of a column are equal if their `repr` is equal.
     """
     table = [tuple(row) for row in rows]
     wanted = [{(column, repr(value)) for column, value in enumerate(row)} for row in table]
@@ -29,7 +29,10 @@ def each_value_once(rows: Iterable[Sequence[Any]]) -> list[Any]:
 def first_by_default(
     names: str | tuple[str, ...], rows: Iterable[Any], count: int = 1, **options: Any
 ) -> pytest.MarkDecorator:
-    """Return `parametrize` for a family of cases. The first `count` rows run by default, the others are slow."""
+    """Return `parametrize` for a family of cases.
+
+    The first `count` rows run by default, all later rows are slow tests.
+    """
     is_one = isinstance(names, str) and "," not in names
     table = [
         row if isinstance(row, ParameterSet) else pytest.param(row) if is_one else pytest.param(*row) for row in rows

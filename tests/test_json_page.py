@@ -1,4 +1,4 @@
-"""Tests of docs/json.md and docs/json-parts.md: they agree with the table of statistics.
+"""Tests of docs/json.md and docs/json-parts.md: these pages agree with the table of statistics.
 
 They contain every key of the reports.
 """

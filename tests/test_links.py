@@ -1,4 +1,4 @@
-"""Tests of the check of links: it finds broken links, and the pages of this repository have none."""
+"""Tests of the check of links: the check finds broken links. The pages of this repository have no broken links."""
 
 from __future__ import annotations
 

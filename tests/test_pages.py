@@ -1,4 +1,4 @@
-"""Tests of README.md, docs/ and the other pages: each is linked, and their sizes and tables are readable."""
+"""Tests of README.md, docs/ and all other pages: each page is linked, and its size and its tables are readable."""
 
 from __future__ import annotations
 

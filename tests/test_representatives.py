@@ -1,4 +1,4 @@
-"""Tests of which rows of a table of parameters run by default."""
+"""Tests of the choice of the rows of a table of parameters that run by default."""
 
 from __future__ import annotations
 

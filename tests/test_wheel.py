@@ -1,4 +1,4 @@
-"""Tests of `make wheel`: it finds files that are missing and commands that fail. The tests build no wheel."""
+"""Tests of `make wheel`: the command finds missing files and commands that fail. The tests build no wheel."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ async def _until_nothing_is_left(min_sleep: float = 0.0, max_sleep: float = 1.0)
 def _keys_wait_for_no_clock() -> Iterator[None]:
     """Replace the waits of Textual after a key by waits for events.
 
-    Textual sleeps two or three times 20 ms per key until the process is idle. This took two thirds of the time of a
-    screen test, and is too short on a busy machine.
+    After each key, Textual sleeps two or three times for 20 ms until the process is idle. These sleeps took two
+    thirds of the time of a screen test, and are too short on a busy machine.
     """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("textual.app.wait_for_idle", _until_nothing_is_left)
@@ -170,7 +170,7 @@ def screen_text(app: CbtopApp) -> str:
 def toasts(app: App[Any]) -> list[str]:
     """Return the titles and texts of the toasts on the screen, the newest last.
 
-    They are shown only with `run_test(notifications=True)`. Without it, this raises NoMatches.
+    Toasts are shown only with `run_test(notifications=True)`. Without this argument, NoMatches is raised.
     """
     return [str(toast.render()) for toast in app.screen.query_one("ToastRack").query("Toast")]
 
@@ -182,7 +182,7 @@ def view_of(app: CbtopApp) -> str | None:
 
 @pytest.fixture
 def rows_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that records each row of the graph that is computed, by its node."""
+    """Return a list that gets the node of each graph row that is computed."""
     made: list[int] = []
     begin = GraphRow.__init__
 

@@ -45,7 +45,10 @@ def source(pid: int = PID, start: int = START, namespace: int | None = NAMESPACE
 
 
 def store_of(*said: Message) -> Store:
-    """Return the store of a viewer after it has received these messages, encoded as on the wire."""
+    """Return the store of a viewer that has received these messages.
+
+    Each message is encoded and decoded first, as on the wire.
+    """
     store = Store()
     for message in (HELLO, *said):
         decoded = codec.decode(codec.encode(message))
@@ -55,9 +58,9 @@ def store_of(*said: Message) -> Store:
 
 
 def series(sample: DeviceSample, busy: Sequence[float | None]) -> list[DeviceSample]:
-    """Return samples of devices, one per second, and `sample` as the last one.
+    """Return samples of devices, one per second. The last of them is `sample`.
 
-    `busy` has the utilisation of the first device at each second.
+    `busy` has the utilisation of the first device in each second.
     """
     first, *others = sample.devices
     return [

@@ -40,8 +40,8 @@ def made_recording(
 ) -> None:
     """Record a process. Its decode step of 100 µs ends every `each_s` seconds and is published at once.
 
-    By default, 2t steps have ended after t seconds. If `ends`, the process is reported as ended for `ended_s` more
-    seconds. For the first `begins_s` seconds there is no process.
+    By default, 2t steps have ended after t seconds. With `ends`, the process is then reported as ended for another
+    `ended_s` seconds. For the first `begins_s` seconds there is no process.
     """
     clock = Clock()
     profiler = profiler_in(runtime, clock)

@@ -49,10 +49,10 @@ def record(
 ) -> Path:
     """Record a run of `steps` decode steps. Returns the path of the recording.
 
-    DownProjection of Layer 2 takes `slower` times as long. With `lose`, every third batch of records is missing.
+    DownProjection of Layer 2 takes `slower` times as long. With `lose`, every third batch of records is left out.
     `fails` is the name of a check of RmsNorm that fails. `budget_us` is the budget of Attention, per token and layer.
-    `quiet` is the state of the process at the end, if it still runs then. If it has ended, this was `gone_after_s`
-    after the last record.
+    `quiet` is the state of a process that still runs at the end. `gone_after_s` is the time from the last record to
+    the end of a process that has ended.
     """
     runtime.mkdir()
     clock = Clock()
@@ -128,7 +128,7 @@ def _say(writer: RecordingWriter, source: Source, at: int, host: str, *, lose: b
 
 
 def _on(message: WireMessage, host: str) -> WireMessage:
-    """Return the message as if the process ran on `host`."""
+    """Return a copy of the message that looks as if the process ran on `host`."""
     if not host or not isinstance(message, SourceCatalog):
         return message
     said = tuple(replace(one, host=host) if isinstance(one, HostHello) else one for one in message.messages)

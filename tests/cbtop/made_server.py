@@ -1,6 +1,6 @@
 """Makes a recording of a simulated server with a fake clock.
 
-It answers batches of random size and waits between them.
+The server answers batches of random size and waits between them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROMPT_TOKENS = 64
 
 @dataclass(frozen=True)
 class Served:
-    """The work of a simulated server, by its own clock and counts.
+    """The work of a simulated server, measured by the server's own clock and counts.
 
     Times are in seconds and start after the warm-up.
     """

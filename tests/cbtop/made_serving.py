@@ -37,7 +37,10 @@ LOADS = (EngineLoad(0, 15 * MS, 1, 0, 12.5), EngineLoad(1, 90 * MS, 1, 2, 40.0))
 
 
 def serve(profiler: BrickProfiler, clock: Clock, *, steps: int = 5) -> None:
-    """Announce all messages. Take `steps` decode steps of 10 ms, each with one brick."""
+    """Take `steps` decode steps of 10 ms, each with one brick.
+
+    Then announce the requests, the loads and the times.
+    """
     for _ in range(steps):
         with profiler.step("decode", tokens=2), profiler.brick("Attention", 8):
             clock.sleep_us(10_000)
@@ -60,7 +63,10 @@ def _source(directory: Path, *, steps: int, is_worker_of: int | None) -> Source:
 
 
 def served(directory: Path, *, steps: int = 5, is_worker_of: int | None = None) -> SourceRecord:
-    """Return the record of a viewer that keeps all records. With `is_worker_of`, the engine is in that process."""
+    """Return the record of a viewer that keeps all records.
+
+    `is_worker_of` is the pid of the process that has the engine.
+    """
     source = _source(directory, steps=steps, is_worker_of=is_worker_of)
     store = Store()
     store.keep_records(True)
@@ -77,7 +83,7 @@ def record_served(directory: Path, path: Path) -> None:
 
 
 def other_pid(record: SourceRecord, pid: int) -> SourceRecord:
-    """Return `record` as that of the process `pid`."""
+    """Change the pid in `record` to `pid`. Returns `record`."""
     assert record.hello is not None
     record.hello = replace(record.hello, pid=pid)
     return record

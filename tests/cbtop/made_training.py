@@ -42,7 +42,7 @@ from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, source_of
 
 LAYERS = 3
-LATEST = 64  # A report of the process has the times of this number of latest steps.
+LATEST = 64  # number of latest steps whose times are in a report of the process
 UPDATE_NS = 500_000_000
 # The process reports these parts of a step only if they take time.
 _ABSENT = TrainingPart.COMMUNICATION, TrainingPart.EVALUATION, TrainingPart.NO_KERNEL
@@ -59,7 +59,7 @@ FALLING_SCALE = LossScale(TRAIN, "", 16.0, 300, 14, 65_536.0, 40, 12, 0)
 def memory(
     forward_gb: float, backward_gb: float, reserved_gb: float, *, retries: int = 0, node: int = 0
 ) -> TrainingMemory:
-    """Return the memory of training steps on a GPU of 80 GB, of which 79 GB are for this process."""
+    """Return the memory of training steps on a GPU of 80 GB. This process may use 79 GB of it."""
     parts = tuple(
         PartMemory(name, round(gb * 1e9), round(reserved_gb * 1e9))
         for name, gb in (("forward", forward_gb), ("backward", backward_gb))
@@ -87,7 +87,7 @@ class Training:
     phase: str = TRAIN
     data_us: float = 600.0
     loss_us: float = 400.0
-    exposed_us: float = 0.0  # time in each step that the process waits for gradients of other ranks
+    exposed_us: float = 0.0  # time in each step in which the process waits for gradients of other ranks
     overlapped_us: float | None = 0.0
     clip_us: float = 300.0
     optimizer_us: float = 4_000.0
@@ -95,18 +95,19 @@ class Training:
     other_us: float = 200.0
     between_us: float = 0.0
     recomputes: bool = False
-    is_stacked: bool = True  # whether backward passes are in layers of their own, as in torch models
+    is_stacked: bool = True  # whether each backward pass is recorded in separate layers, as for torch models
     sequences: int = 8
     tokens: int = 0
     warm_up: int = 0  # number of first steps that are warm-up
     reports: bool = True  # whether the process reports the parts of its steps
     gradients: tuple[GradientMessage | TrainingMemory, ...] = ()  # announced together with the parts
     noise: float = 0.0  # relative noise of the time of each brick
-    factor: Mapping[str, float] = field(default_factory=dict)  # factor on the time of a brick, by name
+    # factor on the time of a brick, by the name of the brick
+    factor: Mapping[str, float] = field(default_factory=dict)
 
 
 def of_ranks(directory: Path, *plans: Training) -> list[SourceView]:
-    """Return the views of the ranks of one job, compared with each other."""
+    """Return the views of the ranks of one job. Each rank is compared with the other ranks."""
     every = []
     for rank, plan in enumerate(plans):
         (directory / str(rank)).mkdir()
@@ -154,7 +155,7 @@ def trained(directory: Path, plan: Training | None = None) -> Seen:
 
 
 def messages_of(directory: Path, plan: Training) -> Iterator[list[Message]]:
-    """Yield what a daemon sends about the process, about twice a second."""
+    """Yield the messages of a daemon about the process. The daemon sends them about twice a second."""
     for source, now_ns, is_whole in _polled(directory, plan):
         yield [*_dated(source.snapshot() if is_whole else source.delta(), now_ns), _heartbeat(source, now_ns)]
 
@@ -173,9 +174,9 @@ def record(directory: Path, path: Path, plan: Training) -> None:
 
 
 def _polled(directory: Path, plan: Training) -> Iterator[tuple[Source, int, bool]]:
-    """Run the process and yield about twice a second.
+    """Run the process, and yield about twice a second of its time.
 
-    Yields its source, the time in ns, and whether this is the first time.
+    Each item has the source of the process, the time in ns, and whether this is the first item.
     """
     clock = Clock(1_000_000_000)
     profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(directory, 1 << 20))

@@ -54,7 +54,7 @@ def source_of(directory: Path) -> Source:
 
 
 def apply(store: Store, messages: Sequence[Message]) -> None:
-    """Add messages to a store. They are encoded and decoded first, as on the wire."""
+    """Add messages to a store. The messages are encoded and decoded first, as on the wire."""
     for message in messages:
         decoded = codec.decode(codec.encode(message))
         assert decoded is not None
@@ -62,7 +62,7 @@ def apply(store: Store, messages: Sequence[Message]) -> None:
 
 
 def said_at(messages: Sequence[Message], at_ns: int) -> list[Message]:
-    """Set the time of statistics to `at_ns`, as a daemon with the clock of the profiled process would."""
+    """Set the time of the statistics in `messages` to `at_ns`, as if daemon and process had the same clock."""
     return [replace(m, monotonic_ns=at_ns) if isinstance(m, StatsUpdate) else m for m in messages]
 
 

@@ -1,4 +1,4 @@
-"""Viewmodels written by hand, for tests of the screen. cbtop itself does not use them."""
+"""Viewmodels written by hand, for tests of the screen. cbtop itself does not use these viewmodels."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ _COMPARED_ROWS = (
 
 
 def _with_work(snapshot: Snapshot, more: float) -> Snapshot:
-    """Return the snapshot with median times. Its DownProjection has `more` times as much work (flops)."""
+    """Return the snapshot with median times. The work (flops) of its DownProjection is multiplied by `more`."""
     times = snapshot.phases[0].times
     assert times is not None
     work = {}

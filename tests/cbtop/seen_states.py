@@ -1,7 +1,4 @@
-"""The states of a process for tests of screens and reports.
-
-They come from a real recording if it contains the state.
-"""
+"""The states of a process for tests of screens and reports. If a real recording contains a state, it is used."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import KnownCost
 from tests.cbtop.seen_timelines import RECORDED
 
-# Seconds in the recording: at 20 the process runs again after a stall in the last seconds, at 13 it is stalled.
+# Seconds in the recording: at 20 the process runs again after a recent stall, at 13 it is stalled.
 LIVE_S, STALLED_S = 20.0, 13.0
 
 
@@ -56,7 +53,7 @@ def seen_at(at_s: float, of: str = "live") -> SourceView:
 
 
 def with_losses() -> SourceView:
-    """Return the running process as if its daemon had lost some of its records."""
+    """Return the running process in a state in which its daemon has lost some of its records."""
     with ReplayFeed(RECORDED) as feed:
         feed.is_playing = False
         feed.follow_records(True)

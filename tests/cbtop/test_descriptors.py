@@ -1,4 +1,4 @@
-"""Tests of open descriptors: programs with cbtop, viewers and the daemon close all of them in the end."""
+"""Tests of open descriptors: programs with cbtop, viewers and the daemon close all descriptors in the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ TIMES = 3
 
 def descriptors() -> list[str]:
     """Return the targets (paths) of all open descriptors of this process."""
-    while gc.collect():  # Collect until nothing is left, because the end of one object can make others unreachable.
+    # Repeat until nothing is collected, because the end of one object can make others unreachable.
+    while gc.collect():
         pass
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
@@ -111,7 +112,8 @@ def test_no_more_are_open_after_than_before(
     ring: Path, whoever: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(ring.parent))
-    whoever(ring)  # The first run opens some descriptors for good: those of ZeroMQ, and of the last profiler.
+    # The first run opens some descriptors that stay open: those of ZeroMQ, and those of the last profiler.
+    whoever(ring)
     before = descriptors()
     for _ in range(TIMES):
         whoever(ring)

@@ -1,6 +1,6 @@
-"""Tests of lost records: they can be lost in the ring, by rejection and on the wire.
+"""Tests of records that are lost in the ring, by rejection and on the wire.
 
-A viewer always knows how many.
+A viewer always knows how many records are lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RING_RECORDS = 32
 hops = st.one_of(
     # 80 records are more than the ring holds, so old ones are overwritten.
     st.tuples(st.just("record"), st.integers(1, 80)),
-    # The daemon rejects such records: their node is unknown, or their end is before their begin.
+    # The daemon rejects records with an unknown node, and records with an end before their begin.
     st.tuples(st.just("nonsense"), st.integers(1, 5)),
     st.tuples(st.just("new brick"), st.integers(1, 3)),
     st.tuples(st.just("poll"), st.none()),

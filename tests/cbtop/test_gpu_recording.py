@@ -73,7 +73,7 @@ def test_no_rate_is_made_of_what_waited_for_the_host(view: SourceView) -> None:
 
 @pytest.mark.slow
 def test_a_run_knows_the_gpu_it_was_on_and_the_clock_while_it_ran() -> None:
-    """Before the first and after the last step the idle GPU has a clock of 345 MHz, which must not count."""
+    """The idle GPU has a clock of 345 MHz before the first and after the last step. This clock must not count."""
     (run,) = runs_in(RECORDED)
     assert run.surroundings.devices == ("NVIDIA H100 80GB HBM3",)
     assert run.gpu_clock_mhz == 1980

@@ -1,4 +1,7 @@
-"""Tests of hostile text from a process or daemon: it is stored and drawn without a crash or a control byte."""
+"""Tests of hostile text from a process or daemon.
+
+cbtop stores and draws the text without a crash or a control byte.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +166,7 @@ def test_whatever_a_ring_holds_its_source_keeps_its_books(
 ) -> None:
     nodes = [Node(1, None, NodeKind.STEP, "decode"), Node(2, 1, NodeKind.BRICK, "a")]
     source = source_saying([HELLO, *nodes], records=2)
-    # This process does not exist. The test pretends that it runs.
+    # This process does not exist. The test pretends that the process runs.
     source.state, source.ended_at_s = SourceStatus.LIVE, None
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Liveness, "is_alive", lambda liveness, hello: True)

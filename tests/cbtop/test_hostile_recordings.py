@@ -183,7 +183,7 @@ def encoded(said: list[Message]) -> bytes:
 
 
 def with_index(path: Path, entries: list[tuple[int, int]]) -> None:
-    """Append an index with these entries to the recording at `path`. The last entry that follows them is correct."""
+    """Append an index to the recording at `path`: first these entries, and then one more entry, which is correct."""
     data = path.read_bytes()
     payload = b"".join(struct.pack("<qq", *entry) for entry in [*entries, (0, len(data))])
     path.write_bytes(data + frame_bytes(FrameKind.INDEX, 0, payload) + struct.pack("<Q8s", len(data), b"CBTOPIDX"))

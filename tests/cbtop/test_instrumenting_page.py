@@ -40,7 +40,7 @@ def test_the_torch_model_of_the_page_is_attached_and_reported(
 def test_the_pages_own_process_has_its_model_and_its_brick_on_the_roofline(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Make the measurement of the peak rate short with a small buffer. Its result does not matter here.
+    # Measure the peak rate with a small buffer, which is fast. The result does not matter here.
     monkeypatch.setattr(ceilings, "dram_buffer_bytes", lambda: 1 << 20)
     monkeypatch.setattr(ceilings, "ROUNDS", 1)
     names: dict[str, Any] = {"x": [1.0], "rms_norm": lambda x: x}

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 RECORDING = str(ROOT / "tests/cbtop/h100.cbtop")
 BLOCKED = ("numba", "llvmlite", "yaml")
-# A file that Python imports when it starts, also in processes that cbtop starts. It forbids some imports.
+# A file that Python imports when it starts, also in processes that cbtop starts. The file forbids some imports.
 BLOCK = f"import sys\nsys.modules.update(dict.fromkeys({BLOCKED}))\n"
 PROGRAM = """
 import sys

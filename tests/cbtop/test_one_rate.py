@@ -1,6 +1,6 @@
-"""Tests of tokens/s of a recorded server: the rate is the same in every output.
+"""Tests of tokens/s of a recorded server. Every output has the same rate.
 
-It equals the rate from the program's own clock and counts.
+This rate equals the rate from the program's own clock and counts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def test_every_output_has_the_tokens_a_second_of_the_programs_clock(
 ) -> None:
     new, *bases = served
     rate, in_steps = new.rate(), new.rate_in_steps()
-    # The rate in steps is so much higher than the rate by wall clock that a mix-up would be noticed.
+    # The rate in steps (tokens per second of step time) is much higher than the rate by wall clock, so a mix-up would
+    # be noticed.
     assert in_steps > 1.5 * rate
     three = [word for base in bases for word in ("--baseline", base.path)]
     thresholds = ("decode.tokens_per_sec>=1e6", "tokens_per_sec>=1e6", "decode.in_steps>=1e6")

@@ -102,7 +102,7 @@ def session(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
 def made_tests(pytester: pytest.Pytester, names: Sequence[str], more: str = "") -> None:
     """Write a test file with a test for each of `names`, and with the code `more`.
 
-    The fake check gives each test the result in its name.
+    The name of each test is also the result that the fake check gives to this test.
     """
     pytester.makeconftest(CHECK)
     tests = [f"@pytest.mark.cbtop('step <= 1s')\ndef test_{name}():\n    raise RuntimeError" for name in names]
@@ -330,7 +330,7 @@ def test_a_threshold_on_what_a_base_file_lacks_fails_at_its_update(tmp_path: Pat
         check_names([threshold], file)
 
 
-@pytest.mark.slow  # Not in the default run, because xdist starts two more processes.
+@pytest.mark.slow  # The default run skips this test, because xdist starts two more processes.
 def test_parallel_tests_are_warned_of(pytester: pytest.Pytester) -> None:
     made_tests(pytester, ("holds", "fails"))
     done = session(pytester, "-p", "xdist", "-n", "2")
@@ -341,7 +341,7 @@ def test_parallel_tests_are_warned_of(pytester: pytest.Pytester) -> None:
 def test_an_installed_plugin_loads_nothing_slow_and_warns_of_nothing(tmp_path: Path) -> None:
     """pytest warns if it cannot rewrite the asserts of a plugin because the plugin is already imported.
 
-    It finds the plugin's modules in the file list of an installed wheel.
+    pytest finds the modules of the plugin in the file list of an installed wheel.
     """
     installed = tmp_path / "cbtop-9.dist-info"
     installed.mkdir()

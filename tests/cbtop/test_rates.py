@@ -1,4 +1,4 @@
-"""Tests of tokens per second of wall-clock time: they are equal in all outputs.
+"""Tests of tokens per second of wall-clock time: all outputs show the same rate.
 
 The clock is fake, so nothing sleeps.
 """
@@ -245,7 +245,7 @@ def test_the_rate_of_a_process_that_has_stopped_stepping_falls_to_zero(paced: Pa
     assert rates[-1] == 0
     assert view.tokens_per_sec_history[-1] == 0
     assert view.time_range is not None
-    # The time since the last step does not count as between steps, because a step may be running.
+    # The time since the last step does not count as time between steps, because a step may be running.
     assert view.time_range.between_us == 0
     assert view.time_range.since_last_us == view.time_range.wall_us
     rule = "".join(text for text, _ in books_rule(view, "where a step's time goes", 80))

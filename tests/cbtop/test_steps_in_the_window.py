@@ -42,7 +42,10 @@ Span = tuple[int, int, int]  # a step: its node, its begin and its end in ns
 
 
 class Host:
-    """A process that records steps of two phases, and its daemon. The test decides when each of them acts."""
+    """A process that records steps of two phases, and its daemon.
+
+    The test decides when the process and the daemon act.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.recorder, self._clock = RingRecorder(directory, 1 << 20), Clock(0)
@@ -52,7 +55,7 @@ class Host:
         self.spans: list[Span] = []
 
     def begins(self, at_ns: int = 0) -> None:
-        """Record a first step of zero length in each phase. This announces the phases."""
+        """Record a first step of zero length in each phase. These steps announce the phases."""
         self._clock.now_ns = at_ns
         for phase in PHASES:
             with self.profiler.step(phase, 1):
@@ -66,7 +69,7 @@ class Host:
     def said(self, at_ns: int, whole: bool = False) -> list[Message]:
         """Return what the daemon publishes at `at_ns`.
 
-        With `whole`, the messages are complete, as for a viewer that has just connected.
+        With `whole`, the messages are complete, as a viewer gets them that has just connected.
         """
         self.source.poll()
         return [_dated(m, at_ns) for m in (self.source.snapshot() if whole else self.source.delta())]
@@ -122,7 +125,7 @@ class Viewer:
     def _has_the_rate_of(self, phase: str, wall_us: float) -> None:
         """Check the rate in steps: the tokens of whole steps, divided by the time of these steps.
 
-        It must be at least the rate by wall clock.
+        This rate must be at least the rate by wall clock.
         """
         (record,) = self.store.sources.values()
         for steps in source_view(record, window=True).phases:
@@ -190,7 +193,7 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         (record,) = viewer.store.sources.values()
         view, row = source_view(record, window=True), source_row(record, window=True)
         assert view.window is not None
-        # The report says that the rates cover 3 s only.
+        # The report says that the rates cover only 3 s.
         assert (view.window.covers_s, view.window.is_short) == (3, True)
         assert view.steps is not None
         assert view.steps.tokens_per_sec == pytest.approx(31 / 3)
@@ -199,12 +202,12 @@ def test_the_wait_for_the_first_step_is_no_time_between_steps() -> None:
         assert merged.window is not None
         assert merged.window.covers_s == 3
         record.window.is_range = True
-        # A range that the user has selected counts completely, also before the first step.
+        # A range that the user has selected counts completely, including the time before the first step.
         assert viewer.time_range.wall_us == 9e6
         record.window.is_range = False
         for second in range(11, 18):
             viewer.hears([host.heartbeat(second * SECOND)])
-        # The first step is in the past now, so all other time in the window counts as time between steps.
+        # The first step is older than the window now, so all other time in the window counts as time between steps.
         assert viewer.time_range.wall_us == 10e6
 
 
@@ -222,7 +225,8 @@ def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() ->
             assert view.steps is not None
             assert view.steps.tokens_per_sec_in_steps == pytest.approx(1_000)
         assert view.time_range is not None
-        assert view.time_range.in_steps_us == 1e6  # Only the last second of the prefill is in the window.
+        # Only the last second of the prefill is in the window of the last seconds.
+        assert view.time_range.in_steps_us == 1e6
         text = REPORTS["text"]([view], ["bricks"])
         assert "1,000 tok/s in steps: steps ran 1.00 s of 10.00 s, and 7.00 s before" in text
 
@@ -311,7 +315,8 @@ def test_steps_count_whole_with_a_note_if_an_older_daemon_omits_their_time() -> 
         text = REPORTS["text"]([source_view(record, window=True)], ["bricks"])
         assert "a step that began before counts whole" in text
         assert between_steps(viewer.time_range) == "between steps at least 0.0 % (0.00 µs of 3.00 s)"
-        every = source_view(record).time_range  # Without a window, the time range begins with the first step.
+        # Without a window of the last seconds, the time range begins with the first step.
+        every = source_view(record).time_range
         assert every is not None
         assert not every.counts_whole
 

@@ -1,4 +1,4 @@
-"""Tests of the format of numbers: it is the same everywhere, and numbers fit into their columns."""
+"""Tests of the format of numbers: the format is the same everywhere, and numbers fit into their columns."""
 
 from __future__ import annotations
 

@@ -90,10 +90,11 @@ def model(request: pytest.FixtureRequest, model_files: dict[str, Path]) -> Model
 
 
 def in_every_family(name: str, kinds: Mapping[str, Any]) -> pytest.MarkDecorator:
-    """Return a mark that parametrizes a test: with the cases `kinds`, as `name`, and with families of models.
+    """Return a mark that parametrizes a test with the cases `kinds` and with families of models.
 
-    Use it for code that does not depend on the family. By default, all cases run with the first family, and one case
-    runs with each other family. Slow tests run all combinations.
+    `name` is the name of the parameter for the cases. Use the mark for code that does not depend on the family. By
+    default, all cases run with the first family, and one case runs with each other family. Slow tests run all
+    combinations.
     """
     return pytest.mark.parametrize(
         ("model", name),

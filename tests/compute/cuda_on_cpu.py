@@ -41,7 +41,7 @@ from tests.compute.fake_gpu import DeviceArray
 # Without this option, glibc would reject a longjmp to another stack.
 OPTIONS = ("-std=c++17", "-w", "-O1", "-fPIC", "-U_FORTIFY_SOURCE")
 GUARD_BYTES = mmap.PAGESIZE  # number of guard bytes before and after each array
-# Fill guard bytes with signaling NaNs. They change if they are used in arithmetic.
+# Fill guard bytes with signaling NaNs, because such numbers change if they are used in arithmetic.
 GUARD = np.full(GUARD_BYTES // 4, 0x7FA5A5A5, np.uint32).view(np.uint8)
 MULTIPROCESSORS = 4
 
@@ -464,7 +464,8 @@ def loaded(source: str, exported: str = "") -> ctypes.CDLL:
     """Compile CUDA C++ for this machine and load the result.
 
     The project's CUDA prelude comes before the source, and `exported` C++ after it. If the same source was compiled
-    before, that library is loaded again. Raises ComputeError with the compiler's message, or without a compiler.
+    before, that library is loaded again. Raises ComputeError if there is no compiler, or with the compiler's message
+    if compilation fails.
     """
     # Rename the entries, because templates can have the same name as an entry.
     renamed = KERNEL.sub(r"\1entry_\2(", source)
@@ -556,7 +557,7 @@ class CpuAsGpu(Gpu):
         return guarded(np.zeros(shape, dtype))
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return zeros as `zeros` does, because memory of the host needs no pinning."""
+        """Return zeros as `zeros` does. Memory of the host needs no pinning."""
         return self.zeros(shape, dtype)
 
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:

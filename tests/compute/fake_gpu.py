@@ -1,4 +1,7 @@
-"""A fake GPU that computes nothing. Its launches write time stamps, its copies copy, and a graph repeats both."""
+"""A fake GPU that computes nothing.
+
+Its launches write time stamps, its copies copy, and a graph repeats its launches and copies.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from cbtop.compute.decoder.ranks import Rank, RankLink
 
-DEADLINE_S = 60.0  # deadline in s; only a deadlock lasts longer
+DEADLINE_S = 60.0  # deadline in s; only a deadlock takes longer
 
 
 class Broadcasting(ABC):
@@ -71,7 +71,8 @@ class PipeLink(Broadcasting):
         super().__init__(number, count)
         self._pipes: dict[tuple[int, int], int] = {}
         for pair in sorted((one, other) for one in range(count) for other in range(count) if one != other):
-            # All ranks open the pipes in the same order. In another order they could wait for each other forever.
+            # All ranks open the pipes in the same order. In different orders, ranks could wait for each other
+            # forever.
             if number in pair:
                 path = folder / f"{pair[0]}-{pair[1]}"
                 with suppress(FileExistsError):

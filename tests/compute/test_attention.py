@@ -1,4 +1,4 @@
-"""Tests of attention computed in pieces: it is right at any size, and reads nothing that a token must not see."""
+"""Tests of attention computed in pieces: it is right at any size. No token reads a position that it must not see."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _halves(values: Any) -> Any:
     tokens=st.integers(1, 20),
     start=st.integers(0, 150),
     kv_heads=st.integers(1, 3),
-    # 70 heads with the same keys and values are more rows than a piece contains.
+    # If 70 heads share keys and values, there are more rows than a piece contains.
     group=st.one_of(st.integers(1, 9), st.just(70)),
     head_dim=st.integers(1, 40),
     threads=st.integers(1, 2),
@@ -239,7 +239,7 @@ def test_what_the_blocks_of_a_gpu_leave_for_the_last_one_fits_its_scratch(
 
 def test_a_context_is_split_across_the_gpu_if_a_single_token_attends_to_it() -> None:
     assert launch_of(1, 28, 4, 128).grid == (33, 4, 1)
-    # Twice as many blocks as before: each computes only half of the output.
+    # The grid has twice as many blocks, because each block computes only half of the output.
     assert launch_of(1, 8, 4, 256).grid == (16, 4, 2)
     assert launch_of(512, 28, 4, 128).grid == (4, 56, 1)
 

@@ -1,6 +1,6 @@
 """Tests of attention in bfloat16: it is right on every processor.
 
-It is used in decoders whose other products are rounded to bfloat16, too.
+Decoders use this attention if they also round their other products to bfloat16.
 """
 
 from __future__ import annotations

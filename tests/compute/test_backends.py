@@ -1,4 +1,4 @@
-"""Tests of which backends a machine has. The machine is simulated."""
+"""Tests of the list of backends that a machine has. The machine is simulated."""
 
 from __future__ import annotations
 

@@ -122,7 +122,10 @@ def attended(window: int, backward: Callable[..., None]) -> tuple[Inputs, Forwar
 
 
 def rotated(backward: Callable[..., None], neox: bool) -> tuple[Inputs, Forward, Backward]:
-    """Return a rotary embedding (rope) for the test of its gradient, which rotates back by the negated angles."""
+    """Return a rotary embedding (rope) for the test of its gradient.
+
+    The gradient is rotated back, by the negated angles.
+    """
     table = rope.angle_table(9, np.array([1.0, 0.3]))
 
     def forward(x: Any) -> Any:

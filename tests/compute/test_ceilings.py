@@ -85,9 +85,9 @@ print(next(iter(function.inspect_asm().values())))
 @first_by_default(
     ("tier", "function", "instruction", "at_once"),
     [
-        # The loop has 12 instructions. Each works on 32 bytes.
+        # The loop has 12 instructions. Each instruction works on 32 bytes.
         (f"haswell {AVX2}", "_multiply_bytes", "vpmaddubsw", 12),
-        # The loop has 12 instructions that do not depend on each other. Each works on 8 numbers.
+        # The loop has 12 instructions that do not depend on each other. Each instruction works on 8 numbers.
         (f"haswell {AVX2}", "_multiply_add", "vfmadd213ps", 12),
         pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_bytes", "vpdpbusd", 12, marks=pytest.mark.slow),
         pytest.param(f"cascadelake {AVX2},{AVX512}", "_multiply_add", "vfmadd213ps", 12, marks=pytest.mark.slow),

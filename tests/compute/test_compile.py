@@ -36,7 +36,10 @@ def test_python_cannot_call_inlined_code_before_or_after_compiled_code_does() ->
 
 @pytest.mark.parametrize("decorator", [jit, jit_as_written, jit_inlined])
 def test_a_kernel_goes_through_the_passes_it_has_a_use_for(decorator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each pass of Numba that we skip must still exist. If Numba renamed a pass, it would run again unnoticed."""
+    """Each pass of Numba that we skip must still exist.
+
+    If Numba renamed a pass, the pass would run again unnoticed.
+    """
     passed: list[str] = []
     registry: Any = vars(compiler_machinery)["_pass_registry"]
     run: Any = vars(compiler_machinery.PassManager)["_runPass"]

@@ -1,4 +1,4 @@
-"""Tests of the conditions of a kernel's contract: they become one function with the same meaning.
+"""Tests of the conditions of a kernel's contract. The conditions become one function with the same meaning.
 
 C code checks most of them.
 """
@@ -42,7 +42,7 @@ def never(_: Any) -> bool:
 
 
 def is_said(text: str, names: tuple[str, ...], values: Any) -> bool:
-    """Return whether C alone can tell that a condition holds."""
+    """Return whether C alone can decide whether a condition holds."""
     return bool(alone(text, names, ask=lambda _: False)(values) == 0)
 
 
@@ -66,7 +66,7 @@ def test_conditions_of_kernels_are_evaluated_without_numpy(kernel: Kernel, monke
         return holds(condition, values)
 
     monkeypatch.setattr(Condition, "holds", noted)
-    # Read the contract again, because the functions of the cached one are already compiled.
+    # Read the contract again, because the functions of the cached contract are already compiled.
     said = contract.__wrapped__(kernel.contract.name)
     arguments = kernel.examples(np.random.default_rng(5), 7)
     earlier = with_copies(arguments, {*kernel.outputs, *said.earlier})

@@ -1,4 +1,7 @@
-"""Tests of the kernels' contracts: they are read strictly, every kernel keeps its own, and each line can fail."""
+"""Tests of the kernels' contracts: they are read strictly.
+
+Every kernel keeps its own contract, and each line of a contract can fail.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def test_a_bias_of_another_size_can_be_planted_in_the_smallest_product() -> None
     assert broken["precondition size(bias) == 0 or size(bias) == rows(weights)"]
 
 
-# A contract applies to the kernels of all formats. By default, faults are planted in the outputs of only one of them.
+# A contract applies to the kernels of all formats. By default, faults are planted in the outputs of only one format.
 @pytest.mark.parametrize(
     "kernel",
     [

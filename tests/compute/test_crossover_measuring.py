@@ -43,7 +43,8 @@ class Clock:
 def ladder(noise: Noise = lambda: 0, waking_ns: int = WAKING_NS) -> list[PairedTimes]:
     """Return simulated times by size.
 
-    One thread takes 10 ns per unit of work. Four threads take a quarter of that and a fixed time to wake up.
+    One thread takes 10 ns per unit of work. Four threads take a quarter of this time, and additionally a fixed time
+    to wake up.
     """
     clock = Clock()
     rungs = [

@@ -120,7 +120,7 @@ def test_with_one_thread_nothing_goes_to_threads_whatever_was_measured(threaded:
 def test_tokens_use_bfloat16_from_their_crossover_on_and_are_right_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Pretend that the processor has tiles (AMX). Without them, the result is computed in a plain loop.
+    # Pretend that the processor has tiles (AMX). On a processor without tiles, a plain loop computes the result.
     monkeypatch.setattr(linear_int8, "HAS_TILES", True)
     rounded: list[int] = []
     round_tokens = linear_bf16.round_tokens

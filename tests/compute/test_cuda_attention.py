@@ -1,4 +1,4 @@
-"""Tests of attention on a GPU at the sizes of real models, and at the edges of the pieces that it is computed in."""
+"""Tests of attention on a GPU: at the sizes of real models, and at the edges of the pieces that it works on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the cache of code that NVRTC has compiled. It is only read from folders that no other user can write."""
+"""Tests of the cache of code that NVRTC has compiled. A folder is not read if another user can write to it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ MODULES: dict[str, CudaModule] = {
     if kernel.cuda is not None
     for module in kernel.cuda.modules
 }
-EVERY_WAY = "q4_k"  # By default, only kernels of this format are compiled, and each for one GPU.
+# By default, only kernels of this format are compiled. Each of these kernels is compiled for one GPU.
+EVERY_WAY = "q4_k"
 OTHERS = tuple(one.name.lower() for one in FORMATS.values() if one.name.lower() != EVERY_WAY)
 # This module spilled the most registers when its numbers of units had 64 bits.
 TIGHTEST = "expert_linear_in_turn_4x1_iq4_xs"
@@ -83,7 +84,7 @@ def test_every_entry_takes_a_stamp_and_writes_it_first_and_last(module: CudaModu
     assert len(entries) == module.source.count("KERNEL ")
     for name, parameters, body in entries:
         assert parameters.endswith(" STAMP"), name
-        # Before the macro ENTER, a kernel may only begin to read its weights (`ahead`).
+        # Before the macro ENTER, a kernel may do nothing except begin to read its weights (`ahead`).
         before, _, _ = body.partition("ENTER")
         assert {line.partition("<")[0] for line in before.split("\n") if line.strip()} <= {"    ahead"}, name
         assert body.split()[-1] == "LEAVE", name

@@ -1,4 +1,4 @@
-"""Tests of all CUDA kernels on a GPU: each gives the result of its reference, on its own examples."""
+"""Tests of all CUDA kernels on a GPU: on its own examples, each kernel gives the result of its reference."""
 
 from __future__ import annotations
 

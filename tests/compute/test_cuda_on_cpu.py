@@ -183,7 +183,7 @@ def with_codes(kernel: Kernel, *arguments: Any) -> Sequence[CudaLaunch]:
 
 
 def codes_of_norm(kernel: Kernel, hidden: int, rows: int, gpu: CpuAsGpu) -> tuple[list[Any], list[Any]]:
-    """Return the results of the fused kernel (output, int8 codes, factors) and the expected ones.
+    """Return the actual and the expected results of the fused kernel (output, int8 codes, factors).
 
     The expected results come from a norm and then quantize_rows.
     """

@@ -1,4 +1,7 @@
-"""Tests of tokens that a GPU chooses: they equal those of the references, for whole vocabularies and equal logits."""
+"""Tests of tokens that a GPU chooses: they equal the tokens that the references choose.
+
+The tests use whole vocabularies and equal logits.
+"""
 
 from __future__ import annotations
 

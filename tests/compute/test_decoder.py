@@ -216,7 +216,7 @@ def test_other_threads_can_use_the_decoder_after_an_interrupt_at_any_place(
 ) -> None:
     """Python can raise KeyboardInterrupt when a function begins and when a call returns.
 
-    The test does both while the decoder is locked.
+    The test raises it at both moments while the decoder is locked.
     """
     decoder = decoder_for(model, 1)
 
@@ -274,7 +274,7 @@ def test_every_brick_of_a_step_is_recorded(model: Model, decoder_for: MakeDecode
     gate = ["GateUpActivation (fused)"] if is_fused else ["GateProjection", "UpProjection", "Activation"]
     feed_forward = [*gate, "DownProjection"]
     in_layers = [node.name for node in ran if node.parent in [layer.id for layer in layers]]
-    # A step has a record of the expert brick for each chosen expert. Count them as one.
+    # A step has one record of the expert brick for each chosen expert. Count these records as one.
     if model.experts is not None:
         in_layers = [name for at, name in enumerate(in_layers) if in_layers[at - 1 : at + 1] != ["MoeExperts"] * 2]
         feed_forward = ["MoeRouter", "MoeExperts", "MoeCombine"]
@@ -362,7 +362,8 @@ def test_a_product_wrong_only_for_one_token_or_only_for_many_fails_its_check(
 ) -> None:
     def wrong(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
         linear.linear(code, weights, bias, x, out, scratch)
-        # Plant no fault in the output matrix. It multiplies one token in every pass, also for a prompt.
+        # Plant no fault in the output matrix, because this matrix multiplies only one token in every pass, also for a
+        # prompt.
         if (x.shape[0] == 1) == alone and weights is not model.lm_head.data:
             fault(out)
 
@@ -410,9 +411,9 @@ def test_if_weights_make_a_nan_their_brick_fails_and_later_ones_are_skipped(
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
 def test_a_nan_that_no_cache_keeps_hides_nothing_of_the_next_pass(model: Model, decoder_for: MakeDecoder) -> None:
-    """A NaN after the last layer enters no cache, so it does not affect the next pass.
+    """A NaN after the last layer enters no cache, so the NaN does not affect the next pass.
 
-    A product that is wrong only for single tokens must still be found in this next pass.
+    A product that is wrong only for single tokens must still be found in the next pass.
     """
     decoder = decoder_for(model, 1)
     down = decoder.bricks.layers[0].down

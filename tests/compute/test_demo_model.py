@@ -1,4 +1,4 @@
-"""Tests of the demo model's file: it is written completely or not at all, and is always the same."""
+"""Tests of the demo model's file: the file is written completely or not at all, and is always the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of mixtures of experts: they equal llama.cpp and a float64 pass.
+"""Tests of mixtures of experts: their outputs equal llama.cpp and a float64 pass.
 
 Their work is counted from the bytes that were read.
 """
@@ -43,7 +43,7 @@ MakeDecoder = Callable[[Model, int], Decoder]
 def expert_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return files of tiny models with experts, one for each architecture.
 
-    They have the keys that llama.cpp and cbtop need.
+    The files have the keys that llama.cpp and cbtop need.
     """
     folder = tmp_path_factory.mktemp("experts")
     for name, shape in SHAPES.items():
@@ -57,7 +57,10 @@ def path(request: pytest.FixtureRequest, expert_files: dict[str, Path]) -> Path:
 
 
 def logits_of(decoder: Decoder, tokens: list[int]) -> np.ndarray:
-    """Return the logits after the prompt and after each further token, which are decoded one by one."""
+    """Return the logits after the prompt, and the logits after each further token.
+
+    These tokens are decoded one by one.
+    """
     decoder.prefill(tokens[: len(PROMPT)])
     found = [decoder.logits.copy()]
     for token in tokens[len(PROMPT) :]:

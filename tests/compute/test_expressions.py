@@ -1,4 +1,4 @@
-"""Tests of the expressions in contracts: they mean what they mean in Python, and forbidden ones are rejected."""
+"""Tests of the expressions in contracts: they mean the same as in Python. Forbidden expressions are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of when a function is compiled again: only if something that its code depends on has changed."""
+"""Tests of when a function is compiled again: only if code or a constant that the function depends on has changed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-@pytest.mark.slow  # Not in the default run, because a faster test below edits one kernel and adds a comment.
+@pytest.mark.slow  # The default run skips this test, because a faster test below edits one kernel and adds a comment.
 def test_an_edit_changes_what_it_is_inlined_into_and_a_comment_nothing(sources: Path) -> None:
     before = fingerprints_in(sources)
     assert len(set(before.values())) == len(before)
@@ -73,8 +73,8 @@ def test_an_edit_changes_what_it_is_inlined_into_and_a_comment_nothing(sources: 
         )
     assert fingerprints_in(sources) == before
 
-    # Edit four things: a helper of Q4_K in its own file, an overload in a function that writes to a cache, a constant
-    # of IQ4_NL, and files that no kernel depends on.
+    # Edit four things. These are a helper of Q4_K in its own file, an overload in a function that writes to a cache,
+    # a constant of IQ4_NL, and files that no kernel depends on.
     edit(
         compute / "quantization" / "six_bits.py",
         "def byte_of(",
@@ -229,8 +229,8 @@ def test_a_constant_beyond_the_256th_counts(tmp_path: Path) -> None:
 def test_what_compiles_a_function_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fingerprint of a function includes the compiler passes.
 
-    Before, code that other passes had compiled was reused, because the fingerprint of most kernels covered only their
-    own file.
+    In an earlier version, code that other passes had compiled was reused, because the fingerprint of most kernels
+    covered only their own file.
     """
     hashed: list[str] = []
     monkeypatch.setattr(fingerprint, "hash_of_file", lambda path, stamp: hashed.append(path) or "")
@@ -260,8 +260,8 @@ def test_loaded_cache_files_stay_and_unused_ones_are_removed_once_a_process(
         file.touch()
         os.utime(file, (0, time.time() - UNUSED_S - 1))
     loaded = {file.name for name in ("_plain", "tens") for file in cache.glob(f"kernel_of_a_test.{name}*")}
-    # Only the code of the two kernels is loaded from the cache. The functions inside them are not loaded by
-    # themselves.
+    # Only the code of the two kernels is loaded from the cache. The functions that they call are not loaded
+    # separately.
     called(imported(HELPER, KERNEL))
     kernel_cache.remove_unused_files(tmp_path / "none", time.time())
     kernel_cache._LOOKED_AFTER.discard(cache)

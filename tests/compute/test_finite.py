@@ -1,4 +1,4 @@
-"""Tests of weights that are not finite: they are found by the scales of their blocks and reported by name."""
+"""Tests of weights that are not finite: cbtop finds them by the scales of their blocks and reports them by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of the first run, which compiles kernels in a forked process. Only the cache remains of it."""
+"""Tests of the first run, which compiles kernels in a forked process.
+
+All that remains of this process is the cache.
+"""
 
 from __future__ import annotations
 

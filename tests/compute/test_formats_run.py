@@ -1,4 +1,4 @@
-"""Tests of models with all matrices in one block format: they run, from their file to their tokens."""
+"""Tests of models with all matrices in one block format. The models run, from their file to their tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def model_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Block
     return made
 
 
-@pytest.mark.parametrize(  # By default, run the format of the demo, a format of floats, and one with uneven levels.
+# By default, run three formats: that of the demo (Q4_K), one of floats (F16), and one with uneven levels (IQ4_NL).
+@pytest.mark.parametrize(
     "block_format",
     [
         pytest.param(one, marks=() if one.name in ("F16", "Q4_K", "IQ4_NL") else pytest.mark.slow, id=one.name)
@@ -68,7 +69,8 @@ def test_a_model_of_any_format_decodes_and_its_checks_hold(
     assert error < 1e-3 * np.abs(expected[-1]).max()
 
 
-@pytest.mark.parametrize(  # By default, run one format with blocks of 32 weights and one with blocks of 256.
+# By default, run one format with blocks of 32 weights and one format with blocks of 256 weights.
+@pytest.mark.parametrize(
     "block_format",
     [
         pytest.param(FORMATS[code], marks=() if code in (20, 23) else pytest.mark.slow, id=FORMATS[code].name)

@@ -1,6 +1,6 @@
 """Tests of the cache of compiled functions.
 
-A damaged or missing cache file only means that a function is compiled again.
+If a cache file is damaged or missing, a function is compiled again, and nothing else happens.
 """
 
 from __future__ import annotations

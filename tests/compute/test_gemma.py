@@ -1,4 +1,4 @@
-"""Tests of Gemma 2 and 3: they equal llama.cpp and a float64 pass. Leaving out any of their features is found."""
+"""Tests of Gemma 2 and 3: they equal llama.cpp and a float64 pass. The tests notice if any feature is left out."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from tests.representatives import first_by_default
 from .rewritten import rewritten
 
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, 512, 60)]
-PROMPT = 40  # number of tokens in the prompt; the others are decoded one by one
+PROMPT = 40  # number of tokens in the prompt; all later tokens are decoded one by one
 GEMMA2 = replace(TINY_GEMMA2, context_length=256)
 GEMMA3 = replace(TINY_GEMMA3, context_length=256)
-# In GEMMA3 the sixth layer attends to all positions. Here, no layer does.
+# In GEMMA3, the sixth layer attends to all positions. In this variant, no layer does so.
 WHOLE_GEMMA3 = replace(GEMMA3, window_period=0, layers=7)
 # A head has 32 dimensions, although hidden / heads is 16.
 SMALL = {"hidden": 64, "key_length": 32, "feed_forward": 96}

@@ -267,7 +267,7 @@ def test_a_file_truncated_while_its_header_is_read_is_refused_in_one_line(tmp_pa
 def read_after(path: Path, change: Callable[[], None]) -> str:
     """Return the error message of reading the model in `path`.
 
-    `change` runs after the header was read and before the weights are.
+    `change` runs after the header was read, but before the weights are read.
     """
     real = GgufFile.load
 

@@ -16,7 +16,7 @@ from tests.compute.test_gguf import message_of, write_gguf
 def test_the_second_file_of_a_split_model_is_named_with_the_first_one(tmp_path: Path) -> None:
     path = tmp_path / "m-00002-of-00003.gguf"
     writer = GGUFWriter(path, "llama")
-    # Of a split model, llama-gguf-split writes this key only into the first file.
+    # When llama-gguf-split splits a model, it writes this key only into the first file.
     del writer.kv_data[0]["general.architecture"]
     writer.add_uint16("split.no", 1)
     writer.add_uint16("split.count", 3)

@@ -1,4 +1,4 @@
-"""Tests of the metadata of a GGUF file: it equals what was written. Each value has the requested type."""
+"""Tests of the metadata of a GGUF file: the metadata equals what was written. Each value has the requested type."""
 
 from __future__ import annotations
 

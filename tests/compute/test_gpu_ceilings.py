@@ -1,4 +1,7 @@
-"""Tests of the measured peak rates of a GPU, with a fake library that reports what ran and for how long."""
+"""Tests of the measured peak rates of a GPU.
+
+A fake library reports which programs ran on the GPU, and for how long.
+"""
 
 from __future__ import annotations
 
@@ -110,9 +113,9 @@ def test_where_little_memory_is_free_the_cache_is_not_measured_in_its_place(monk
 
 
 class FakeNvml(types.ModuleType):
-    """A fake nvidia-ml-py with one GPU.
+    """A fake nvidia-ml-py with one GPU. At first, this GPU is `used_percent` busy.
 
-    It is first `used_percent` busy. Later, `processes` lists which processes use it, as (pid, percent).
+    Later, `processes` lists which processes use it, as (pid, percent).
     """
 
     class NVMLError(Exception):
@@ -151,7 +154,8 @@ OURS, OTHER = 10, 11
         (0, [(OURS, 99)], 0),
         (0, [(OURS, 60), (OTHER, 40)], 40),
         (30, [(OURS, 99)], 30),
-        # In a container, this process may have another pid for the driver, so the unknown pid may be its own.
+        # In a container, the driver may know this process by another pid. So the unknown pid may belong to this
+        # process.
         (0, [(OTHER, 99)], 0),
         (0, [], 0),
     ],

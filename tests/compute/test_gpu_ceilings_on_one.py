@@ -1,4 +1,7 @@
-"""Test of `cbtop calibrate` on a real GPU: it measures and stores peak rates. Models on this GPU announce them."""
+"""Test of `cbtop calibrate` on a real GPU: the command measures and stores peak rates.
+
+Models on this GPU announce them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tests of the size from which a GPU is faster (crossover), with a fake GPU.
+"""Tests of the size from which a GPU is faster (crossover), and of how the size of a model is counted.
 
-Also tests how the size of a model is counted.
+The GPU is fake.
 """
 
 from __future__ import annotations

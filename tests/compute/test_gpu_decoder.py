@@ -54,7 +54,8 @@ def kinds(recorder: ListRecorder) -> list[NodeKind | None]:
     return [nodes.get(tag & NODE) for tag, _ in recorder.records]
 
 
-# Interrupt one of four calls: in the first pass, in its capture as a graph, and both again for the second graph.
+# Interrupt one of four calls. For each of two graphs, one call is in the first pass, and one in the capture of the
+# graph.
 @pytest.mark.parametrize("count", [5, 37, 69, 101])
 def test_an_interrupt_while_a_graph_is_made_leaves_no_token_and_no_capture(
     count: int, gpu: FakeGpu, model_files: dict[str, Path]
@@ -107,7 +108,7 @@ def test_an_interrupt_while_a_prompt_that_has_run_is_told_of_appends_nothing(
     gpu: FakeGpu, model_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = decoder_on(gpu, model_files["qwen2"], BrickProfiler(enabled=False))
-    # The first call reports the step before, so the second one is interrupted.
+    # The first call of `tell` reports the previous step, so interrupt the second call.
     monkeypatch.setattr(decoder, "tell", interrupted_at(2))
     with pytest.raises(KeyboardInterrupt):
         decoder.prefill([1, 2, 3])
@@ -323,7 +324,10 @@ def test_stamps_are_valid_only_if_all_launches_begin_and_end_in_order() -> None:
 
 
 def given_to(gpu: FakeGpu, entry: str, kind: Any) -> list[list[int]]:
-    """Return a list that records the arguments of later launches of `entry`: the values of arrays of type `kind`."""
+    """Return a list that grows with each later launch of `entry`.
+
+    It gets the values of the argument arrays of type `kind`.
+    """
     found: list[list[int]] = []
 
     def note(one: Any) -> None:

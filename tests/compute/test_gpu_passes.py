@@ -1,4 +1,4 @@
-"""Tests of a recorded GPU pass: it is divided into the launches of each brick, and the bricks of each layer."""
+"""Tests of a recorded GPU pass: it is divided into the launches of each brick, and into the bricks of each layer."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_brick_run_once_per_expert_is_recorded_each_time_with_its_elements() -
 def launches_of_norm_and_product(rows: int, *, is_other: bool) -> list[str]:
     """Return the launches of a norm followed by a product.
 
-    The product reads the output of the norm or, if `is_other`, other activations.
+    The product reads the output of the norm. With `is_other`, it reads other activations.
     """
     x, normed, other = (np.zeros((rows, 256), np.float32) for _ in range(3))
     space = Int8Scratch(np.zeros((8, 256), np.uint8), np.zeros((8, 32), np.float32), 4, None)

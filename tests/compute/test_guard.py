@@ -35,7 +35,10 @@ PLANTED: dict[Fault, float] = {
 
 
 def stopped() -> float:
-    """A clock that always shows 0. So samples of the guard cost no time, and it takes one in each pass."""
+    """A clock that always shows 0.
+
+    On this clock, samples of the guard cost no time, so the guard takes one in each pass.
+    """
     return 0.0
 
 
@@ -309,7 +312,7 @@ def test_a_key_that_its_cache_cannot_hold_is_found_where_it_is_written(
 def beyond_the_rows_that_are_compared(decoder: Decoder, times: int) -> None:
     """Make the output product write a NaN for `times` calls.
 
-    It is in a row that the guard does not compare with the reference.
+    The NaN is in a row that the guard does not compare with the reference.
     """
     (right,) = decoder.bricks.lm_head.implementations
 

@@ -1,4 +1,7 @@
-"""Tests of the conversion from float32 to the bits of binary16 and back, which uses no instruction for it."""
+"""Tests of the conversion from float32 to the bits of binary16 and back.
+
+The conversion uses no processor instruction for binary16.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the hyper-parameters in a model file: they are used as in llama.cpp, or rejected by name."""
+"""Tests of the hyper-parameters in a model file: each is used as in llama.cpp, or it is rejected by name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def architecture(request: pytest.FixtureRequest) -> str:
 def saying(model_files: dict[str, Path], tmp_path: Path, architecture: str) -> Rewrite:
     """Return a function that writes the tiny model of the architecture with some keys added or replaced.
 
-    If it gets `tensors`, it appends them and writes all tensors as float32.
+    If the function gets `tensors`, it appends them and writes all tensors as float32.
     """
 
     def rewrite(

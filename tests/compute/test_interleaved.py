@@ -1,4 +1,7 @@
-"""Tests of interleaved matrices: they have the same bytes in another order, and products with them are right."""
+"""Tests of interleaved matrices. They have the same bytes as other matrices, in another order.
+
+Products with them are right.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,8 @@ def test_a_value_halfway_between_two_codes_is_rounded_as_by_the_reference() -> N
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-# By default, test one format with blocks of 32 weights and one with blocks of 256. The code 8 is Q8_0, 14 is Q6_K.
+# By default, test one format with blocks of 32 weights (code 8, Q8_0) and one format with blocks of 256 (code 14,
+# Q6_K).
 @pytest.mark.parametrize(
     "code", [code if code in (8, 14) else pytest.param(code, marks=pytest.mark.slow) for code in INTERLEAVABLE]
 )
@@ -226,7 +230,7 @@ for one in rows if is_whole == "True" else firsts.values():
 assert {name for name, _ in firsts} == set(names) and {peer for _, peer in firsts} == set(PEERS)
 print("passed")
 """
-# Attention is left out here. It takes long, and kv_write uses the same code for half precision.
+# Attention is left out here, because it takes long. kv_write uses the same code for half precision.
 ALONE = "attention", "embedding", "rms_norm", "swiglu"
 # These kernels have separate code for some processors: half precision, and products of bytes.
 BY_TIER = "kv_write", "f16_linear", "q8_0_linear_int8", "q8_0_gated_int8"
@@ -278,7 +282,7 @@ print(next(iter(function.inspect_asm().values())))
 
 
 def machine_code_of(code: int, tier: tuple[str, str, str]) -> str:
-    """Return the machine code of a product for another processor, which must not run here.
+    """Return the machine code of a product for another processor. This code must not run here.
 
     `code` is the format of the weights.
     """
@@ -326,7 +330,7 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     assert {feature for feature in cpu.FEATURES if not cpu.has_feature(feature)} == lacks
 
 
-@pytest.mark.slow  # Not in the default run, because it checks the speed of the code, not its results.
+@pytest.mark.slow  # The default run skips this test, because it checks the speed of the code, not its results.
 @pytest.mark.parametrize(
     ("code", "one_token"),
     [
@@ -337,13 +341,13 @@ def test_what_llvm_is_told_that_this_processor_lacks_goes_with_what_needs_it(
     ],
 )
 def test_machine_code_goes_through_a_block_in_a_loop_of_few_loads(code: int, one_token: int) -> None:
-    # For one token, the number of products differs by format. For four tokens, the loop has 32. Without a loop, one
-    # token would have 64.
+    # In the code for one token, the number of products differs by format. The code for four tokens is a loop with 32
+    # products. Without a loop, the code for one token would have 64.
     four_tokens = 4 * 8
     assert machine_code_of(code, VNNI).count("vpdpbusd") == one_token + four_tokens
 
 
-@pytest.mark.slow  # Not in the default run, because tests above already run the kernels for AVX2.
+@pytest.mark.slow  # The default run skips this test, because tests above already run the kernels for AVX2.
 @pytest.mark.parametrize(
     ("code", "four_tokens"),
     [(12, 64), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 96), (13, 64), (14, 64)))],
@@ -355,8 +359,8 @@ def test_machine_code_for_avx2_multiplies_pairs_and_has_nothing_of_avx_512(code:
     assert "vpmaddwd" in text
     assert "vpdpbusd" not in text
     assert "zmm" not in text
-    # A turn of the loop has two or four products per token. LLVM may put two turns into one and compile the last one
-    # separately. Without a loop, a block of Q4_K would have 128 products for one token.
+    # An iteration of the loop has two or four products per token. LLVM may put two iterations into one and compile
+    # the last one separately. Without a loop, a block of Q4_K would have 128 products for one token.
     assert text.count("vpmaddubsw") - four_tokens <= 16
 
 

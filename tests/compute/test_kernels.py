@@ -34,17 +34,18 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.verification import REFERENCE, SIZES, Variant, variants, verified
 from tests.representatives import first_by_default
 
-FEW = (7, 200)  # sizes of the examples; the last one is enough work for two threads
-EVERY_WAY = "q4_k"  # This format is compared in every way. Each other format is compared in one way by default.
-# Formats of these kinds are compared in every way by default: floats, blocks of 32, blocks of 256. Other formats
-# differ only in how sixteen weights are read, so by default they are tested with one thread and in one way.
+FEW = (7, 200)  # sizes of the examples; the last size is enough work for two threads
+# By default, all variants with this format are compared with the reference, but only one with each other format.
+EVERY_WAY = "q4_k"
+# Formats of three kinds: floats, blocks of 32, blocks of 256. Other formats differ only in how sixteen weights are
+# read. So by default, only their single products are tested: on one thread, against the reference.
 IN_EVERY_KIND = ("f32", "q8_0", "q4_k")
 ALONE = "linear", "linear_backward", "linear_int8"  # single products
 WITH_OTHERS = "qkv", "gated", "expert_linear", "expert_gated"
 
 
 def is_repetition(variant: Variant) -> bool:
-    """Return whether this product tests only what is already tested by default with another format."""
+    """Return whether the default run tests everything in this product with another format."""
     name = variant.kernel.contract.name
     if name not in (*ALONE, *WITH_OTHERS) or variant.kernel.name.startswith(IN_EVERY_KIND):
         return False
@@ -54,7 +55,7 @@ def is_repetition(variant: Variant) -> bool:
 def table() -> Iterator[Any]:
     """Yield the rows of the table of `cbtop verify`.
 
-    By default, some rows at a few sizes. Slow tests have all rows at all sizes.
+    The default run has some rows at a few sizes. Slow tests have all rows at all sizes.
     """
     ways: dict[tuple[str, ...], list[Variant]] = {}
     for variant in variants():
@@ -86,7 +87,8 @@ def test_weights_of_an_unknown_format_are_an_error_that_says_what_is_known(name:
         kernel.implementation(99, *arguments)
 
 
-# No caller uses this order, so it must be compiled. By default one accepted and one rejected case.
+# No caller uses column-major arrays, so the kernel must be compiled for them here. By default, test one accepted case
+# and one rejected case.
 @first_by_default(
     "block_format",
     [
@@ -133,7 +135,7 @@ print([sum(function.stats.cache_hits.values()) for function in compiled])
 """
 
 
-# Not in the default run, because test_function_cache.py and test_kernel_cache.py test the caches.
+# The default run skips this test, because test_function_cache.py and test_kernel_cache.py test the caches.
 @pytest.mark.slow
 def test_only_formats_that_run_are_compiled_and_the_next_process_finds_them(tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}

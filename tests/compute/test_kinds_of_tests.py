@@ -29,7 +29,10 @@ def cases(test: Callable[..., None]) -> list[tuple[Any, ...]]:
 
 
 def variants_beside(*peers: str) -> list[Variant]:
-    """Return the cases (kernel and peer) that are compared with one of these peers. Slow cases are included."""
+    """Return the cases (kernel and peer) whose kernel is compared with one of these peers.
+
+    Slow cases are included.
+    """
     table = cases(test_kernels.test_a_kernel_agrees_with_what_it_is_beside_and_no_planted_fault_passes)
     return [variant for variant, _ in table if variant.peer in peers]
 

@@ -1,4 +1,4 @@
-"""Tests of LayerNorm: it equals torch's, and its result has mean 0 and variance 1 for any row."""
+"""Tests of LayerNorm: its result equals torch's, and has mean 0 and variance 1 for any row."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ def test_products_of_every_format_are_verified_and_no_planted_fault_passes(
 @given(st.lists(st.floats(width=32), min_size=32, max_size=32))
 def test_activations_are_rounded_as_the_reference_rounds_them(values: list[float]) -> None:
     x = np.array([values], np.float32)
-    # The processor's instruction converts the smallest numbers to zero. The products also treat them as zero.
+    # The processor's instruction converts the smallest numbers to zero. The products also treat the smallest numbers
+    # as zero.
     if cpu.HAS_BF16:
         x[np.abs(x) < np.finfo(np.float32).tiny] = 0
     tiles = TileScratch.of(1, 32, 1).tiles

@@ -30,8 +30,8 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.floats import F32
 from tests.representatives import each_value_once, first_by_default
 
-# The models are smaller than those in their names: fewer layers and columns. Their columns can be divided by the same
-# block lengths.
+# The models are smaller than their names say: they have fewer layers and columns. Their columns can be divided by the
+# same block lengths.
 SHAPES = {
     "0.5B": ModelShape("qwen2", 224, 7, 1, 512, 3, 512, 64),
     "135M": ModelShape("llama", 288, 9, 3, 768, 3, 512, 64),
@@ -54,7 +54,7 @@ def runs(shape: str, file_type: str) -> bool:
 def format_of(name: str) -> BlockFormat:
     """Return the block format with this name.
 
-    If cbtop does not know the format, return one of the same size that writes zeros.
+    If cbtop does not know the name, return a format of the same size that writes zeros.
     """
     if name in KNOWN:
         return KNOWN[name]

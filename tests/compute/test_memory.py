@@ -61,7 +61,8 @@ IN_TWO = {"proc/self/cgroup": "0::/a/b\n"}
         (SYSTEM | IN_TWO | group_of_two("/a/b", 64 * GIB, GIB), 8000 << 10),
         # The parent control group has less free memory than the group itself.
         (IN_TWO | group_of_two("/a/b", 9000, 600) | group_of_two("/a", 2000, 1700), 320),
-        (IN_TWO | group_of_two("", 3000, 1000), 2020),  # In a container, the own control group looks like the root.
+        # In a container, the process sees its own control group as the root.
+        (IN_TWO | group_of_two("", 3000, 1000), 2020),
         (IN_TWO | group_of_two("/a/b", 1000, 2000), 0),
         (IN_ONE | group_of_one("/a/b", 1000, 600, 30), 430),
         (IN_ONE | group_of_one("/a", 9000, 600), 8400),

@@ -1,6 +1,6 @@
-"""Tests of the comparison of two files of one model: error of each tensor, and divergence after each layer.
+"""Tests of the comparison of two files of one model: the error of each tensor, and the divergence after each layer.
 
-Both are compared with NumPy in float64.
+Both results are compared with NumPy in float64.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def written(path: Path, shape: ModelShape, matrices: BlockFormat | None = None, 
 
 
 def weights_of(path: Path) -> dict[str, Wide]:
-    """Return the tensors of a file by name. Their shapes are (rows, columns), as in NumPy."""
+    """Return the tensors of a file by name. Each shape is (rows, columns), as in NumPy."""
     with GgufFile.open(path) as file:
         return {
             name: next(file.rows(name, 1 << 20)).astype(np.float64).reshape(shape[::-1])

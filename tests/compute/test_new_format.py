@@ -50,8 +50,8 @@ Q8_2 = BlockFormat(
 '''
 LINE = '    "Q8_2": "q8_2",\n'
 
-# A program that prints which kernels of the new format `cbtop verify` tests, and how many pass. It uses one case of
-# each kernel.
+# A program that prints which kernels of the new format `cbtop verify` tests, and how many of them pass. The program
+# uses one case of each kernel.
 VERIFIED = """
 import json
 from cbtop.commands.demo import DESCRIPTION

@@ -1,6 +1,6 @@
 """Tests of the decoder on a real GPU.
 
-It equals a float64 pass in three modes: launch by launch, as a captured graph, and with records.
+The decoder equals a float64 pass in three modes: launch by launch, as a captured graph, and with records.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_drawn_tokens_are_the_same_in_a_graph_and_launch_by_launch(model_files: 
             drawn.append(tokens)
     first, again, of_graph, again_of_graph = drawn
     assert (of_graph, again_of_graph) == (first, again)
-    assert first != again  # The second sequence gets other random numbers than the first.
+    assert first != again  # The second sequence gets different random numbers.
 
 
 @pytest.mark.parametrize("is_eager", [True, False], ids=["launch by launch", "captured graph"])

@@ -1,4 +1,4 @@
-"""Tests of planes (the layout of weights on GPUs): they contain exactly the weights.
+"""Tests of planes (the layout of weights on GPUs): planes contain exactly the weights.
 
 The tests read the planes in two ways: as documented, and as the CUDA C++ of each format reads them.
 """
@@ -71,7 +71,10 @@ def blocks_of(block_format: BlockFormat) -> st.SearchStrategy[Bytes]:
 
 
 def unpacked(plane: Bytes, bits: int) -> Bytes:
-    """Return the codes in a plane as uint8, shape (units, 32). They are read bit by bit, as planes.py documents."""
+    """Return the codes in a plane as uint8, shape (units, 32).
+
+    The codes are read bit by bit, as planes.py documents.
+    """
     units = plane.reshape(-1, UNIT * bits // 8)
     codes = np.zeros((len(units), UNIT), np.uint8)
     for weight in range(UNIT):

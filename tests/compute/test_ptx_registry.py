@@ -1,4 +1,4 @@
-"""Tests of stored PTX: any process can find it by its hash, until there are too many entries."""
+"""Tests of stored PTX: any process can find it by its hash. If there are too many entries, the oldest are removed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ALL_FORMATS = pytest.mark.parametrize("block_format", FORMATS.values(), ids=lamb
 def each_format_once_with(values: Collection[Any]) -> list[Any]:
     """Return test parameters: each format with each of `values`.
 
-    By default each format runs with only one of the values, and formats take turns.
+    By default, each format runs with only one of the values. Formats use the values in turn.
     """
     rows = list(product(FORMATS.values(), enumerate(values)))
     return [
@@ -51,7 +51,7 @@ def random_weights(seed: int, rows: int = 3, columns: int = 768) -> np.ndarray:
 
 
 def any_bytes(seed: int, rows: int, row_bytes: int) -> np.ndarray:
-    """Return random bytes as weights. They are read-only as in a file.
+    """Return random bytes as weights. The array is read-only, as in a file.
 
     Numba would compile kernels separately for writable arrays.
     """
@@ -188,7 +188,7 @@ def test_weights_of_any_size_come_back_finite_and_no_larger(
     weights = np.ldexp(random_weights(seed, 2, 256) / 8, exponent).astype(np.float32)
     found = block_format.dequantize(block_format.quantize(weights))
     assert np.isfinite(found).all()
-    # Half of the smallest number in float16 or bfloat16 is rounded up to the smallest number, so it is doubled.
+    # Half of the smallest number in float16 or bfloat16 is rounded up to the smallest number, so its value doubles.
     most = 1.5 if exponent > -14 else 2.001
     assert np.abs(found).max() <= most * np.abs(weights).max()
 

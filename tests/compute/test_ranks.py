@@ -1,4 +1,7 @@
-"""Tests of a model that is split over several ranks: what each rank has, and that the result equals one rank's."""
+"""Tests of a model that is split over several ranks.
+
+They check which parts each rank has, and that the result equals that of one rank.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +172,7 @@ def in_small_blocks(model: Model) -> Model:
 def test_ranks_that_share_every_layer_have_the_tokens_and_logits_of_one(
     count: int, family: str, model_files: dict[str, Path]
 ) -> None:
-    # The test runs with a model that has biases, and with one that has experts.
+    # The test runs with a model that has biases, and with a model that has experts.
     model = in_small_blocks(deeper(read_model(model_files[family], FAMILIES)))
     # For three ranks, give each query head its own keys and values. The ranks then get 2, 1 and 1 heads.
     if count > model.kv_heads:
@@ -317,7 +320,7 @@ class CountingLink:
         self._gpu = gpu
 
     def _do(self, what: str, array: Any, peer: int) -> None:
-        done = self.done  # Keep only the list in the closure, so that the graph does not keep the link alive.
+        done = self.done  # The closure keeps only the list, so that the graph does not keep the link alive.
         self._gpu.do(lambda: done.append((what, array.nbytes, peer)))
 
     def send(self, array: Any, to: int) -> None:
@@ -446,7 +449,7 @@ def test_what_begins_behind_a_call_of_a_library_waits_for_all_of_it(
     decoder = GpuDecoder(gpu, on, BrickProfiler(enabled=False), 64, rank=rank)
     decoder.decode(1)
     of_a_pass = early[: len(early) // 2]
-    # The first launch may not begin early, because it needs what this rank has received.
+    # The first launch may not begin early, because this launch needs data that this rank receives.
     assert of_a_pass[0] is False
     assert all(of_a_pass[1:])
 
@@ -554,7 +557,7 @@ def test_a_rank_runs_its_part_on_its_own_gpu_with_the_link_id_of_the_first(
     assert begun == [(gpus[1], 1, 2, b"of the first")]
     assert (list(gpus), model.first_layer, len(model.layers), len(decoder.bricks.layers)) == ([1], 1, 1, 1)
     decoder.decode(1)
-    # Rank 1 is the last one, so it chooses the token and sends it to the others.
+    # Rank 1 is the last one, so it chooses the token and sends it to the other ranks.
     assert {(what, peer) for what, _, peer in links[0].done} == {("recv", 0), ("broadcast", 1)}
 
 

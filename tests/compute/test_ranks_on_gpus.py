@@ -48,7 +48,7 @@ def ran(gpu: Gpu, path: Path, rank: Rank, *, is_eager: bool) -> tuple[list[int],
 
 
 def of_rank(number: int, path: Path, is_eager: bool, split: Split, ids: Connection, results: Connection) -> None:
-    """Run one rank of a model in its own process, and send what `ran` returns."""
+    """Run one rank of a model in a separate process. Send what the function `ran` returns there."""
     gpu = Gpu(number)
     if number == 0:
         ids.send(new_id(gpu))
@@ -58,7 +58,7 @@ def of_rank(number: int, path: Path, is_eager: bool, split: Split, ids: Connecti
 
 
 def of_both(path: Path, split: Split, *, is_eager: bool) -> list[tuple[list[int], Any, dict[str, int]]]:
-    """Return what `ran` returns in each of the two ranks."""
+    """Return what the function `ran` returns in each of the two ranks."""
     spawn = multiprocessing.get_context("spawn")
     ids, results = ([spawn.Pipe() for _ in range(RANKS)] for _ in range(2))
     processes = [
@@ -84,7 +84,7 @@ def of_both(path: Path, split: Split, *, is_eager: bool) -> list[tuple[list[int]
 
 @pytest.fixture
 def wide_model(tmp_path: Path) -> Path:
-    """Write a model with heads that can be split between ranks: they are whole blocks of 256 columns."""
+    """Write a model with heads that can be split between ranks, because the heads are whole blocks of 256 columns."""
     path = tmp_path / "wide.gguf"
     write_model(path, replace(TINY, heads=8, key_length=64), lambda text, fraction: None)
     return path

@@ -1,4 +1,4 @@
-"""Tests of StableLM: it equals llama.cpp, and leaving out any of its features is found.
+"""Tests of StableLM: it equals llama.cpp. The tests notice if any feature is left out.
 
 Other variants of the model are rejected.
 """

@@ -1,4 +1,7 @@
-"""Tests of the tokenizer: it converts text to the same tokens as llama.cpp, and back to the same text."""
+"""Tests of the tokenizer.
+
+It converts text to the same tokens as llama.cpp, and it converts tokens back to the same text.
+"""
 
 from __future__ import annotations
 

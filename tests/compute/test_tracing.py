@@ -1,4 +1,7 @@
-"""Tests of the decoder's traces, which record what a model computes. They are right, and their cost is visible."""
+"""Tests of the decoder's traces, which record what a model computes.
+
+The traces are right, and their cost is visible.
+"""
 
 from __future__ import annotations
 
@@ -167,8 +170,8 @@ def violations(model: Model, traced: Traced) -> set[str]:
     ):
         found.add("MLT-03")
     for error in forward.quant_errors:
-        # The contract of linear limits max|difference| / max|reference|. It is computed for at most CHECKED_ROWS
-        # outputs.
+        # The contract of linear limits max|difference| / max|reference|. This ratio is computed for at most
+        # CHECKED_ROWS outputs.
         if error.source is ErrorSource.KERNEL:
             assert error.snr_db is not None
             largest = np.sqrt(CHECKED_ROWS * error.mse * 10 ** (error.snr_db / 10))
@@ -324,7 +327,7 @@ def test_tracing_is_sampled_and_a_brick_of_its_own(
     steps = [nodes[tag] for tag, _ in recorder.records if nodes[tag].name == "decode"]
     traced = [nodes[tag] for tag, _ in recorder.records if nodes[tag].name == TRACE_BRICK]
     assert len(steps) == 2 * TRACED_EVERY_STEPS
-    # The number of records is even, because both traced passes have the same number.
+    # The number of records is even, because both traced passes have the same number of records.
     assert len(traced) == 2 * (len(traced) // 2)
     assert {node.category for node in traced} == {BrickCategory.OTHER}
     assert {nodes[node.parent or 0].name for node in traced} == {"0", "1", "decode"}
@@ -405,7 +408,8 @@ def fingerprints_of(decoder: Decoder) -> Fingerprints:
         if part is not None
         for field in fields(part)
     }
-    position = 0  # Position at which the current pass starts. The decoder counts on before the last bricks run.
+    # Position at which the current pass starts. The decoder advances its own position before the last bricks run.
+    position = 0
 
     def observe(brick: ComputeBrick, calls: Sequence[Arguments]) -> None:
         nonlocal position

@@ -1,4 +1,4 @@
-"""Tests of the verification of kernels: it checks the code that really runs, and each of its checks can fail."""
+"""Tests of the verification of kernels. It checks the code that really runs. Each of its checks can fail."""
 
 from __future__ import annotations
 

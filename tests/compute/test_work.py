@@ -1,4 +1,7 @@
-"""Tests of the declared work (FLOP and bytes) of kernels: it equals the work computed by hand from their shapes."""
+"""Tests of the declared work (FLOP and bytes) of kernels.
+
+The declared work equals the work that was computed by hand from the shapes of each kernel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of the demo's workload with a tiny model: which messages it sends, in which order, and when it stops."""
+"""Tests of the demo's workload with a tiny model.
+
+They test which messages the workload sends, in which order, and when it stops.
+"""
 
 from __future__ import annotations
 

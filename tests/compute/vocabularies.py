@@ -1,4 +1,7 @@
-"""Makes the keys of small vocabularies, learned from a few lines of text, as converters of models write them."""
+"""Makes the keys of small vocabularies in the form that converters of models write.
+
+The vocabularies are learned from a few lines of text.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def _learned(trainer: Any, tokenizer: Any) -> list[str]:
 @functools.cache
 def byte_level(pre: str = "qwen2") -> Keys:
     """Return a vocabulary of 256 bytes, merges and four named tokens."""
-    import tokenizers  # Import it here, because only some tests need this package.
+    import tokenizers  # Import tokenizers here, because only some tests need this package.
 
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,7 +57,7 @@ def byte_level(pre: str = "qwen2") -> Keys:
 @functools.cache
 def sentence_piece() -> Keys:
     """Return a vocabulary of pieces with scores, the 256 bytes, and special tokens."""
-    import tokenizers  # Import it here, because only some tests need this package.
+    import tokenizers  # Import tokenizers here, because only some tests need this package.
 
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())
     trained.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(replacement=SPACE)

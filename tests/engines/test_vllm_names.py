@@ -16,7 +16,7 @@ from cbtop.profiler.instrument.vllm_serving import ATTRIBUTES, CONTRACT, SEEN_IN
 
 pytestmark = pytest.mark.engines
 RUNNER_METHODS = "__init__", "execute_model", "load_model", "sample_tokens", "_dummy_run"
-# By the name of a class: the module with its fields, or with the code that sets them.
+# For each class of vLLM: the module that defines its fields, or that has the code that sets them.
 HOMES = {
     "Scheduler": "vllm.v1.core.sched.scheduler",
     "SchedulerOutput": "vllm.v1.core.sched.output",

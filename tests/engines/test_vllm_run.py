@@ -1,4 +1,7 @@
-"""An unedited program with a real vLLM under `cbtop run`: its requests have the times that vLLM itself measured."""
+"""An unedited program with a real vLLM under `cbtop run`.
+
+The recorded times of its requests equal the times that vLLM measured.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import cbtop
 pytestmark = pytest.mark.engines
 PROGRAM = Path(__file__).parent / "scripts" / "vllm_requests.py"
 REQUESTS, TOKENS = 12, 24
-LATER_S = 0.5  # the front end has a token at most this much later than the scheduler, also on a busy machine
+LATER_S = 0.5  # the longest time from the scheduler to the front end for a token, also on a busy machine
 DECODES_AGREE_S = 0.1
 
 

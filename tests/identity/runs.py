@@ -139,7 +139,7 @@ def _environment(scratch: str, runtime: Path) -> dict[str, str]:
 class _slot:  # noqa: N801 - it is called like a function
     """Wait until fewer than `PARALLEL` programs run on this machine.
 
-    Inside its context, the caller counts as one of these programs.
+    Inside the context, the caller counts as one of these programs.
     """
 
     def __enter__(self) -> None:

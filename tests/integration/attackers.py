@@ -1,4 +1,4 @@
-"""Attackers of a daemon. They speak ZeroMQ's protocol (ZMTP 3.0, RFC 23) by hand and violate its rules."""
+"""Attackers of a daemon. These clients speak ZeroMQ's protocol (ZMTP 3.0, RFC 23) by hand and violate its rules."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def questions_without_end() -> bytes:
 
 
 def joins_and_leaves() -> bytes:
-    """Return 2,500 requests to join, as a new viewer sends them. Each is cancelled at once."""
+    """Return 2,500 requests to join, as a new viewer sends them. Each request is cancelled at once."""
     topics = [question(JOIN_PREFIX) for _ in range(2_500)]
     return b"".join(word(topic) + word(topic, subscribe=False) for topic in topics)
 
@@ -93,7 +93,7 @@ ATTACKS: tuple[Callable[[], bytes], ...] = (
 
 
 class Attack:
-    """Connections that send `words` again and again. If one is closed, it connects again."""
+    """Connections that send `words` again and again. If a connection is closed, the attacker connects again."""
 
     def __init__(self, endpoint: str, words: bytes, connections: int) -> None:
         self.said = 0  # how many times an attacker has sent the words

@@ -134,7 +134,7 @@ def wait_until_seen(viewer: subprocess.Popen[Any]) -> None:
 
 @contextmanager
 def nobody() -> Iterator[str]:
-    """Yield an address that no process listens on. It stays bound, so no other process can use it."""
+    """Yield an address that no process listens on. The address stays bound, so no other process can use it."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"tcp://127.0.0.1:{held.getsockname()[1]}"

@@ -27,7 +27,7 @@ MUCH_BYTES = 200 << 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # by default one attack that reconnects and one that never reads
+@pytest.mark.parametrize(  # By default, test one attack that reconnects and one that never reads.
     "attack",
     [
         attack

@@ -1,4 +1,4 @@
-"""Tests of `cbtop demo`: it decodes a model in a process of its own, which is watched like any other process."""
+"""Tests of `cbtop demo`: it decodes a model in a separate process, and watches this process like any other."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_prompt_is_gone_on_from_once_beside_a_report_that_stays_whole(
 ) -> None:
     command = ("demo", "--model", str(speaking), "--headless", "--steps", "5", "--prompt=-Hi\x1b[2Jthere")
     done = cbtop(*command, "--format", "json")
-    workload = capfd.readouterr()  # The workload is another process that writes to the same output as this one.
+    workload = capfd.readouterr()  # The workload is a separate process that writes to the same output as this one.
     assert done.returncode == 0, done.stderr
     (source,) = json.loads(done.stdout)["sources"]
     assert source["steps"]["count"] == 5
@@ -110,7 +110,8 @@ def test_a_prompt_is_gone_on_from_once_beside_a_report_that_stays_whole(
     assert "\x1b" not in workload.err
 
 
-# Not in the default run, because test_tokenizer.py tests the message, and a test below tests one line of a workload.
+# The default run skips this test, because test_tokenizer.py tests the message, and a test below tests one line of a
+# workload.
 @pytest.mark.slow
 def test_a_prompt_for_a_model_without_a_tokenizer_is_one_line_that_says_so(
     models: dict[str, Path], capfd: pytest.CaptureFixture[str]
@@ -122,7 +123,8 @@ def test_a_prompt_for_a_model_without_a_tokenizer_is_one_line_that_says_so(
     assert "has no tokenizer, so that it takes no prompt; give a model converted with its vocabulary" in said[0]
 
 
-# Not in the default run, because test_contract_checks.py tests the conditions, and a test below violates one.
+# The default run skips this test, because test_contract_checks.py tests the conditions, and a test below violates
+# one.
 @pytest.mark.slow
 def test_with_check_contracts_every_condition_is_a_check(models: dict[str, Path]) -> None:
     command = ("demo", "--model", str(models["llama"]), "--headless", "--steps", "3", "--check-contracts")
@@ -153,7 +155,7 @@ def test_a_contract_that_is_violated_is_a_verdict_in_json_and_exit_code_4(
     assert "failed-checks" in {verdict["id"] for verdict in source["verdicts"]}
 
 
-@pytest.mark.slow  # Not in the default run, because test_tree.py tests the form, with a simulated graph.
+@pytest.mark.slow  # The default run skips this test, because test_tree.py tests the form, with a simulated graph.
 def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> None:
     done = cbtop("demo", "--model", str(models["llama"]), "--headless", "--steps", "3", "--view", "tree")
     lines = done.stdout.splitlines()
@@ -169,10 +171,10 @@ def test_the_tree_of_a_real_run_has_the_agreed_form(models: dict[str, Path]) -> 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        # Not in the default run, because test_terminal.py tests a missing file.
+        # The default run skips this case, because test_terminal.py tests a missing file.
         pytest.param(None, "does not exist", marks=pytest.mark.slow),
         (b"GGUF\x03\0\0\0", ""),
-        # Not in the default run, because test_gguf.py tests an empty file.
+        # The default run skips this case, because test_gguf.py tests an empty file.
         pytest.param(b"", "empty", marks=pytest.mark.slow),
         pytest.param(b"PK\x03\x04 not a model", "not a GGUF", marks=pytest.mark.slow),
     ],
@@ -187,7 +189,7 @@ def test_a_bad_model_is_one_clear_line_and_exit_code_2(
         path.write_bytes(content)
     before = sorted(tmp_path.iterdir())
     done = cbtop("demo", "--model", str(path), "--headless", "--steps", "1")
-    workload = capfd.readouterr()  # The workload is another process that writes to the same output as this one.
+    workload = capfd.readouterr()  # The workload is a separate process that writes to the same output as this one.
     assert (done.returncode, done.stdout + workload.out) == (2, "")
     said = [line for line in (done.stderr + workload.err).splitlines() if not line.endswith("…")]
     assert len(said) == 1
@@ -196,7 +198,7 @@ def test_a_bad_model_is_one_clear_line_and_exit_code_2(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.slow  # Not in the default run, because test_terminal.py also stops a workload.
+@pytest.mark.slow  # The default run skips this test, because test_terminal.py also stops a workload.
 def test_serve_only_runs_the_workload_alone_and_stops_when_told(models: dict[str, Path]) -> None:
     command = [*CBTOP, "demo", "--serve-only", "--model", str(models["qwen2"])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process, Feed() as feed:
@@ -221,7 +223,8 @@ def test_a_workload_does_not_outlive_who_watches_it(models: dict[str, Path]) -> 
         eventually(lambda: (feed.poll(20), (v := feed.view()) and v.state == "ended")[1])
 
 
-@pytest.mark.slow  # Not in the default run, because test_gguf.py tests that weights do not change with the file.
+# The default run skips this test, because test_gguf.py tests that weights do not change with the file.
+@pytest.mark.slow
 def test_a_model_that_is_cut_short_while_it_runs_runs_on(models: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(models["qwen2"].read_bytes())
@@ -251,7 +254,8 @@ def test_a_workload_that_is_killed_before_its_first_step_says_by_what(
     assert done.stderr == "cbtop: the workload was killed by signal 9 (Killed) before its first step\n"
 
 
-# Not in the default run, because test_watching.py tests Ctrl-C, and a test above ends a workload with its viewer.
+# The default run skips this test, because test_watching.py tests Ctrl-C, and a test above ends a workload with its
+# viewer.
 @pytest.mark.slow
 def test_ctrl_c_prints_what_was_measured_so_far_and_leaves_no_process(models: dict[str, Path]) -> None:
     command = [

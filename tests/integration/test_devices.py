@@ -144,7 +144,7 @@ def test_nothing_is_sampled_while_nobody_listens(
     poll = Source.poll
     monkeypatch.setattr(Source, "poll", lambda source: read.append(source.key) or poll(source))
     with host(), DaemonInside(default_endpoint(), runtime):
-        # No viewer has asked for devices yet. The daemon reads the process meanwhile.
+        # No viewer has asked for devices yet. The daemon has already read the process.
         eventually(lambda: len(read) > 10)
         assert api.inits == 0
         with Feed([default_endpoint()]) as feed:

@@ -1,4 +1,4 @@
-"""Tests of `cbtop export`: it writes the contents of a recording or a ring, and rejects what it cannot export."""
+"""Tests of `cbtop export`: the command writes the contents of a recording or a ring. It rejects everything else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_record_of_a_recording_is_exported_and_lost_ones_are_counted(recor
     reader.close()
 
 
-# By default one text format and one binary format. tests/cbtop/exporters tests their contents.
+# By default, test one text format and one binary format. tests/cbtop/exporters tests the contents of all formats.
 @first_by_default(
     "name",
     [one if one in ("csv", "perfetto") else pytest.param(one, marks=pytest.mark.slow) for one in EXPORTERS],

@@ -38,10 +38,9 @@ SAID = (
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a recording of steps with bricks.
+    """Write a recording of steps with bricks. In every second step, one brick overlaps another, as with two threads.
 
-    In every second step one brick overlaps another, as if it ran in another thread. Two fifths of the bytes are
-    records, and the rest are messages to viewers, as measured with `cbtop record`.
+    Two fifths of the bytes are records, and the rest are messages to viewers. `cbtop record` writes such a mixture.
     """
     chance = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("export") / "run.cbtop"

@@ -75,8 +75,8 @@ while True:
     feed.poll(50)
     time.sleep(float(sys.argv[1]))
 """
-# Number of steps that run during a fault. On a quiet machine, there are many reads, one publication and some
-# heartbeats in this time.
+# Number of steps that run during a fault. On a quiet machine, the daemon reads many times, publishes once and sends
+# some heartbeats during these steps.
 STEPS_MEANWHILE = 75
 RECORDS_A_STEP = 5
 # The program waits at most once in this number of steps. If a fault blocked it, it would wait in every step.
@@ -95,7 +95,7 @@ class Scene:
     running: ExitStack
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a process. It is killed at the end of the scene."""
+        """Start a process. This process is killed at the end of the scene."""
         process = self.running.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE))
         self.running.callback(process.kill)
         return process
@@ -138,7 +138,7 @@ def daemon_stops_for_a_while(scene: Scene) -> None:
 
 
 def daemon_is_killed_and_started_again(scene: Scene) -> None:
-    scene.viewer.kill()  # Kill the viewer first. It would start a daemon of its own when the daemon is gone.
+    scene.viewer.kill()  # Kill the viewer first. Otherwise it would start a new daemon after the daemon is killed.
     scene.viewer.wait()
     scene.daemon.kill()
     scene.daemon.wait()
@@ -161,14 +161,15 @@ def stale_rings_of_the_dead(scene: Scene) -> None:
         for path in (hidden, hidden.with_suffix(".catalog")):
             os.utime(path, (1, 1))
     (ring,) = scene.directory.glob(f"{scene.host.pid}-*.ring")
-    os.utime(ring, (1, 1))  # The ring of the running process gets the same old time. It must still be shown.
+    # The ring of the running process gets the same old time, but this process must still be shown.
+    os.utime(ring, (1, 1))
     fresh = forge(scene.directory, f"{DEAD_PID}-1-1")
     with Feed() as feed:
         eventually(lambda: state_of(feed, fresh.stem) == "gone")
         assert not state_of(feed, hidden.stem)
         assert state_of(feed, pid=scene.host.pid) == "live"
     stale = scene.directory / hidden.name
-    assert stale.exists()  # Showing these files does not delete them.
+    assert stale.exists()  # The files were not shown because of their age, but they were not deleted.
     assert stale.with_suffix(".catalog").exists()
 
 
@@ -230,7 +231,7 @@ FAULTS: list[Any] = [
         stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles,
         a_ring_whose_pid_is_the_hosts_and_whose_start_is_not,
     ),
-    # Not in the default run, because it takes seconds to write and read this table.
+    # The default run skips this case, because it takes seconds to write and read this table.
     pytest.param((a_node_table_that_is_too_long,), marks=pytest.mark.slow),
 ]  # fmt: skip
 
@@ -259,7 +260,7 @@ def test_the_host_notices_nothing_and_its_books_hold(
 
         host.send_signal(signal.SIGUSR1)
         said = json.loads(host.stdout.readline())
-        # The process ends in time. `python -m benchmarks faults` measures how long this takes.
+        # The process ends before the deadline. `python -m benchmarks faults` measures how long this takes.
         assert host.wait(DEADLINE_S) == 0
         assert scene.daemon.poll() is None
         assert said["waits"] <= said["steps"] / STEPS_A_WAIT
@@ -302,7 +303,7 @@ def seen() -> list[tuple[str, int]]:
         def views_of_all() -> tuple[list[SourceView]] | None:
             """Return the views of all processes, or None until all are read.
 
-            An ended process is read only when it is viewed.
+            An ended process is read only when a viewer shows it.
             """
             feed.poll(50)
             found = [view for source in feed.sources() if (view := feed.view(source.key))]
@@ -576,7 +577,7 @@ def test_in_a_directory_that_cannot_be_written_everybody_says_so_in_one_line(rea
     assert "cannot be written" in cbtop("doctor").stdout
 
 
-# Not in the default run, because a test below has the same limit, and test_output.py tests other commands.
+# The default run skips this test, because a test below has the same limit, and test_output.py tests other commands.
 @pytest.mark.slow
 def test_a_host_is_profiled_with_16_descriptors_and_viewers_ask_for_more(runtime: Path) -> None:
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"

@@ -265,7 +265,7 @@ def runs_alike(
 ) -> None:
     """Check that `command` prints and ends the same under `cbtop run`.
 
-    At least `records` of its processes must record. The lines of the summary are ignored. None of them may say that
+    At least `records` of its processes must record. The lines of the summary are ignored, but no line may say that
     something was not instrumented.
     """
     environment = os.environ | {"PYTHONPATH": str(directory)}
@@ -469,7 +469,7 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 
 
 @needs_torch
-# Not in the default run, which tests programs without torch here and with torch in test_two_ranks.py.
+# The default run skips this test. It tests programs without torch here, and programs with torch in test_two_ranks.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_TORCH)
 def test_a_torch_program_prints_and_ends_as_without_us(name: str, tmp_path: Path, runtime: Path) -> None:
@@ -494,7 +494,7 @@ for rows in (1, 2, 3): model(torch.ones(rows, 16))
 
 
 @needs_torch
-@pytest.mark.slow  # Not in the default run, because test_post_mortem.py tests this without a model.
+@pytest.mark.slow  # The default run skips this test, because test_post_mortem.py tests this without a model.
 def test_of_a_program_that_is_killed_the_brick_in_flight_is_named(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(KILLED)
     command = [*CBTOP, "run", "--overhead", "100%", "--", sys.executable, str(tmp_path / "main.py")]
@@ -518,7 +518,7 @@ exit $code
 
 
 @needs_torch
-@pytest.mark.slow  # Not in the default run, because test_two_ranks.py runs two ranks there.
+@pytest.mark.slow  # The default run skips this test, because test_two_ranks.py runs two ranks there.
 @pytest.mark.parametrize("with_torchrun", [False, True])
 def test_two_ranks_that_train_are_recorded_and_shown_each(with_torchrun: bool, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(RANKS)

@@ -1,4 +1,4 @@
-"""Tests of `cbtop kernels` with real processes: they answer the request and continue to run. Their CUDA is fake."""
+"""Tests of `cbtop kernels` with real processes, which answer the request and continue to run. Their CUDA is fake."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_process_that_runs_is_asked_for_its_kernels_twice_and_runs_on(runtime:
         assert "decode: 1 step recorded" in again.stdout
 
 
-@pytest.mark.slow  # Not in the default run, because test_kernel_bursts.py tests the answer.
+@pytest.mark.slow  # The default run skips this test, because test_kernel_bursts.py tests the answer.
 def test_under_cbtop_run_a_process_without_a_gpu_refuses_and_runs_on(runtime: Path) -> None:
     with host(ON_THE_CPU, *CBTOP, "run", "--"):
         eventually(lambda: list(runtime.glob("*.ring")))

@@ -1,4 +1,4 @@
-"""Tests of who may connect to a daemon and what others see.
+"""Tests of who may connect to a daemon, and what everyone else sees.
 
 Daemons and viewers are real processes that use TCP, on one host and on two.
 """
@@ -168,7 +168,8 @@ def test_who_is_revoked_while_watching_is_told_on_the_spot(theirs: Machine, ours
         assert "does not allow this viewer's key, or no longer does" in err
 
 
-@pytest.mark.slow  # Not in the default run, because a test below also refuses and admits a viewer, without a screen.
+# The default run skips this test, because a test below also refuses and admits a viewer, without a screen.
+@pytest.mark.slow
 def test_the_screen_says_why_it_is_refused_and_opens_once_it_is_let_in(
     theirs: Machine, ours: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,8 +193,8 @@ def test_the_screen_says_why_it_is_refused_and_opens_once_it_is_let_in(
             assert screen.exit_code() == 0
 
 
-# A program that connects without a key, which our viewers never do. It prints whether a message arrived within two
-# seconds.
+# A program that connects without a key, which our viewers never do. The program prints whether a message arrived
+# within two seconds.
 KNOCK = """
 import sys, zmq
 socket = zmq.Context().socket(zmq.SUB)
@@ -205,9 +206,9 @@ print(socket.poll(2000))
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield two command prefixes. Each runs a command in one of two connected network namespaces.
+    """Yield two command prefixes. Each prefix runs a command in one of two connected network namespaces.
 
-    Skip the test if they cannot be created.
+    Skip the test if the namespaces cannot be created.
     """
 
     def run(*command: str) -> None:
@@ -244,7 +245,7 @@ def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         yield near, far
 
 
-@pytest.mark.slow  # Not in the default run, because the other tests do the same on one host.
+@pytest.mark.slow  # The default run skips this test, because the other tests do the same on one host.
 def test_between_two_hosts_only_who_is_allowed_hears_anything(tmp_path: Path) -> None:
     with two_hosts() as (near, far):
         theirs, ours = Machine(tmp_path / "theirs", near), Machine(tmp_path / "ours", far)

@@ -1,4 +1,4 @@
-"""Tests of `cbtop.live`: it yields JSON reports of running processes, and leaves no thread or file open."""
+"""Tests of `cbtop.live`: the function yields JSON reports of running processes, and leaves no thread or file open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ for snapshot in cbtop.live(0.1, timeout_s=300):
 
 
 def threads() -> set[threading.Thread]:
-    """Return the threads of this process without one of pyzmq, which lives until the process ends."""
+    """Return the threads of this process, except for a thread of pyzmq that lives until the process ends."""
     return {thread for thread in threading.enumerate() if type(thread).__name__ != "GarbageCollectorThread"}
 
 

@@ -1,6 +1,6 @@
 """Tests of looking back with a real daemon: a past moment shows what was live then.
 
-New data is still read meanwhile.
+New data is still read while a past moment is shown.
 """
 
 from __future__ import annotations

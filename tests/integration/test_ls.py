@@ -1,4 +1,4 @@
-"""Tests of `cbtop ls`: it lists everything that can be watched, for people and for programs."""
+"""Tests of `cbtop ls`: the command lists everything that can be watched, for people and for programs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_rates_are_of_the_last_seconds_or_of_all_if_there_is_no_history() -> Non
 def test_a_source_can_be_selected_by_pid_rank_or_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
         links = ["--connect", first, "--connect", second]
-        # Wait for both, because one process may start before the other.
+        # Wait until both processes are listed, because one may start before the other.
         everything = eventually(lambda: len(seen := sources(*links)) == 2 and seen)
         key = next(source["key"] for source in everything if source["pid"] == one.pid)
         for which, pid in ((str(two.pid), two.pid), ("rank=1", two.pid), (key, one.pid)):

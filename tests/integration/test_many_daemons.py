@@ -1,4 +1,4 @@
-"""Tests of several daemons in one view: each has its own link, and faults of one do not affect the others."""
+"""Tests of several daemons in one view. Each daemon has its own link, and its faults do not affect other daemons."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_two_daemons_of_one_boot_have_one_clock() -> None:
     assert (view.clock.offset_us, view.clock.uncertainty_us) == (0, 0)
 
 
-# Not in the default run, because tests above and below show processes of all daemons on a screen, and test_ls.py has
-# ranks.
+# The default run skips this test, because tests above and below show processes of all daemons on a screen, and
+# test_ls.py has ranks.
 @pytest.mark.slow
 def test_once_shows_what_runs_at_all_of_them_with_its_rank() -> None:
     with elsewhere(0) as (first, _, one), elsewhere(1) as (second, _, two):
         links = ["--connect", first, "--connect", second]
-        # Wait for both, because one process may start before the other.
+        # Wait until both processes are shown, because one may start before the other.
         seen = eventually(lambda: len(seen := snapshot(*links)) == 2 and seen)
         found = {source["pid"]: (source["rank"], source["world_size"]) for source in seen}
     assert found == {one.pid: (0, 2), two.pid: (1, 2)}

@@ -1,7 +1,7 @@
-"""Many processes use only the documented memory, and what has no room is reported.
+"""Many processes use only the documented memory. Everything that does not fit into it is reported.
 
-`make soak` runs these tests with the other slow tests. By themselves: `.venv/bin/python -m pytest -m slow -n 0 -o
-log_cli=true -o log_cli_level=INFO tests/integration/test_memory.py`.
+`make soak` runs these tests with the other slow tests. To run only these tests: `.venv/bin/python -m pytest -m slow
+-n 0 -o log_cli=true -o log_cli_level=INFO tests/integration/test_memory.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ RING_BYTES, RECORDS, ROUNDS = 1 << 20, 20_000, 8  # The number of rounds is enou
 SPREAD_NS = 50_000_000  # The duration of calls varies between 1 µs and 50 ms.
 LITTLE_KIB = 1_000_000  # Limit of the address space of a process in KiB, for `ulimit -v`.
 
-# A program that shows every process. It prints a line when it has counted the given numbers of records and processes.
+# A program that shows every process. The program prints a line when it has counted the given numbers of records and
+# processes.
 VIEWER = """
 import sys
 from cbtop.feeds.feed import Feed

@@ -1,4 +1,4 @@
-"""Tests of merged reports from the command line: text and JSON agree, and the times of a sum add up."""
+"""Tests of merged reports from the command line: text and JSON agree, and the times in a sum of ranks add up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT = 3
 def directory_of_three_ranks() -> Iterator[str]:
     """Run three ranks with a daemon and yield their runtime directory.
 
-    All tests share it, because this starts five Python processes.
+    All tests share these processes, because this fixture starts five Python processes.
     """
     with TemporaryDirectory(prefix="cbtop-ranks-") as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv("CBTOP_RUNTIME_DIR", directory)
@@ -87,7 +87,7 @@ def test_records_of_ranks_that_ended_earlier_are_read_before_the_merge(runtime: 
     assert [phase["count"] for phase in source["phases"] if phase["phase"] == "prefill"] == [60]
 
 
-@pytest.mark.slow  # Not in the default run, because test_stalls.py merges two processes.
+@pytest.mark.slow  # The default run skips this test, because test_stalls.py merges two processes.
 def test_a_merge_with_a_killed_rank_is_not_live_and_keeps_what_it_did() -> None:
     with daemon(), ranks(HOST.replace("sys.argv[1]", "-1"), COUNT) as processes:
         eventually(all_have_steps)
@@ -115,10 +115,11 @@ def test_a_recording_of_three_ranks_is_selected_from_and_merged_the_same_way(tmp
     assert "--source rank=9" in cbtop("replay", str(path), "--source", "rank=9").stderr
 
 
-# Not in the default run, because test_ls.py tests the selection, and test_merge.py of the viewmodels tests the merge.
+# The default run skips this test, because test_ls.py tests the selection, and test_merge.py of the viewmodels tests
+# the merge.
 @pytest.mark.slow
 @pytest.mark.usefixtures("three_ranks")
 def test_only_the_selected_are_merged_and_other_programs_are_not() -> None:
     assert merged("sum", "--source", "rank=0", "--source", "rank=2")["merged"]["members"] == ["rank 0", "rank 2"]
-    with host() as other:  # This process is not one of the ranks, but the same daemon knows it, too.
+    with host() as other:  # This process is not one of the ranks, but the ranks' daemon knows it, too.
         assert merged("sum", "--source", str(other.pid))["merged"]["members"] == [f"pid {other.pid}"]

@@ -1,6 +1,6 @@
 """Tests of whether a process counts as alive: exactly as long as it lives, in any pid namespace.
 
-This includes processes after fork and exec.
+The tests include processes after fork and exec.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def ring_in(directory: Path) -> Path:
 class Watched:
     """A process as a daemon sees it, with a fake clock.
 
-    Each look advances the clock to the next check whether the process lives.
+    Before each poll, the clock advances to the daemon's next check of whether the process lives.
     """
 
     def __init__(self, ring: Path) -> None:

@@ -1,6 +1,6 @@
-"""Tests of output that fails or cannot be complete: the command writes one true line and has the right exit code.
+"""Tests of output that fails or cannot be complete.
 
-It leaves no partial file.
+The command then writes one line that tells the truth, and has the right exit code. It leaves no partial file.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ PRINTING = {
 def called(*by_default: str) -> list[Any]:
     """Return parameters for all commands that print.
 
-    Only the commands in `by_default` run by default. The others are slow tests, because the same code prints their
-    output.
+    Only the commands in `by_default` run by default. All other commands are slow tests, because the same code prints
+    their output.
     """
     return [
         pytest.param(arguments, id=name, marks=() if name in by_default else pytest.mark.slow)
@@ -113,7 +113,7 @@ def test_what_stdout_cannot_encode_is_printed_in_ascii(arguments: tuple[str, ...
         assert b"100.0 us" in done.stdout
 
 
-# Not in the default run, because a test above has no reader, and in test_watching.py the reader goes away.
+# The default run skips this test, because a test above has no reader, and in test_watching.py the reader goes away.
 @pytest.mark.slow
 def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     for arguments in (PRINTING["help"], PRINTING["replay"], PRINTING["export"]):
@@ -128,7 +128,7 @@ def test_head_reads_as_many_lines_as_it_likes(recording: Path) -> None:
     [
         *called("export"),
         pytest.param(("record", "-o", "new.cbtop", "--duration", "0.1"), id="record"),
-        # Not in the default run, because test_faults.py tests the daemon's output.
+        # The default run skips this case, because test_faults.py tests the daemon's output.
         pytest.param(("daemon",), id="daemon", marks=pytest.mark.slow),
         pytest.param(("demo", "--headless"), id="demo", marks=pytest.mark.slow),
     ],

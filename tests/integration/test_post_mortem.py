@@ -1,6 +1,6 @@
-"""Tests of what a killed process was doing: the running node is exact if the process wrote it down.
+"""Tests of what a killed process was doing.
 
-Otherwise it is labelled as derived.
+The running node is exact if the process wrote this node down. Otherwise the running node is labelled as derived.
 """
 
 from __future__ import annotations

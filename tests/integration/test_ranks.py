@@ -63,7 +63,7 @@ sys.exit(main())
 
 @pytest.fixture
 def demo(tmp_path: Path) -> list[str]:
-    """Return the command of a demo that decodes a tiny model on two ranks and shows them."""
+    """Return the command of a demo that decodes a tiny model on two ranks and shows both ranks."""
     model, script = tmp_path / "tiny.gguf", tmp_path / "cbtop_on_pipes.py"
     write_model(model, TINY, lambda *_: None)
     root = str(Path(__file__).parents[2])

@@ -191,7 +191,8 @@ def test_a_recording_of_ended_processes_alone_says_so_and_ends_with_3(tmp_path: 
             process.wait()
         path = str(tmp_path / "run.cbtop")
         words = ("record", "-o", path, "--force", "--duration", "1")
-        eventually(lambda: cbtop(*words).returncode)  # Repeat this until the daemon knows that the process has ended.
+        # Repeat the command until the daemon knows that the process has ended.
+        eventually(lambda: cbtop(*words).returncode)
         refused(3, f"every process had ended before, so {path} has no records", *words[1:])
 
 

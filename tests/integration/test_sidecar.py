@@ -23,7 +23,7 @@ from tests.integration.hosts import DEADLINE_S, HOST, eventually
 
 SERVING = HOST.replace("profiler = BrickProfiler()\n", "profiler = BrickProfiler()\nprofiler.serve(sys.argv[2])\n")
 
-# A program that calls `profiler.serve` and runs until it is told to end.
+# A program that calls `profiler.serve` and runs until it has read a line from stdin.
 WAITING = """
 import sys
 from cbtop import BrickProfiler

@@ -1,4 +1,4 @@
-"""Tests of a daemon under lasting load: it accounts for every record, and its memory does not grow."""
+"""Tests of a daemon under lasting load: the daemon accounts for every record, and its memory does not grow."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_record_is_reported_under_load_and_no_descriptor_leaks(runtime: Pa
         states = final_states(HOSTS)
     # There may be two descriptors more or less: a viewer is just leaving.
     assert max(descriptors) - min(descriptors) <= 2
-    # There may be two threads more or less: they sample devices while a viewer is connected.
+    # There may be two threads more or less, because two threads sample devices while a viewer is connected.
     assert max(threads) - min(threads) <= 2
     assert sum(state.produced for state in states) == sum(state.received for state in states)
     assert sum(state.produced for state in states) == sum(load.written for load in loads)
@@ -140,7 +140,7 @@ def test_for_ten_minutes_memory_descriptors_and_threads_stay_as_they_are(
     _log.info("at most %d KiB, %.3f bytes a record (%.3f to %.3f)", max(anonymous) >> 10, slope, low, high)
     _log.info("descriptors %s, threads %s", sorted(set(descriptors)), sorted(set(threads)))
     assert low < MAX_LEAK_BYTES
-    assert max(descriptors) - min(descriptors) <= 2  # A viewer that is just leaving has two more.
+    assert max(descriptors) - min(descriptors) <= 2  # A viewer that is just leaving has two more descriptors.
     assert len(set(threads)) == 1
     assert sum(state.produced for state in states) == produced
     assert all(s.produced == s.received + s.overwritten + s.rejected for s in states)
@@ -156,7 +156,7 @@ def test_a_viewer_is_complete_with_its_first_message_whenever_it_comes(runtime: 
         load.close()
     for messages in said:
         of_sources = [message for message in messages if not isinstance(message, DeviceSample)]
-        # The hello, the heartbeat, and for each process its catalog, its statistics and its state.
+        # These are the daemon's hello and heartbeat, and the catalog, the statistics and the state of each process.
         assert len(of_sources) == 2 + 3 * HOSTS
         assert isinstance(messages[0], DaemonHello)
         assert all(message.complete for message in messages if isinstance(message, SourceCatalog))

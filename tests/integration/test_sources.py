@@ -12,7 +12,10 @@ from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, host
 
 
 def costs(feed: Feed) -> dict[str, ProcessCost]:
-    """Return the costs of cbtop's own processes by name. Return an empty dict until all are known."""
+    """Return the costs of cbtop's own processes by name.
+
+    Return an empty dict until all of these costs are known.
+    """
     feed.poll(20)
     found = feed.listed().costs
     known = found and all(cost.cpu_percent is not None for cost in found)

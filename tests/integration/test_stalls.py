@@ -1,4 +1,4 @@
-"""Tests of a process that hangs: it is reported as stalled with its brick and layer.
+"""Tests of a process that hangs: the process is reported as stalled, with its brick and layer.
 
 When it continues, it is reported as running.
 """
@@ -110,8 +110,8 @@ def test_a_stalled_process_that_is_killed_is_gone_and_was_never_live_again(tmp_p
         assert listed(process.pid)["stall"] is None
 
 
-# Not in the default run, because test_stall.py tests both states on simulated processes, and a test above has a real
-# stall.
+# The default run skips this test, because test_stall.py tests both states on simulated processes, and a test above
+# has a real stall.
 @pytest.mark.slow
 @compiled
 def test_between_steps_it_is_idle_and_stopped_by_a_signal_it_is_suspended(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_between_steps_it_is_idle_and_stopped_by_a_signal_it_is_suspended(tmp_pa
         becomes(process, "live")
 
 
-@pytest.mark.slow  # Not in the default run, because test_stall.py tests the same, with a simulated process.
+@pytest.mark.slow  # The default run skips this test, because test_stall.py tests the same, with a simulated process.
 def test_a_process_that_samples_its_steps_is_quiet_rather_than_idle(tmp_path: Path) -> None:
     hangs = tmp_path / "hangs"
     with daemon(), hanging(hangs, sample_every=1000) as process:
@@ -149,7 +149,7 @@ def test_a_process_that_samples_its_steps_is_quiet_rather_than_idle(tmp_path: Pa
 
 
 @compiled
-@pytest.mark.slow  # Not in the default run, because tests/cbtop/viewmodels/test_stall.py tests the same.
+@pytest.mark.slow  # The default run skips this test, because tests/cbtop/viewmodels/test_stall.py tests the same.
 def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
     hangs, path = tmp_path / "hangs", tmp_path / "run.cbtop"
     with daemon(), hanging(hangs) as process:
@@ -165,7 +165,7 @@ def test_a_recording_shows_a_stall_by_its_own_time(tmp_path: Path) -> None:
     assert later["stall"]["age_s"] > first["stall"]["age_s"]
 
 
-# Not in the default run, because test_merge.py of the viewmodels tests the same, with simulated processes.
+# The default run skips this test, because test_merge.py of the viewmodels tests the same, with simulated processes.
 @pytest.mark.slow
 @compiled
 def test_a_sum_is_stalled_if_one_process_hangs_and_gone_if_that_is_killed(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Tests of a slow rank (straggler) among four ranks: it is named. If all are equally fast, none is named."""
+"""Tests of a slow rank (straggler) among four ranks. The slow rank is named.
+
+If all ranks are equally fast, none is named.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, snapsh
 RANKS = 4
 SLOW_RANK = 2
 
-# A rank that runs some steps for each line on stdin. It reports fixed times of bricks, so the load of the machine
-# does not matter. While the file `slow-N` exists next to its ring, one of its bricks takes 15 % longer and it waits
-# less.
+# A rank that runs some steps for each line on stdin. The reported times of bricks are fixed, so the load of the
+# machine does not matter. While the file `slow-N` exists next to the rank's ring, one of its bricks takes 15 % longer
+# and the rank waits less.
 RANK = """
 import os, sys
 from pathlib import Path
@@ -46,7 +49,8 @@ for number, _ in enumerate(sys.stdin, rank):
                 profiler.record_elapsed(BrickId.DOWN_PROJECTION, int(1_600_000 * jitter) + extra_ns // 2)
                 profiler.record_elapsed("AllReduce", 900_000 - extra_ns // 2)
 """
-# The same rank without pauses. A report of one second has so few time slices that one pause would prevent a verdict.
+# A rank like RANK, but without pauses. A report of one second has so few time slices that one pause would prevent a
+# verdict.
 WITHOUT_PAUSES = RANK.replace("50_000_000 if", "0 if")
 assert WITHOUT_PAUSES != RANK
 STEPS = 10  # number of steps that a rank runs for each line
@@ -111,14 +115,14 @@ def are_comparable(feed: Feed, processes: Ranks) -> bool:
     return len(records) == RANKS and all(record.busy and record.busy.count == SLICES for record in records)
 
 
-@pytest.mark.slow  # Not in the default run, because test_straggler.py tests the same, with simulated ranks.
+@pytest.mark.slow  # The default run skips this test, because test_straggler.py tests the same, with simulated ranks.
 def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
     with daemon(), ranks() as processes, Feed() as feed:
         eventually(lambda: are_comparable(feed, processes))
         for _ in range(50):
             assert look(feed, processes) is None
         (runtime / f"slow-{SLOW_RANK}").touch()
-        # The percentage rises until the fast steps of the rank from before have left the window.
+        # The percentage rises until the rank's earlier, fast steps are older than the window of the last seconds.
         found = eventually(
             lambda: (seen := look(feed, processes)) and seen.percent == pytest.approx(15, abs=2) and seen
         )
@@ -131,7 +135,7 @@ def test_a_rank_that_becomes_15_percent_slower_is_named(runtime: Path) -> None:
             assert look(feed, processes) is None
 
 
-@pytest.mark.slow  # Not in the default run, because test_two_ranks.py tests such a report, with torch.
+@pytest.mark.slow  # The default run skips this test, because test_two_ranks.py tests such a report, with torch.
 def test_a_report_and_ls_name_the_straggler_in_text_and_json(runtime: Path) -> None:
     (runtime / f"slow-{SLOW_RANK}").touch()
     with daemon(), ranks(WITHOUT_PAUSES) as processes, running(processes):

@@ -96,7 +96,7 @@ def scrape(line: str) -> dict[str, Family]:
         try:
             text = get(line.removeprefix("cbtop daemon: metrics at "))
         except HTTPError as error:
-            # Status 503: the exporter has no data from the daemon yet, or got none for a while.
+            # Status 503: the exporter has no data from the daemon yet, or has received no data for a while.
             error.close()
             if error.code != 503:
                 raise
@@ -179,7 +179,8 @@ for line in sys.stdin:
 """
 
 
-# Not in the default run, because tests/cbtop/telemetry/test_counters.py tests the same, with simulated processes.
+# The default run skips this test, because tests/cbtop/telemetry/test_counters.py tests the same, with simulated
+# processes.
 @pytest.mark.slow
 def test_no_counter_goes_down_while_processes_are_reset_end_and_are_killed() -> None:
     seen: dict[tuple[str, ...], float] = {}
@@ -241,7 +242,7 @@ def test_a_daemon_that_serves_other_hosts_with_keys_exports_as_well(
 class CollectorStub(HTTPServer):
     """A stand-in for a collector: an HTTP server that receives OTLP and stores the requests.
 
-    It answers with the code `status`.
+    The server answers with the code `status`.
     """
 
     def __init__(self) -> None:
@@ -307,7 +308,7 @@ def test_a_collector_receives_the_numbers_of_the_json_report(collector: Collecto
             )
 
 
-# Not in the default run, because tests/cbtop/telemetry/test_traces.py tests the contents of traces.
+# The default run skips this test, because tests/cbtop/telemetry/test_traces.py tests the contents of traces.
 @pytest.mark.slow
 def test_a_collector_receives_whole_steps_as_traces(collector: CollectorStub) -> None:
     with (

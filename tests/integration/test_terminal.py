@@ -1,4 +1,7 @@
-"""Tests of the screen in a real terminal: it shows what runs, and restores the terminal however it ends."""
+"""Tests of the screen in a real terminal.
+
+The screen shows what runs, and restores the terminal however cbtop ends.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +200,8 @@ def test_every_view_opens_by_its_key_and_is_redrawn_after_a_suspension() -> None
         quit_leaves_a_clean_terminal_and_no_process(screen, "\x03")
 
 
-@pytest.mark.slow  # Not in the default run, because test_app.py tests a lost terminal, also with an ignored hang-up.
+# The default run skips this test, because test_app.py tests a lost terminal, also with an ignored hang-up.
+@pytest.mark.slow
 def test_a_lost_terminal_ends_it() -> None:
     with host():
         screen = Terminal(CBTOP)
@@ -206,8 +210,8 @@ def test_a_lost_terminal_ends_it() -> None:
         assert screen.process.wait(DEADLINE_S) != 0
 
 
-# Not in the default run, because test_demo.py tests the error without a screen, and test_app.py tests a failed
-# workload.
+# The default run skips this test, because test_demo.py tests the error without a screen, and test_app.py tests a
+# failed workload.
 @pytest.mark.slow
 def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp_path: Path) -> None:
     with terminal("demo", "--model", str(tmp_path / "none.gguf")) as screen:
@@ -216,8 +220,8 @@ def test_a_model_that_cannot_be_run_ends_the_screen_with_one_line_and_code_2(tmp
         assert "none.gguf does not exist" in screen.read()
 
 
-# Not in the default run, because test_app.py tests the first process that appears, and test_watching.py one that is
-# gone.
+# The default run skips this test, because test_app.py tests the first process that appears, and test_watching.py one
+# that is gone.
 @pytest.mark.slow
 def test_the_screen_says_how_to_start_a_program_if_nothing_runs() -> None:
     with terminal() as screen:
@@ -240,12 +244,13 @@ print(profiler._recorder.asked)
 """
 
 
-# Not in the default run, because test_app.py quits during a request, and a test above checks the terminal.
+# The default run skips this test, because test_app.py quits during a request, and a test above checks the terminal.
 @pytest.mark.slow
 def test_quitting_during_a_request_for_kernels_leaves_a_clean_terminal() -> None:
     with (
         subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
-        # Show all data, because the only step of the process may be too old for the window.
+        # Show data of all time, because the only step of the process may be older than the window of the last
+        # seconds.
         terminal("--window", "all") as screen,
     ):
         screen.wait_for("Sampling")
@@ -275,8 +280,8 @@ def test_in_ascii_not_one_byte_of_the_screen_is_anything_else(options: list[str]
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-# Not in the default run, because test_settings.py tests the order of settings, and test_themes.py screens without
-# colour.
+# The default run skips this test, because test_settings.py tests the order of settings, and test_themes.py screens
+# without colour.
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["NO_COLOR", pytest.param("--no-color", marks=pytest.mark.slow)])
 def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +295,7 @@ def test_without_colour_nothing_is_drawn_in_one(option: str, monkeypatch: pytest
         quit_leaves_a_clean_terminal_and_no_process(screen, "q")
 
 
-@pytest.mark.slow  # Not in the default run, because test_sort_memory.py tests the order without a terminal.
+@pytest.mark.slow  # The default run skips this test, because test_sort_memory.py tests the order without a terminal.
 def test_the_order_that_was_chosen_is_that_of_the_next_run() -> None:
     with terminal("replay", RECORDING, "--view", "bricks") as screen:
         screen.wait_for("wall %▼")

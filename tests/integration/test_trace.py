@@ -1,4 +1,4 @@
-"""Tests of `cbtop demo --trace`: what a model computed is recorded in the demo's process and shown in the report."""
+"""Tests of `cbtop demo --trace`: the demo's process records what its model computed, and the report shows it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_all_traces_of_a_run_are_reported_and_its_books_still_balance(model: str
     assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
 
 
-@pytest.mark.slow  # Not in the default run, because tests/compute/test_tracing.py tests the same.
+@pytest.mark.slow  # The default run skips this test, because tests/compute/test_tracing.py tests the same.
 def test_only_what_was_asked_for_is_traced_and_shown(model: str) -> None:
     done = cbtop("demo", "--model", model, "--headless", "--steps", "3", "--trace", "kv,logits", "--view", "trace")
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
-"""Tests of two tensor-parallel ranks on two GPUs with NCCL: equal numbers, collectives as bricks, and the slow rank.
+"""Tests of two tensor-parallel ranks on two GPUs with NCCL.
 
-NVLink is tested, too.
+Numbers are equal, collectives are bricks, and the slow rank is named. NVLink is tested, too.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SLOW_RANK, LAYERS = 1, 2
 MOST_S = 120  # Time limit in s. A process that hangs on a device would never end.
 MOST_OF_NVLINK = 2e12  # bytes per second; more than all links of any GPU can carry
 
-# A program that prints what each rank computes: without cbtop, while attached, and after it was detached. It runs
-# eagerly and with a graph.
+# A program that prints what each rank computes: without cbtop, while attached, and after it was detached. The program
+# runs eagerly and with a graph.
 COMPARED = """
 import json, sys, torch
 import torch.distributed as dist

@@ -28,7 +28,7 @@ SLOW_RANK = 1
 LAYERS = 2
 
 # A program with two ranks, each with half of every matrix. The slow rank sleeps in its feed-forward network, outside
-# any brick. Both run until the given file exists.
+# any brick. Both ranks run until the given file exists.
 PARALLEL = """
 import sys, time, torch
 import torch.distributed as dist
@@ -186,7 +186,7 @@ def test_a_model_transformers_spreads_over_two_ranks_shows_its_collectives(
     for source in sources:
         counts = {brick["name"]: brick["count"] for brick in source["bricks"]}
         layers, steps = 3, source["steps"]["count"]
-        # Each layer has an all-reduce after attention and one after the feed-forward network.
+        # Each layer has one all-reduce after attention, and another all-reduce after the feed-forward network.
         assert counts["AllReduce"] == 2 * layers * steps
         # These collectives belong to the embedding and the LM head.
         assert {"AllReduce (launch)", "AllGather (launch)", "Wait"} <= counts.keys()

@@ -58,7 +58,8 @@ def test_the_screen_shows_a_run_and_its_output_and_passes_ctrl_c_to_it() -> None
         assert screen.is_clean
 
 
-@pytest.mark.slow  # Not in the default run, because the program of a test above also runs until the user leaves.
+# The default run skips this test, because the program of a test above also runs until the user leaves.
+@pytest.mark.slow
 def test_when_it_has_ended_the_screen_stays_until_somebody_leaves_it() -> None:
     with watching(sys.executable, "-c", "print('only words'); raise SystemExit(3)") as screen:
         screen.wait_for("only words", "has ended with exit code 3")  # the program records nothing
@@ -68,7 +69,8 @@ def test_when_it_has_ended_the_screen_stays_until_somebody_leaves_it() -> None:
         assert "only words" in screen.read()
 
 
-@pytest.mark.slow  # Not in the default run, because a test above tests Ctrl-C, and test_terminal.py tests signals.
+# The default run skips this test, because a test above tests Ctrl-C, and test_terminal.py tests signals.
+@pytest.mark.slow
 def test_a_signal_leaves_the_screen_and_reaches_the_program() -> None:
     with watching(sys.executable, "-c", HOST, str(FOR_EVER)) as screen:
         screen.wait_for("costliest bricks")
@@ -77,7 +79,7 @@ def test_a_signal_leaves_the_screen_and_reaches_the_program() -> None:
         assert screen.is_clean
 
 
-@pytest.mark.slow  # Not in the default run, because test_run.py tests both errors without a screen.
+@pytest.mark.slow  # The default run skips this test, because test_run.py tests both errors without a screen.
 def test_a_failed_start_is_reported_and_a_screen_needs_a_terminal() -> None:
     with watching("gone-1") as screen:
         screen.wait_for("there is no command 'gone-1'", "has ended with exit code 127")

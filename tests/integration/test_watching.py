@@ -1,4 +1,7 @@
-"""Tests with real programs, daemons and viewers: they start late, die and return, and every loss is reported."""
+"""Tests with real programs, daemons and viewers. These start late, die and return.
+
+Every lost record is reported.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +161,7 @@ def test_a_process_of_which_nothing_has_come_yet_is_named_beside_the_report() ->
 def test_unread_messages_are_read_before_printing_or_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # With this limit, the viewer reads only one message each time.
+    # With this limit, each poll of the viewer applies only one message.
     monkeypatch.setattr(collector, "MAX_DRAIN_S", -1.0)
     with daemon(), host() as one, host() as other:
         eventually(lambda: {source["pid"] for source in snapshot()} == {one.pid, other.pid})

@@ -22,8 +22,8 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return name
 
 
-# Run a test with both hot paths, the one in Python only in slow tests. Use it for tests that start a process or take
-# seconds.
+# Run a test with both hot paths. The hot path in Python runs only in slow tests. Use this fixture for tests that
+# start a process or take seconds.
 of_either = pytest.mark.parametrize(
     "implementation", [pytest.param("python", marks=pytest.mark.slow), "compiled"], indirect=True
 )

@@ -12,8 +12,8 @@ from typing import Any
 def nothing_is_lost(use: Callable[[], object], raised: type[Exception], at: int) -> str:
     """Send a signal in the `at`-th function of cbtop that `use` enters. Returns the name of this function.
 
-    Garbage collection is off meanwhile. It could run code of cbtop for objects of earlier tests, and Python discards
-    exceptions in such code.
+    Garbage collection is off while `use` runs. A collection could run code of cbtop for objects of earlier tests, and
+    Python discards exceptions in such code.
     """
     left = at
     arrived: list[int] = []

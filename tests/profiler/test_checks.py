@@ -1,4 +1,7 @@
-"""Bricks of a user verify themselves: outcomes are announced, and reach neither the host nor the times."""
+"""Tests of users' bricks that verify themselves: the results are announced.
+
+The results do not affect the program or the measured times.
+"""
 
 from __future__ import annotations
 

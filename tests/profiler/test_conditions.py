@@ -1,6 +1,6 @@
 """Tests of the conditions that a process runs under, such as its processors and versions.
 
-They contain only known facts, and write lists of processors as Linux does.
+The conditions contain only known facts. Lists of processors are written as Linux writes them.
 """
 
 from __future__ import annotations

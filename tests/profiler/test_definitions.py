@@ -1,4 +1,4 @@
-"""Tests of the definitions of bricks: they accept values of users, and reject wrong values immediately."""
+"""Tests of the definitions of bricks: definitions accept values of users, and reject wrong values immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of sync modes, which decide when the profiler waits for a device. They never change the time of a brick."""
+"""Tests of sync modes, which decide when the profiler waits for a device.
+
+A sync mode never changes the time of a brick.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ RECORDING = [SyncMode.IMMEDIATE, SyncMode.PER_LAYER, SyncMode.DEFERRED]
 
 
 class FakeDevice:
-    """A device that works through a queue. The times of its time stamps are known only after waiting for it."""
+    """A device that works through a queue.
+
+    The times of its time stamps are known only after the profiler has waited for the device.
+    """
 
     def __init__(self) -> None:
         self.enqueued_ns = 0

@@ -154,7 +154,8 @@ def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE)
     thread = threading.Thread(target=run)
     thread.start()
     inside.wait()
-    profiler._after_fork()  # Call this as in a forked child, where the other thread does not exist.
+    # Call this function as a forked child would. In the child, the other thread does not exist.
+    profiler._after_fork()
     free = len(profiler.parts.steps.lanes.free)
     go_on.set()
     thread.join()

@@ -1,4 +1,7 @@
-"""Tests of operations that were timed elsewhere: they get into the same graph and ring as those timed here."""
+"""Tests of operations that were timed elsewhere.
+
+Such operations are in the same graph and ring as operations that the profiler has timed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from tests.profiler.memory import Memory
 
 
 class FakeDevice:
-    """A device that works only while the host waits for it. Each wait takes it to a given time."""
+    """A device that works only while the host waits for it. Each wait advances the device to a given time."""
 
     def __init__(self) -> None:
         self.now_ns = self.waited_to_ns = 0

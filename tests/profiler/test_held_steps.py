@@ -28,7 +28,7 @@ RESOLUTION_NS = 64
 
 
 class Played:
-    """A profiler and a fake device. Each brick takes a given time on the host and another one on the device."""
+    """A profiler and a fake device. Each brick takes a given time on the host and a different time on the device."""
 
     def __init__(self) -> None:
         self.driver = FakeDriver()
@@ -48,7 +48,7 @@ class Played:
                 self.driver.work(self.stream or STREAM, 500)  # work between bricks
 
     def finish(self) -> None:
-        """Let the device finish its work, and then the recording."""
+        """Let the device finish its work, then finish the recording."""
         self.driver.pass_time(100_000_000)
         self.profiler.finalize()
 
@@ -237,7 +237,7 @@ def test_what_a_step_waits_for_is_recorded_in_it_without_the_stamps_before(playe
     (_, _, ended), bricks = played.times(NodeKind.STEP)[0], played.times(NodeKind.BRICK)
     assert [name for name, *_ in bricks] == ["QkvProjection"] * 30 + ["LmHead"]
     assert bricks[-1][2] - bricks[-1][1] == 400_000
-    # The 60 time stamps before took 60 µs. They must not be part of this brick.
+    # The 60 earlier time stamps took 60 µs. This time must not be part of this brick.
     assert bricks[-2][2] - 2_000 <= bricks[-1][1] <= bricks[-2][2] + 10_000
     assert ended - 10_000 <= bricks[-1][2] <= ended
 

@@ -41,7 +41,7 @@ class TroubleError(Exception):
 
 
 class Device:
-    """A device that works for some calls and fails in all later ones."""
+    """A device that works for some calls and fails in all later calls."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -116,7 +116,7 @@ def _timed(profiler: BrickProfiler) -> None:
 ACTIVATION = BrickDefinition.of(BrickId.ACTIVATION, kernels=(KernelDefinition("k", "cpu"),))
 CHECKED = BrickDefinition.of(BrickId.ACTIVATION, checks=(Finite(),))
 
-# All public names of a profiler. Each function uses one as a program would.
+# All public names of a profiler. Each function uses one public name as a program would.
 USES: dict[str, Callable[[BrickProfiler], object]] = {
     "start_brick": lambda p: p.stop_brick(p.start_brick("a"), 1),
     "stop_brick": lambda p: p.stop_brick(p.start_brick("b"), 1, failed=True),
@@ -208,7 +208,7 @@ TROUBLES: dict[str, Callable[[MAKE, Path], BrickProfiler]] = {
 def test_whatever_fails_in_turn_no_public_method_raises(
     make_either: MAKE, runtime: Path, trouble: str, sync_mode: SyncMode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for first in USES:  # Each use of the profiler is once the first to fail.
+    for first in USES:  # In each round, another use of the profiler is the first to fail.
         profiler = TROUBLES[trouble](make_either, runtime)
         profiler.set_sync_mode(sync_mode)
         with _nothing_of_ours_warns_twice(caplog):
@@ -277,7 +277,8 @@ def test_a_clock_that_fails_ends_the_recording_and_says_so_once(
 
 
 def test_what_a_lost_device_keeps_is_counted_as_lost(make_either: MAKE, runtime: Path) -> None:
-    device = Device(6)  # The device fails after it has marked three bricks, so waiting for them fails.
+    # The device fails after it has marked three bricks. So it also fails when the profiler waits for these bricks.
+    device = Device(6)
     profiler = make_either(recorder=RingRecorder(runtime), device_clock=device)
     for _ in range(3):
         with profiler.brick("a"):
@@ -351,7 +352,7 @@ def test_a_signal_handlers_error_reaches_the_host_and_recording_goes_on(
     profiler = make_either(recorder=memory, clock_ns=clock_ns)
     before = signal.signal(signal.SIGUSR1, HANDLERS[handler])
     try:
-        with pytest.raises(TimeoutError, match="own"):  # noqa: PT012 - wherever it arrives
+        with pytest.raises(TimeoutError, match="own"):  # noqa: PT012 - the signal may arrive anywhere
             with profiler.step("decode", 1), profiler.brick("a"):
                 profiler.stop_brick(profiler.start_brick("b"), 1)
                 profiler.record_elapsed("c", 1)
@@ -504,7 +505,7 @@ def test_nothing_is_recorded_if_no_file_can_be_opened_and_a_child_retries(make_e
         pass
     assert not profiler.recording
     assert "recording has ended" in str(profiler.report())
-    profiler._after_fork()  # Call this as in a forked child.
+    profiler._after_fork()  # Call this function as a forked child would.
     assert profiler.recording
 
 
@@ -515,7 +516,7 @@ def test_a_signal_while_files_open_reaches_the_host_and_recording_goes_on(
 ) -> None:
     # A record that a signal has interrupted counts as lost at once.
     monkeypatch.setattr(ring_reader, "ABANDONED_AFTER_S", 0.0)
-    # Only every 22nd place is tested, because all would take seconds.
+    # Only every 22nd position of the signal is tested, because a test of all positions would take too long.
     for at in count(0 if raised is TimeoutError else 11, 22):
         profiler = make_either(recorder=RingRecorder(runtime, 1 << 12))
 

@@ -1,6 +1,6 @@
 """Tests of the hot path (the code that records a brick), in Python and in C: both write the same records.
 
-The cost is known, and nothing that a program does makes them crash.
+The cost is known. The hot path does not crash, whatever a program does.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_announcing_a_node_counts_in_the_enclosing_times_and_not_its_own(make: M
     assert took_ns == [(4, 1), (3, 10_001), (2, 11_001), (1, 11_101), (4, 1), (3, 1), (2, 1), (1, 1)]
     with profiler.step(tokens=1) as step, profiler.layer(0), profiler.brick("outer"):
         now_ns[0] += 1
-        step.name = "named late"  # This step gets its name only at the end, after its layer and brick were recorded.
+        step.name = "named late"  # This step gets its name only at its end, after its layer and brick were recorded.
     assert [end_ns - start_ns for _, start_ns, end_ns, _ in slow.records[8:]] == [1, 1, 1]
 
 
@@ -137,7 +137,7 @@ def test_f105_a_disabled_pair_reads_no_clock_and_makes_nothing(make: MAKE) -> No
         timer = sampled_out.start_brick(BrickId.RMS_NORM)
         sampled_out.stop_brick(timer, 1)
         assert (timer, len(memory.records), next(clock)) == (None, recorded, so_far + 1)
-    # The only further record is that of the step as a whole.
+    # The only further record is the record of the step as a whole.
     assert (len(memory.records), next(clock)) == (recorded + 1, so_far + 3)
 
 
@@ -269,7 +269,7 @@ def test_a_killed_process_loses_no_complete_record(implementation: str, runtime:
     reader = reader_in(runtime)
     batch = reader.read(final=True)
     assert reader.produced == len(batch.node) + batch.overwritten >= 1000
-    # At most one record is incomplete, and it is the last one.
+    # At most one record, the last one, is incomplete.
     first = int(batch.elements[0])
     assert batch.elements.tolist() == list(range(first, first + len(batch.node)))
     assert batch.overwritten in (first, first + 1)
@@ -316,7 +316,7 @@ class TestInFlight:
         assert {thread_id: flight.node for thread_id, flight in found.items()} == {t: node for t, _, node, _ in said}
         for thread_id, number, _, said_ns in said:
             start_ns = found[thread_id].start_ns
-            if number == 3:  # This is the layer. Its start is unknown, because bricks in it have ended.
+            if number == 3:  # This node is the layer. Its start is unknown, because bricks in it have ended.
                 assert start_ns is None
             else:
                 assert start_ns is not None
@@ -381,7 +381,7 @@ class TestInFlight:
             assert here()[0] == 2
             with profiler.step("decode", -1):
                 assert here() == (1, 0)
-            # None of these values is a number, and none of their methods may be called.
+            # None of these values is a number. No method of these values may be called.
             for tokens in (1 << 70, "many", [1], True, None, Untrue()):
                 with profiler.step("decode", cast(int, tokens)):
                     assert here() == (1, 0)
@@ -741,7 +741,7 @@ def test_nothing_is_left_of_a_graph_in_whatever_order_its_bricks_were_ended(make
         gc.collect()
         return [one for one in gc.get_objects() if isinstance(one, scope_type)]
 
-    before = places()  # Keep a list of existing objects, so that none of other tests is freed meanwhile.
+    before = places()  # Keep a list of existing objects, so that no object of other tests is freed during this test.
     for _ in range(8):
         profiler = make(recorder=RingRecorder(runtime))
         use(profiler)

@@ -1,6 +1,6 @@
-"""Tests of a place (step, layer and brick) that is handed to another thread or task.
+"""Tests of a place (step, layer and brick) that is handed over to another thread or task.
 
-Work there belongs to the step and layer of the place.
+Work in this thread or task belongs to the step and layer of the place.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_what_runs_on_after_the_step_lies_outside_of_it(profiler: BrickProfiler,
         inside.wait()
     go_on.set()
     thread.join()
-    in_thread(lambda: work_at(profiler, place))  # The step of this place has ended before.
+    in_thread(lambda: work_at(profiler, place))  # The step that this place belongs to has already ended.
     assert names(memory) == ["/decode/0", "/decode", "/decode/0/adopted/late", "/after", "/work", "/own"]
     assert [tag & FLAG_LOOSE == FLAG_LOOSE for tag, *_ in memory.records] == [False, False, True, False, False, False]
 

@@ -1,6 +1,6 @@
 """Tests of plain steps, which are only timed as a whole: every step is counted.
 
-The inside is known only for sampled steps.
+The bricks in a step are known only for sampled steps.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def one_in_two(first: bool = True) -> Iterator[bool]:
 
 @dataclass
 class Made:
-    """A step that has run, as the test itself has counted it."""
+    """A step that has run, as counted by the test itself."""
 
     name: str | None
     tokens: object
@@ -124,7 +124,10 @@ OPERATIONS = st.one_of(
 
 
 class Host:
-    """A program that runs random operations in three threads in turns, and stores the expected steps."""
+    """A program that runs random operations and stores the expected steps.
+
+    The operations run in three threads, in turns.
+    """
 
     def __init__(self, profiler: BrickProfiler, clock: Clock, decisions: Iterator[bool]) -> None:
         self.ended: list[Made] = []
@@ -281,7 +284,7 @@ def test_any_mix_of_plain_and_recorded_steps_is_counted_like_an_oracle(
 def decoded(directory: Path, make: MAKE, sample_every: int) -> tuple[SourceView, Report]:
     """Return the view and the report of twelve steps.
 
-    They are the same each time, and one in `sample_every` is recorded.
+    The steps are the same each time, and one in `sample_every` steps is recorded.
     """
     clock = Clock()
     profiler = make(clock_ns=clock, recorder=RingRecorder(directory), sample_every=sample_every)
@@ -643,7 +646,8 @@ def test_the_last_seconds_hold_plain_steps_and_bricks_of_recorded_ones(make: MAK
         clock.sleep_us(2_000_000)
     with profiler.step("decode", tokens=1):
         clock.sleep_us(1_000_000)
-    with profiler.step("decode", tokens=10) as step:  # This step begins before the window and ends in it.
+    # This step begins before the window of the last seconds and ends in the window.
+    with profiler.step("decode", tokens=10) as step:
         clock.sleep_us(500_000)
 
         def in_another_thread() -> None:
@@ -688,7 +692,7 @@ def test_a_call_that_is_loose_in_any_lane_is_no_plain_step_and_has_a_time(runtim
 
 
 def half_plain(directory: Path, make: MAKE, us: float = 100) -> SourceRecord:
-    """Record eight steps. Recorded steps take `us` in one brick, plain steps four times that."""
+    """Record eight steps. Recorded steps take `us` in one brick, and plain steps take four times as long."""
     directory.mkdir(exist_ok=True)
     clock = Clock()
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder(directory), sample_every=2), one_in_two())
@@ -753,7 +757,8 @@ def test_the_last_seconds_of_a_viewer_hold_both(make: MAKE, runtime: Path) -> No
     profiler = sampled_as(make(clock_ns=clock, recorder=RingRecorder(runtime)), one_in_two())
     source = None
     for second in range(1, 31):
-        # Use four steps per second. With fewer than 20 recorded steps in the window, bricks would cover all steps.
+        # Run four steps per second. If the window of the last seconds had fewer than 20 recorded steps, bricks would
+        # cover all steps.
         for _ in range(4):
             with profiler.step("decode", tokens=3), profiler.brick("a"):
                 clock.sleep_us(100 if second < 15 else 400)

@@ -185,8 +185,8 @@ def test_the_books_of_interleaved_steps_close_for_each_step(make: MAKE, runtime:
     assert totals.count[step] == totals.tokens == 150
     assert all(totals.closed_ns[node.id] == totals.total_ns[node.id] for node in totals.nodes)
     assert sum(totals.total_ns[node.id] for node in totals.nodes) <= totals.total_ns[step]
-    # Three steps ran at the same time almost always. So their sum is about three times the time when at least one
-    # ran.
+    # Almost all the time, three steps ran at once. So the sum of their times is about three times the time when at
+    # least one ran.
     union_ns = source.stats.rare("union_ns", (step,))
     wall_ns = source.stats.rare("last_ns", (step,)) - source.stats.rare("first_ns", (step,))
     assert max(totals.total_ns[step] // 3, 1) <= union_ns <= wall_ns

@@ -1,4 +1,4 @@
-"""Tests of BrickProfiler: it times what runs and where it runs, and never disturbs its program."""
+"""Tests of BrickProfiler: it times what runs, records where it runs, and never disturbs its program."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_an_exception_closes_the_brick_and_marks_it_failed(profiler: BrickProfil
     assert [(tag & 0xFFFFFF, bool(tag & FLAG_FAILED)) for tag, *_ in memory.records] == [(2, True), (1, True)]
     with profiler.brick(BrickId.SAMPLING):
         pass
-    # This node is at the root again, although the brick before has failed.
+    # This node is at the root again, although the previous brick has failed.
     assert memory.nodes[-1][:2] == (3, None)
 
 
@@ -157,7 +157,7 @@ def test_of_many_steps_every_kth_is_recorded(memory: Memory) -> None:
 def test_a_host_that_loses_stops_does_not_grow_the_graph_for_ever(profiler: BrickProfiler, memory: Memory) -> None:
     for _ in range(50):
         profiler.start_brick(BrickId.GATE_PROJECTION)
-        # Neither of the two bricks is stopped, so each begins inside the one before.
+        # Neither of the two bricks is stopped. So each new brick begins inside the previous brick.
         profiler.start_brick(BrickId.UP_PROJECTION)
     assert len(memory.nodes) <= 2 * MAX_RECURSION
 
@@ -345,7 +345,7 @@ def test_a_child_is_told_only_the_last_of_each_trace(runtime: Path) -> None:
     recorder = RingRecorder(runtime)
     for forwards in (1, 2, 3):
         recorder.announce(TraceSummary("MLT-01", "activations", "about", forwards, (), ()))
-    recorder.forget()  # Call this as in a forked child.
+    recorder.forget()  # Call this function as a forked child would.
     recorder.announce(Activity("serving"))
     second = max(runtime.glob("*.catalog"), key=lambda path: int(path.stem.split("-")[2]))
     said = CatalogReader(second).read()

@@ -1,4 +1,4 @@
-"""Tests of the recorder: it never disturbs the program, whatever fails, and its memory is bounded."""
+"""Tests of the recorder: the recorder never disturbs the program, whatever fails, and its memory is bounded."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_whatever_fails_is_said_once_and_the_host_goes_on(
         walk(recorder, 4)
         recorder.close("again")
     assert len(set(caplog.messages)) == len(caplog.messages)
-    recorder.forget()  # Act as a forked child, where nothing fails.
+    recorder.forget()  # Act as a forked child would. In the child, nothing fails.
     walk(recorder, 5)
     assert recorder.read() is not None
     recorder.close("done")
@@ -256,7 +256,7 @@ def test_flush_does_nothing_when_nothing_waits(runtime: Path) -> None:
 def test_years_of_announcements_leave_catalog_room_and_the_last_is_shown(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # All limits are 1,000 times smaller than the real ones, which would take 1,000 times as long to reach.
+    # All limits are 1,000 times smaller than the real limits, which take 1,000 times as long to reach.
     for module, name in (
         (catalog_module, "MAX_CATALOG_BYTES"),
         (recorder_module, "FREE_UPDATE_BYTES"),

@@ -110,7 +110,8 @@ def test_a_window_holds_the_steps_that_began_in_it() -> None:
             now_ns += (number + 1) * 100_000_000
     lifetime, window = profiler.report(), profiler.report(window_s=2.0)
     assert (lifetime.steps, lifetime.wall_ns, lifetime.window_s) == (10, 5_500_000_000, None)
-    # The window has the steps that took 0.9 s and 1 s. The first of them began before the window.
+    # The window of 2 s contains the two steps that took 0.9 s and 1 s. The first of these steps began before the
+    # window.
     assert (window.steps, window.tokens, window.wall_ns, window.window_s) == (2, 2, 1_900_000_000, 1.9)
     assert (window.bricks[0].calls.count, window.coverage) == (2, 1.0)
     assert str(window).startswith("the last 1.9 s: 2 steps")

@@ -58,7 +58,10 @@ def paths(memory: Memory) -> list[tuple[str, int, int, int]]:
 
 
 class Device:
-    """A device that uses a counter as its clock. It reaches its time stamps when the profiler waits for it."""
+    """A device that uses a counter as its clock.
+
+    The device reaches its time stamps when the profiler waits for it.
+    """
 
     def __init__(self) -> None:
         self.mark = count(0, 10).__next__
@@ -239,7 +242,8 @@ def test_each_thread_samples_its_own_steps_of_each_name(make: MAKE) -> None:
     turn = [threading.Semaphore(1), threading.Semaphore(0)]
 
     def run(me: int) -> None:
-        # The threads take turns. With one count of steps for the whole process, one thread would never be sampled.
+        # The threads take turns. If steps were counted for the whole process, one of the threads would never be
+        # sampled.
         for _ in range(6):
             for name in ("prefill", "decode"):
                 turn[me].acquire()

@@ -1,4 +1,4 @@
-"""Tests of the cache directory: it is where the XDG base directory specification says."""
+"""Tests of the cache directory: its path follows the XDG base directory specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of a catalog (the file with nodes and messages of a process): it is read as far as it is valid."""
+"""Tests of a catalog (the file with nodes and messages of a process): a catalog is read as far as it is valid."""
 
 from __future__ import annotations
 

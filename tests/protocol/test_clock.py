@@ -1,4 +1,4 @@
-"""Tests of cbtop's clocks: they continue, whatever a test of the profiled program does to the module `time`."""
+"""Tests of cbtop's clocks: the clocks continue, whatever a test of the profiled program does to the module `time`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_the_clocks_read_what_those_of_python_read() -> None:
 
 
 def test_frozen_time_stops_no_clock_of_ours() -> None:
-    with freeze_time("2020-01-01", ignore=["torch", "transformers"]):  # to search their modules takes up to a minute
+    # searching the modules of these packages takes up to a minute
+    with freeze_time("2020-01-01", ignore=["torch", "transformers"]):
         assert time.perf_counter_ns() == time.perf_counter_ns()
         assert clock.perf_counter_ns() < clock.perf_counter_ns()
         assert clock.time() > time.time() + 10**8

@@ -290,9 +290,9 @@ ODD = (
 
 
 def odd(holder: Any) -> Iterator[Any]:
-    """Yield copies of `holder`. In each of them, one field has an unexpected value.
+    """Yield copies of `holder`. In each copy, one field has an unexpected value.
 
-    This includes fields of nested groups.
+    The fields of nested groups are included.
     """
     for field in dataclasses.fields(holder):
         held = getattr(holder, field.name)
@@ -540,7 +540,10 @@ def test_deep_nesting_is_refused() -> None:
 
 
 def packed(**fields: object) -> bytes:
-    """Return an encoded message of a kind that this version does not know. Its size must be limited, too."""
+    """Return an encoded message of a kind that this version does not know.
+
+    The size of such messages must be limited, too.
+    """
     found: bytes = msgpack.packb({"k": "later", **fields})
     return found
 

@@ -1,4 +1,7 @@
-"""Tests of packed columns of numbers: they are unchanged after transfer, and each is only as wide as needed."""
+"""Tests of packed columns of numbers: the numbers are unchanged after transfer.
+
+Each column is only as wide as needed.
+"""
 
 from __future__ import annotations
 

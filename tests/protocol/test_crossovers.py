@@ -1,6 +1,6 @@
 """Tests of the file of measured crossovers (sizes from which a faster method wins): its path, and its validation.
 
-It is used only for its own machine and version.
+The file is used only for the machine and the version that it was written for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tests of files of ended processes: they are kept within limits, by the age of their records.
+"""Tests of files of ended processes: their number and size are limited.
 
-Files of other users are not touched.
+The age of their records decides which files are removed first. Files of other users are not touched.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def leave(directory: Path, number: int, age_s: float = 0.0, records: int = 64) -
 
 
 def age_files(ring: Path, seconds: float = 3600) -> None:
-    """Set the times of the files. The writer writes through a mapping, which often does not change them."""
+    """Set the times of the files.
+
+    The writer does not change these times reliably, because it writes through a mapping.
+    """
     at_s = time.time() - seconds
     for path in (ring, ring.with_suffix(".catalog")):
         os.utime(path, (at_s, at_s))
@@ -85,7 +88,7 @@ def test_how_old_it_is_its_newest_record_says_and_not_the_file(runtime: Path) ->
     aged_s = min(1000, time.perf_counter() / 2)
     assert aged_s <= age_of(leave(runtime, 1, age_s=aged_s)) < aged_s + 600
     silent = leave(runtime, 2, age_s=100_000)
-    assert 3600 <= age_of(silent) < 4200  # Without a record, the times of the files count. They are an hour old.
+    assert 3600 <= age_of(silent) < 4200  # Without a record, the times of the files count. The files are an hour old.
 
 
 @pytest.mark.parametrize("end_ns", [-(1 << 63), -1, 0, "in eleven days", (1 << 63) - 1])
@@ -186,7 +189,7 @@ def test_profilers_opened_in_turns_do_not_look_at_the_directory_each_time(
             pass
         profiler.close()
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE
-    recorder_module._after_fork()  # Call this as in a child of a process that forks many children.
+    recorder_module._after_fork()  # Call this function as the child of a process that forks many children would.
     with BrickProfiler().brick("a"):
         pass
     assert len(looked) == 64 // ended_module.SWEPT_AT_ONCE + 1

@@ -1,4 +1,4 @@
-"""Tests of the addresses of daemons: they are found, and invalid ones are rejected."""
+"""Tests of the addresses of daemons: valid addresses are found, and invalid ones are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of hostile bytes: each decoder rejects them with its own error and within its limit of memory."""
+"""Tests of hostile bytes: each decoder rejects such bytes with its own error and within its limit of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of key files: only their owner can read them, and they are never overwritten."""
+"""Tests of key files: only their owner can read them. Key files are never overwritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of a file that is opened for reading: it is closed exactly once.
+"""Tests of a file that is opened for reading: the file is closed exactly once.
 
 A later file with the same descriptor stays open.
 """

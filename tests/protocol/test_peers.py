@@ -49,7 +49,10 @@ def asked(publisher: Publisher, kind: bytes, how_many: int = 1) -> list[bytes]:
 
 
 def is_cut_off(publisher: Publisher, peer: socket.socket) -> bool:
-    """Return whether the other end has closed the connection. Earlier data is read and discarded."""
+    """Return whether the other end has closed the connection.
+
+    Data that is still unread is read and discarded first.
+    """
     publisher.hear(5)
     peer.setblocking(False)
     try:
@@ -90,7 +93,8 @@ def test_who_does_not_read_is_answered_no_more_until_he_does(publisher: Publishe
             topic = question(HISTORY_PREFIX, b"/0")
             stuck.sendall(word(topic))
             eventually(lambda: publisher.hear(20) or any(topic in peer.topics for peer in known(publisher)))
-            publisher.hear(20)  # Let the publisher run once more, because the answer before may still be on its way.
+            # Let the publisher run once more, because the previous answer may still be on its way.
+            publisher.hear(20)
             return topic
 
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""Tests of a rank's number and job: they are read from the variables that launchers set."""
+"""Tests of a rank's number and job, which are read from the variables that launchers set."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def test_what_a_launcher_sets_once_a_job_tells_two_jobs_apart(common: dict[str, 
 
 
 def test_a_job_of_torch_whose_nodes_are_steps_of_their_own_is_one_job() -> None:
-    """On each node, srun starts torchrun separately. All of them are one job."""
+    """On each node, srun starts torchrun separately. All of these torchruns are one job."""
     jobs = {ranks_of({**TORCH, **SLURM, "RANK": step, "SLURM_STEP_ID": step}).job for step in ("0", "1")}
     assert len(jobs) == 1

@@ -1,4 +1,4 @@
-"""Tests of batches of records: they are unchanged after packing into columns.
+"""Tests of batches of records: the records are unchanged after packing into columns.
 
 Records that are lost on the way are counted.
 """
@@ -85,9 +85,9 @@ def test_a_large_read_becomes_messages_of_bounded_size() -> None:
 def test_produced_is_what_came_before_and_what_is_here_and_what_is_lost(
     turns: list[tuple[int, bool, bool, bool]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A test with random turns. In each turn, some records are written.
+    """A test of random turns.
 
-    In each turn, the batch and the heartbeat may be lost, and a new daemon may start.
+    In each turn, some records are written, the batch and the heartbeat may be lost, and a new daemon may start.
     """
     directory = tmp_path_factory.mktemp("ring")
     # The ring has room for only sixteen records, so records are often overwritten before they are read.

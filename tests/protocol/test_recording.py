@@ -1,6 +1,6 @@
-"""Tests of recordings: they are read as they were written, however the writer ended.
+"""Tests of recordings: each frame is read as it was written, however the writer ended.
 
-Other files are rejected with one line.
+A file that is no recording is rejected with one line.
 """
 
 from __future__ import annotations

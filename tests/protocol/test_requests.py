@@ -1,4 +1,4 @@
-"""Tests of requests of a command to a process: both sides accept exactly the same valid requests."""
+"""Tests of the requests that a command sends to a process: both sides accept exactly the same requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the ring: it counts every lost record, whoever writes and whenever it is read."""
+"""Tests of the ring: the ring counts every lost record, whoever writes and whenever it is read."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class WeakMemory:
             patched.setattr(ring_module, "fence", look)
             writer.record(2, 20, 21, 22)
         look()
-        # If a word differs between two looks, it was stored at some time between them.
+        # If a word differs between two readings, it was stored at some time between them.
         self.words = [[(0, value)] for value in seen[0]]
         for stage, (before, after) in enumerate(pairwise(seen)):
             for word, (old, new) in enumerate(zip(before, after, strict=True)):

@@ -1,4 +1,7 @@
-"""Tests of the reader of a ring: it finds the available records and counts the lost ones, whatever is in the file."""
+"""Tests of the reader of a ring.
+
+Whatever is in the file, the reader finds the available records and counts the lost records.
+"""
 
 from __future__ import annotations
 

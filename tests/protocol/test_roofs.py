@@ -1,4 +1,4 @@
-"""Tests of the file of measured roofs (peak rates): it is written completely and rejected if it is damaged.
+"""Tests of the file of measured roofs (peak rates): the file is written completely, and rejected if it is damaged.
 
 A roof is used only for the device on which it was measured.
 """
@@ -242,7 +242,7 @@ def test_roofs_are_used_only_for_the_device_they_were_measured_on() -> None:
     assert roofs_of_cpu((replace(CPU, device="Another Processor"),), 4) is None
     assert roofs_of_gpu(known, "18a9-c4", 132) == GPU
     assert roofs_of_gpu(known, "18a9-c5", 132) is None
-    # A MIG part of the same GPU has only 16 multiprocessors, so the roofs do not apply.
+    # A MIG part of the same GPU has only 16 multiprocessors, so the roofs (peak rates) of the GPU do not apply.
     assert roofs_of_gpu(known, "18a9-c4", 16) is None
     assert roofs_of_gpu((replace(GPU, uuid=""),), "", 132) is None
     limited = replace(GPU, power_limit_w=350)

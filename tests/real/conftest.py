@@ -1,4 +1,4 @@
-"""The fixture `run` for tests of pairs of programs: a faulty one with a known problem, and a healthy one."""
+"""The fixture `run` for tests of pairs of programs: a faulty program with a known problem, and a healthy program."""
 
 from __future__ import annotations
 

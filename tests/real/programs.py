@@ -20,7 +20,8 @@ from cbtop.viewmodels.verdict import Severity, Verdict
 from tests.integration.hosts import CBTOP, DEADLINE_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# Verdicts that other processes on the same processors can cause. If the machine is shared, they may be right.
+# Verdicts that other processes on the same processors can cause. If the machine is shared, these verdicts may be
+# right.
 OF_NEIGHBOURS = {"starved", "bimodal-latency", "outlier-mean"}
 SHARED = 0.05  # The machine counts as shared if processes waited for a processor for more than this share of the run.
 PRESSURE = Path("/proc/pressure/cpu")
@@ -35,7 +36,7 @@ class Outcome:
     output: str
     summary: str  # what `cbtop run` printed on stderr when it ended
     file: Path
-    is_shared: bool  # whether other processes used the processors meanwhile, according to Linux
+    is_shared: bool  # whether other processes used the processors during the run, according to Linux
 
     @cached_property
     def verdicts(self) -> dict[str, Verdict]:
@@ -44,7 +45,7 @@ class Outcome:
 
     @property
     def warnings(self) -> set[str]:
-        """Return the ids of errors and warnings. Those that other processes may have caused are left out."""
+        """Return the ids of errors and warnings. Verdicts that other processes may have caused are left out."""
         found = {verdict.id for verdict in self.view.verdicts if verdict.severity is not Severity.NOTE}
         return found - OF_NEIGHBOURS if self.is_shared else found
 
@@ -98,7 +99,7 @@ class Run:
         """
         for _ in range(2):
             outcome = self(script, "faulty", overhead)
-            # Look at the time during the run, because an ended process is never stuck.
+            # The verdict `stuck` is only found in views during the run, because an ended process is never stuck.
             found = outcome.during() if verdict == "stuck" else outcome.verdicts
             is_hidden = verdict not in found and outcome.is_shared
             if verdict in OF_NEIGHBOURS and outcome.is_starved:

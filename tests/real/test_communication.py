@@ -32,7 +32,7 @@ def verdicts_of(view: SourceView) -> set[str]:
 
 
 def differs_by(outcome: Outcome) -> float:
-    """Return the largest difference between the shares that cbtop shows and those that the program measured.
+    """Return the largest difference between the shares that cbtop shows and the shares that the program measured.
 
     The shares of exposed communication of both ranks are compared.
     """

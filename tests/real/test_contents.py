@@ -39,7 +39,7 @@ def test_a_copy_a_type_and_a_lost_fusion_are_named_after_three_steps(run: Run, t
     assert any(said.startswith("Layer 3: ") and "_softmax" in said for said in found)
     assert {guilty.partition(" › ")[0] for guilty in found.values()} == {"Layer 1", "Layer 2", "Layer 3"}
     unknown = verdicts(healthy, healthy, "transfers.h2d==0", "allocations<=9", "launches>=0", code=5, to=to)
-    # A process without a GPU reports neither transfers nor allocations nor launches.
+    # A process without a GPU reports no transfers, no allocations and no launches.
     assert {one["outcome"] for one in unknown} == {"unknown"}
 
 

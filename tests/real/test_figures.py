@@ -1,6 +1,6 @@
-"""Tests with pairs of programs under `cbtop run`. In each, a figure was wrong before:
+"""Tests with pairs of programs under `cbtop run`.
 
-FLOP, bytes, memory or calls.
+An earlier version showed a wrong figure for each pair: FLOP, bytes, memory or calls.
 """
 
 from __future__ import annotations

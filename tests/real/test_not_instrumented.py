@@ -1,4 +1,7 @@
-"""Time in code that cbtop cannot see inside has the name of the module that runs it, and promises no gain."""
+"""Tests of time in code that cbtop cannot see inside.
+
+This time has the name of the module that runs the code. No gain is promised for it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ with torch.no_grad():
     for _ in range(150):
         model(torch.ones(2, 32, 256))
 """
-# A program with experts that are parameters, so no module is called for them.
+# A program with experts that are parameters. So no module is called for an expert.
 EXPERTS = """
 import torch
 from torch import nn

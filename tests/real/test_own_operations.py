@@ -1,4 +1,7 @@
-"""Operations that a module with children runs itself are a row with the name of its class."""
+"""Tests of modules that have children and also run operations themselves.
+
+These operations are one row, with the name of the module's class.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,10 @@ def verdict(id_: str) -> Verdict:
 
 
 class Played(Run):
-    """A Run that starts no program. It returns the given verdicts one after another, as on a quiet machine."""
+    """A Run that starts no program.
+
+    It returns the given verdicts one after another, as if the machine were quiet.
+    """
 
     def __init__(self, *ids: Sequence[str]) -> None:
         super().__init__(Path())

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 @pytest.mark.parametrize(
     ("script", "verdict"),
     [
-        # Not in the default run, because test_training.py tests a similar pair.
+        # The default run skips this case, because test_training.py tests a similar pair.
         pytest.param("pause_between_steps", "idle-between-steps", marks=pytest.mark.slow),
         pytest.param("slow_detokenizer", "idle-between-steps", marks=pytest.mark.slow),
         ("stalling_step", "outlier-mean"),
@@ -39,7 +39,7 @@ def test_a_process_that_shares_its_cpu_is_starved_one_alone_is_not(run: Run) -> 
     assert [verdict.id for verdict in faulty.view.verdicts] == ["starved"]
     assert "cbtop: warning starved: " in faulty.summary
     (evidence,) = [each for each in faulty.verdicts["starved"].evidence if each.name == "waited for a processor"]
-    # Three processes of the program share one CPU, perhaps with processes of others.
+    # Three processes of the program share one CPU. Other programs may use this CPU, too.
     assert evidence.value == pytest.approx(67, abs=22)
     assert not healthy.warnings
 
@@ -60,7 +60,7 @@ def test_slow_first_steps_are_a_warm_up_and_in_no_other_figure(run: Run) -> None
     assert faulty.view.warm_up is not None
     assert healthy.view.warm_up is not None
     assert faulty.view.warm_up.took_us > 2 * healthy.view.warm_up.took_us
-    # The program has five slow steps at its start. At least four of them must count as warm-up.
+    # The program has five slow steps at its start. At least four of these steps must count as warm-up.
     assert faulty.view.warm_up.took_us >= 0.8e6
     assert faulty.view.steps is not None
     assert faulty.view.steps.mean_us is not None

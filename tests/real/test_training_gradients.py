@@ -1,6 +1,6 @@
 """Tests with real programs under `cbtop run`: their gradients or their loss scale become wrong.
 
-Each program prints its own norms, for comparison.
+Each program prints its own norms, so that cbtop's norms can be compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def gradients_of(outcome: Outcome) -> GradientsView:
 
 
 def printed(outcome: Outcome) -> dict[int, list[float]]:
-    """Return what the program printed: its figures by the number of the step."""
+    """Return the figures that the program printed, by the number of the step."""
     rows = [line.split() for line in outcome.output.splitlines()]
     return {int(number): [float(figure) for figure in figures] for number, *figures in rows}
 
@@ -31,7 +31,8 @@ def assert_the_norm_is_that_of_the_program(outcome: Outcome) -> None:
     assert norm.norm == pytest.approx(printed(outcome)[norm.step][0], rel=1e-3)
 
 
-@pytest.mark.slow  # Not in the default run, because test_gradients.py tests the same, with a model in this process.
+# The default run skips this test, because test_gradients.py tests the same, with a model in this process.
+@pytest.mark.slow
 def test_a_layer_whose_gradient_is_nan_is_named_with_its_step(run: Run) -> None:
     faulty, healthy = run.faulty("nan_gradient", "gradient-not-finite"), run.healthy("nan_gradient")
     fault = gradients_of(faulty).fault

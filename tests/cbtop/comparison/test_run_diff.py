@@ -331,12 +331,13 @@ def test_caches_compare_up_to_a_fiftieth_beyond_what_each_run_has_seen() -> None
 
     # This run has 90 to 110 cached positions. A comparison with it may use up to 112.2 positions.
     base = cached(made_run(1, STEADY), 90, 100, 110)
-    # The comparison uses the middle between the means of both runs: 112 or 112.5 positions.
+    # The comparison uses the midpoint of both means of cached positions, which is 112 or 112.5. The limit is 112.2.
     for mean, is_compared in ((124, True), (125, False)):
         now = cached(made_run(2, STEADY), 100, mean, 160)
         for one, other in ((base, now), (now, base)):
             assert (diff(one, other).why_not == "") is is_compared
-    # The other run has at least 114 or 115 positions. The comparison may then use 111.7 or 112.7 positions, or more.
+    # The other run has at least 114 or 115 positions. So the comparison may use no fewer than 111.7 or 112.7
+    # positions, and the midpoint is 112.
     for least, is_compared in ((114, True), (115, False)):
         assert (diff(base, cached(made_run(2, STEADY), least, 124, 160)).why_not == "") is is_compared
 
@@ -353,7 +354,10 @@ def test_bricks_layers_and_bricks_in_layers_are_known_if_the_clock_can_tell() ->
 
 
 def test_what_a_machine_does_to_all_is_what_half_of_the_time_shares() -> None:
-    """Another process slows down small bricks. Most bricks are small, but together they take little of the time."""
+    """Another process slows down small bricks.
+
+    Most bricks are small, but together they take little of the step's time.
+    """
     (base,), (now,) = made_run(1, STEADY).parts, made_run(2, STEADY).parts
     usual = shared_ratio(base.places, now.places)
     assert usual == pytest.approx(1.0, abs=0.03)
@@ -369,9 +373,9 @@ def test_what_a_machine_does_to_all_is_what_half_of_the_time_shares() -> None:
             },
         )
 
-    # These bricks take 120 µs of the 520 µs, which is less than half.
+    # Of the step's 520 µs, these bricks take 120 µs, which is less than half.
     assert longer(("RmsNorm", "Attention")) == pytest.approx(usual, abs=0.03)
-    # These bricks take 400 µs of the 520 µs, which is more than half.
+    # Of the step's 520 µs, these bricks take 400 µs, which is more than half.
     assert longer(("QkvProjection", "DownProjection")) == pytest.approx(1.3 * usual, abs=0.03)
     few = {place: one for place, one in now.places.items() if place[1] in (None, "Layer 0", "Layer 1")}
     assert shared_ratio(base.places, few) is not None  # eight bricks remain
@@ -399,15 +403,18 @@ def steady() -> PartDiff:
 
 
 def times_as(each: Change, **changed: object) -> tuple[PlaceDiff, ...]:
-    """Return the bricks and layers of the comparison `steady`. All of them get the change `each`."""
+    """Return the bricks and layers of the comparison `steady`. The change of every one is replaced by `each`."""
     return tuple(replace(one, change=each, **changed) for one in steady().places)  # type: ignore[arg-type]
 
 
 def test_figures_at_another_length_move_along_their_line_and_are_less_sure() -> None:
-    """Runs with 100 and 120 cached positions are both converted to 110, so each result moves by 10 positions."""
+    """Both runs are converted to 110 cached positions: one from 100 and one from 120.
+
+    So each result moves by 10 positions.
+    """
     line = Figure(1000.0, 3.0, 20, 500.0, slope=0.5, slope_error=0.4, own_error=1.0)
-    # The error of the result is √(3² + 4²) = 5: 3 from the measurement, and 4 from the slope. Compared with other
-    # bricks it is √(1² + 4²).
+    # The result has the error √(3² + 4²) = 5: 3 from the measurement, and 4 from the slope. In a comparison with
+    # other bricks, the error is √(1² + 4²).
     moved = Figure(1000.0, 5.0, 20, 500.0, own_error=17**0.5)
     runs = []
     for seed, cached in ((1, 100.0), (2, 120.0)):
@@ -430,7 +437,8 @@ def test_figures_at_another_length_move_along_their_line_and_are_less_sure() -> 
     assert part.step.change.half == pytest.approx(change(moved, moved, 4).half)
     between = next(one for one in part.places if one.name == "between bricks")
     assert between.mean is not None
-    assert between.mean.medians_us == (1005.0, 995.0)  # The time between bricks uses the median call of the step.
+    # For the time between bricks, the comparison uses the median call of the step.
+    assert between.mean.medians_us == (1005.0, 995.0)
     own = next(one.change.own for one in part.cells if one.change)
     assert own is not None
     assert own.error == pytest.approx(34**0.5, rel=0.01)
@@ -474,16 +482,17 @@ def test_growth_is_shared_if_all_bricks_grow_alike_and_the_unit_by_as_much() -> 
     for part in (
         replace(shared, shared=None),
         replace(shared, shared=1.0, wall=Change(1000.0, 1000.0, 10.0)),
-        replace(shared, places=times_as(longer)),  # The change relative to the other bricks is unknown here.
+        replace(shared, places=times_as(longer)),  # These changes lack the change relative to the other bricks.
         replace(shared, places=(*times_as(alike)[:-1], replace(times_as(alone)[-1], brick=("A", BrickCategory.FFN)))),
-        # Without the factor that all bricks share, the step would take 1,030.8 µs, which is over the 3 % that count
-        # as noise.
+        # Divided by the factor that all bricks share, the step takes 1,030.8 µs. This is a change of more than 3 %,
+        # so it does not count as noise.
         replace(shared, wall=Change(1000.0, 1237.0, 10.0)),
     ):
         assert not part.is_shared
-    # Without the factor that all bricks share, the step takes 1,029.2 µs. Up to 3 % count as noise.
+    # Divided by the factor that all bricks share, the step takes 1,029.2 µs. This is a change of less than 3 %, so it
+    # counts as noise.
     assert replace(shared, wall=Change(1000.0, 1235.0, 10.0)).is_shared
-    # All bricks change by the same factor. The time between bricks may differ.
+    # All bricks change by the same factor. Only the time between bricks changes by another factor.
     between = tuple(replace(one, change=alone) if one.brick == BETWEEN_BRICKS else one for one in times_as(alike))
     assert replace(shared, places=between).is_shared
 
@@ -604,7 +613,7 @@ def test_too_few_steps_count_for_the_new_run_by_their_extra_share_of_time() -> N
     assert [(one.phase, one.steps) for one in found.alone_short] == [("verify", 7), ("encode", 1)]
     assert found.alone_short[0].time_us == pytest.approx(0.3 * whole_us)
     assert found.alone_percent == pytest.approx(100 * 0.3 / 1.3, rel=1e-3)
-    # The baseline spends as large a part of its time in `verify`, so `verify` is not reported.
+    # The share of `verify` in the time is not larger than in the baseline, so `verify` is not reported.
     as_before = replace(base, too_short=(TooShort("verify", 9, 20, 0.5 * base.parts[0].time_us),))
     assert [one.phase for one in diff(as_before, new).alone_short] == ["encode"]
     assert [one.phase for one in diff(base, replace(new, parts=base.parts), "decode").alone_short] == []

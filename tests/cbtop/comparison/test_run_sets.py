@@ -1,4 +1,4 @@
-"""Tests of sets of runs: a figure of a set is the mean over the runs that have it. Runs without it are named."""
+"""Tests of sets of runs: a figure of a set is a mean over runs. Runs that lack the figure are left out and named."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ MANY = (6, None)  # (tokens per step, batch size): the steps with about six toke
 
 
 def two_batches(seed: int, steps: int = 120, **planted: object) -> Run:
-    """Return a run with steps of one token and steps of six tokens. Only the latter have the planted change."""
+    """Return a run with steps of one token and steps of six tokens.
+
+    Only the steps of six tokens have the planted change.
+    """
     run, other = made_run(seed, NOISE, 80), made_run(10_000 + seed, NOISE, steps, **planted)  # type: ignore[arg-type]
     many = replace(other.parts[0], work=MANY, tokens=6.0)
     return replace(run, parts=(*run.parts, many))
 
 
 def without_many(run: Run, steps: int = 0) -> Run:
-    """Return the run with only `steps` steps of six tokens, which are too few to compare."""
+    """Return the run without its steps of six tokens, except for `steps` of them. These are too few to compare."""
     few = (TooShort("decode", steps, 20, 600.0 * steps, MANY),) if steps else ()
     return replace(run, parts=run.parts[:1], too_short=few)
 
@@ -52,9 +55,9 @@ def orders(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def worst(bases: Sequence[Run], now: Run) -> tuple[Outcome, RunDiff]:
-    """Return the worst result of the default gate, and the comparison.
+    """Return two things: the worst result of the default gate, and the comparison that the gate judged.
 
-    From worst to best, results are: broken, unknown, unsure, holds.
+    Results from worst to best: broken, unknown, unsure, holds.
     """
     found = diff_of(bases, [now])
     if found.why_not:
@@ -123,7 +126,7 @@ def test_a_figure_is_averaged_over_the_runs_that_have_it_if_three_do() -> None:
 @pytest.mark.slow
 @first_by_default("few", [0, 1])
 def test_a_part_that_three_base_runs_have_is_judged_whatever_others_lack(few: int) -> None:
-    """Three base runs have steps of six tokens. Each additional base run has at most one such step."""
+    """Three base runs have steps of six tokens. Each additional base run has at most one step of six tokens."""
     bases = [two_batches(seed) for seed in (0, 2, 3)]
     now = two_batches(7, slower=2.0, in_layer=None)
     assert worst(bases, now)[0] is Outcome.BROKEN
@@ -209,7 +212,7 @@ def test_a_brick_that_one_base_run_never_called_is_judged_by_the_others() -> Non
 
 
 def extras(seed: int) -> dict[str, Run]:
-    """Return unusual base runs of the same program. The keys name what is unusual."""
+    """Return unusual base runs of the same program. Each key says what is unusual about its run."""
     run = two_batches(seed)
     return {
         "another": run,
@@ -270,7 +273,10 @@ def test_each_run_of_a_set_must_be_of_one_machine_and_complete() -> None:
 
 
 def test_bricks_in_a_layer_scatter_beside_what_all_of_a_run_share() -> None:
-    """One run takes twice as long everywhere. This must count as variation of the machine, not of single bricks."""
+    """One run takes twice as long everywhere.
+
+    This difference must count as variation of the machine, not of single bricks.
+    """
     runs = [made_run(seed, STEADY, 40, all_longer=longer) for seed, longer in ((1, 2.0), (2, 1.0), (3, 1.0))]
     parts = [run.parts[0] for run in runs]
     shared = [shared_ratio(parts[0].places, part.places) or 0.0 for part in parts]

@@ -26,7 +26,7 @@ STEADY = Noise(pauses=0)
 
 
 def part_in(batch: Batch) -> StepGroup | None:
-    """Return the steps of `batch`, which all have one phase and batch size."""
+    """Return the steps of `batch`. All of these steps have the same phase and batch size."""
     table = made_table()
     blocks = StepBlocks(table)
     blocks.take(batch)
@@ -60,7 +60,7 @@ def test_times_are_for_a_token_where_every_step_says_how_many() -> None:
 
 
 def test_inside_times_are_of_steps_recorded_inside_and_need_five_blocks() -> None:
-    """Sampling began late: the first of eight blocks have steps without bricks."""
+    """Sampling began late: the steps in the first few of eight blocks have no bricks."""
     batch = made_batch(1, STEADY, 32)
     each = len(batch.node) // 32
     whole = part_in(batch)
@@ -186,7 +186,7 @@ def test_five_blocks_are_a_part_and_four_are_too_few() -> None:
 def blocks_of(us: Sequence[float]) -> list[StepBlock]:
     """Return blocks of four steps, each with one brick. `us` has the duration of a step in each block.
 
-    The time of the brick is the same in all blocks.
+    The brick takes the same time in all blocks.
     """
     table, found = made_table(), []
     for at, each in enumerate(us):
@@ -213,8 +213,8 @@ USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4
         # The second block has a usual duration, so the warm-up is only the first block.
         ([140.0, 101.5, 140.0, *USUAL], 1),
         ([*USUAL, 140.0], 0),
-        # The first block takes 2 µs longer than the median. This is only four times the median distance, so it is no
-        # warm-up.
+        # The first block takes 2 µs longer than the median. This difference is only four times the median distance,
+        # so the block is no warm-up.
         ([102.0, *USUAL], 0),
         ([102.1, *USUAL], 1),
         ([140.0] * 7 + USUAL, 5),  # At most a fifth of the 27 blocks counts as warm-up.
@@ -243,7 +243,7 @@ def test_a_block_of_more_steps_than_the_others_is_no_slower_for_that() -> None:
 
 @pytest.mark.parametrize("one_in", [2, 4])
 def test_one_step_in_a_few_recorded_inside_tells_what_is_inside(one_in: int) -> None:
-    """Only some steps are recorded with their bricks. The other steps take twice as long and have none."""
+    """Only some steps are recorded with their bricks. The other steps have no bricks and take twice as long."""
     batch = made_batch(1, STEADY, 80)
     step = np.arange(len(batch.node)) // (len(batch.node) // 80)
     is_plain = step % one_in != 0
@@ -294,7 +294,10 @@ def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> Non
 
 
 def test_a_typical_step_of_steps_at_the_same_time_may_have_no_own_time() -> None:
-    """One of three steps takes 1 ms and overlaps the other two. By the wall clock, there is one step every 50 µs."""
+    """One of three steps takes 1 ms and overlaps the two other steps.
+
+    By the wall clock, there is one step every 50 µs.
+    """
     short, long = (blocks_of([us])[0].growth for us in (10.0, 1_000.0))
     block = StepBlock(12, 12 * 50_000, Growth.of([short, short, long]))
     part = part_of(made_table(), StepWork(1, 1, None), [block] * 12)

@@ -1,7 +1,7 @@
 """Tests of bricks that do not run in every step: their time and their number of calls are judged.
 
 All runs are simulated with the real profiler, ring, source and recording, and a fake clock. test_simulated_power.py
-has the statistics of many such comparisons.
+has the statistics of many comparisons of simulated runs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def judged(found: RunDiff, text: str) -> Judged:
 
 
 def broken_quantiles(found: RunDiff) -> list[Judged]:
-    """Return the thresholds that fail at 1.05 times the baseline: p50 and p99 of each brick, by layer and whole."""
+    """Return the thresholds that fail at 1.05 times the baseline.
+
+    Each is for the p50 or the p99 of a brick, in one layer or over all layers.
+    """
     texts = [
         f"{part.phase}.{place.brick[0]}{f'@{place.layer}' if place.layer else ''}.{figure}<=1.05x"
         for part in found.parts
@@ -122,7 +125,7 @@ def test_more_calls_are_said_as_calls_and_not_as_slower_calls() -> None:
     assert abs(place.calls.ratio - 2) < (place.calls.ratio_half or 0) < 1
     assert judged(found, "In 30 %.p50<=1.1x").outcome is Outcome.HOLDS
     assert " as many calls a step" in diff_text(found)
-    # More calls of this brick make its layers longer, so the layers may be reported, too.
+    # If this brick is called more often, its layers also take longer. So its layers may be reported, too.
     bricks = {name for name, _ in named(found) if not name.startswith("Layer")}
     assert bricks <= {"In 30 %", "In 30 % in Layer 0", "In 30 % in Layer 1"}
     fewer = diff(run_of(RATES, 4, Planted("In 30 %", rate=2.0)), run_of(RATES, 1))

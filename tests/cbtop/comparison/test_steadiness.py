@@ -1,4 +1,4 @@
-"""Tests of drift and of long calls: with three base runs they fail a gate, with fewer they are only named.
+"""Tests of drift and of long calls. Both fail a gate with three base runs, and are only named with fewer base runs.
 
 Noise fails no gate.
 """
@@ -119,7 +119,10 @@ def pool(noise: Noise, first: int, runs: int) -> list[Run]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [*MACHINES, *ODD])
 def test_at_most_one_in_a_hundred_runs_of_the_same_drifts_or_has_longer_calls(name: str) -> None:
-    """Makes 200 comparisons with three base runs and 200 with six, drawn from 160 runs of the same program."""
+    """Compare runs of the same program 200 times with three base runs, and 200 times with six.
+
+    The runs are drawn from a pool of 160.
+    """
     runs, draw = pool((MACHINES | ODD)[name], 2 * 10**7, 160), Random(1)
     for base_runs in (3, 6):
         outcomes = Counter[tuple[str, Outcome]]()
@@ -144,8 +147,8 @@ def test_drift_and_long_calls_are_named_on_any_machine(name: str) -> None:
             judged = [judged_of(draw.sample(runs, base_runs), now).get(rule) for now in planted]
             found.append(len([one for one in judged if one and one.outcome is Outcome.BROKEN]))
         print(f"{name}, {base_runs} base runs: of 20 drifts {found[0]} are named, of 20 long tails {found[1]}")  # noqa: T201
-        # Two exceptions: random drift of three base runs can hide the planted drift, and a noisy neighbour causes
-        # long calls.
+        # In two cases, fewer than 18 may be named: random drift of three base runs can hide the planted drift, and a
+        # noisy neighbour causes long calls by itself.
         assert found[0] >= 18 or (name, base_runs) == ("a drifting clock", 3)
         assert found[1] >= 18 or name == "a noisy neighbour"
 

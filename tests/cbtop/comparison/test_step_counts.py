@@ -1,4 +1,4 @@
-"""Tests of step contents: bricks, kernels and copies in a step are counted from its records, by name."""
+"""Tests of step contents: bricks, kernels and copies in a step are counted by name, from the records of the step."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def table() -> NodeTable:
 def counted(*steps: Sequence[int], flags: dict[int, int] | None = None) -> list[PhaseContents]:
     """Return the contents of steps.
 
-    Each step is given as the nodes of its records. The last of them is the node of the step itself. `flags` maps the
-    number of a step to the flags of its last record.
+    Each step is given as the nodes of its records, with the node of the step itself last. `flags` maps the number of
+    a step to the flags of the step's last record.
     """
     nodes = [node for step in steps for node in step]
     lasts = np.cumsum([len(step) for step in steps]) - 1

@@ -110,7 +110,7 @@ def test_the_interval_is_the_wider_of_that_between_runs_and_that_inside() -> Non
     assert between.half == pytest.approx(14.09 * (2.0**2 + 3.0**2) ** 0.5, rel=0.01)
     assert inside.half == alone.half
     assert inside.half == pytest.approx(2.86 * 100, rel=0.01)
-    # The interval is even wider than the base value.
+    # The half width of the interval is even larger than the value of the baseline.
     assert inside.half > inside.before
 
 

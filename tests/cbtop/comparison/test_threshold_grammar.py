@@ -1,4 +1,4 @@
-"""Tests of the grammar of thresholds: what is accepted, and the errors for anything else."""
+"""Tests of the grammar of thresholds: which thresholds are accepted, and the errors for all other texts."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ def test_a_ratio_is_of_typical_calls_or_of_medians_if_only_means_are_known() -> 
     new = replace(known, before=None, call=None, p50=None)
     assert judged_where(new, "RmsNorm<=9x").said == "it is new: the baseline lacks it"
     assert judged_where(replace(known, p50=None), "RmsNorm.per_token<=9x").said == "1.60× ± 0.00"
-    # The baseline time is zero, which gives no ratio, or half a microsecond, which does.
+    # A baseline time of zero gives no ratio. A baseline time of half a microsecond gives one.
     for before_us, said in ((0.0, "the baseline has too few calls"), (0.5, "1.20× ± 0.00")):
         tiny = replace(known, mean=Change(before_us, 1.2 * before_us, 0.0))
         assert judged_where(tiny, "RmsNorm.per_token<=9x").said == said

@@ -1,4 +1,7 @@
-"""Tests of the catalog messages that a process announces. They are validated, and each change is returned once."""
+"""Tests of the catalog messages that a process announces.
+
+The messages are validated, and each change is returned once.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tests of the daemon: it finds running processes among many ended ones, and deletes nothing.
+"""Tests of the daemon. Among many ended processes, it finds those that run, and it deletes nothing.
 
-A faulty process does not affect the others.
+A faulty process does not affect other processes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Message | None]:
 
 
 def frames_of(history: History, path: Path) -> list[Frame]:
-    """Return the frames of the daemon's history. They are read through a recording written to `path`."""
+    """Return the frames of the daemon's history, which are read through a recording written to `path`."""
     writer, number = RecordingWriter(path, RecordingOrigin("here", 1, 1), 1 << 30), 0
     while number < history.end:
         number, frames = history.piece(number)
@@ -98,9 +98,9 @@ def leave(directory: Path, number: int, age_s: float = 0.0) -> Path:
 
 @pytest.fixture
 def running(runtime: Path) -> Iterator[Callable[[], Path]]:
-    """Yield a function that starts a recorder in this process and returns its ring.
+    """Yield a function that starts a recorder in this process and returns the recorder's ring.
 
-    The recorder runs until the test ends.
+    Recorders run until the test ends.
     """
     profilers = []
 
@@ -222,7 +222,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_of_fifty_that_ended_those_are_read_that_a_viewer_shows(runtime: Path, read: list[str]) -> None:
     rings = [ended(runtime, steps) for steps in range(1, 51)]
-    read.clear()  # The profilers above have also read their rings, which must not count.
+    read.clear()  # The profilers above have also read their own rings. These reads must not count.
 
     def steps(feed: Feed, key: str) -> int | None:
         feed.poll(20)
@@ -348,7 +348,7 @@ def test_a_daemon_whose_complaints_nobody_reads_serves_on(runtime: Path, monkeyp
     monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(deep))
     address = f"ipc://{runtime}/d.sock"
     own = f"{os.getpid()}-{process_start(os.getpid())}"
-    # The pid of these rings belongs to this running process, so the daemon keeps them and checks them each time.
+    # These rings have the pid of this running process, so the daemon keeps the rings and checks them again and again.
     for number in range(600):
         (deep / f"{own}-{number}.ring").write_bytes(b"no ring")
     with daemon_process("--bind", address) as serving, host() as process:
@@ -391,7 +391,9 @@ def test_a_source_that_cannot_say_what_it_has_is_faulty_and_the_others_go_on(
         eventually(lambda: counts(feed)[second] > before[second] + 10)
         eventually(lambda: counts(feed) and status_of(feed)[first] is SourceStatus.FAULTY)
         assert status_of(feed)[second] is SourceStatus.LIVE
-        with Feed() as late:  # A viewer that connects late gets both processes.
+        # A viewer that connects late gets the live process. It also gets the faulty process, unless the snapshot of
+        # that process fails.
+        with Feed() as late:
             eventually(lambda: len(counts(late)) > (says != "snapshot"))
     bad.close()
     good.close()

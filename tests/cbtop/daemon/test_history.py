@@ -1,4 +1,7 @@
-"""Tests of the daemon's history, which has the last minutes within a limit. It always begins with a keyframe."""
+"""Tests of the daemon's history, which has the last minutes within a limit.
+
+The history always begins with a keyframe.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of whether a process runs: its pid, the lock on its catalog, and its mapping of the ring decide."""
+"""Tests of whether a process runs.
+
+The answer follows from the pid, from the lock on the catalog of the process, and from its mapping of the ring.
+"""
 
 from __future__ import annotations
 

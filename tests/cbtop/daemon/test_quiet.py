@@ -1,4 +1,4 @@
-"""Tests of when a process last made progress, and of the node it has been in since. The test moves the clock."""
+"""Tests of when a process last made progress, and in which node it has been since then. The test moves the clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ compiled = pytest.mark.skipif(chosen().implementation != "compiled", reason="Pyt
 def clock() -> Clock:
     """Return a clock for recorder and daemon that only the test moves.
 
-    It starts one second ahead of the machine's clock.
+    The clock starts one second ahead of the machine's.
     """
     return Clock(time.perf_counter_ns() + SECOND_NS)
 
@@ -235,7 +235,7 @@ def test_a_hanging_step_is_named_even_if_a_thread_waits_outside_of_all_steps(
             quiet = quiet_of(source)
         assert quiet is not None
         assert (name_of(source, quiet.in_flight), quiet.threads) == ("AllReduce", 2)
-        # The other thread has made progress 5 s later than the thread that waits in AllReduce.
+        # One thread has waited in AllReduce for 10 s. The other thread made progress 5 s ago.
         assert quiet.quiet_ns == about(5 * SECOND_NS)
         assert quiet.in_flight_ns == about(10 * SECOND_NS + 100_000)
 
@@ -277,7 +277,8 @@ def test_in_python_a_step_that_has_not_ended_is_known_by_what_ended_in_it(
     clock.sleep_us(5 * SECOND_US)
     idle = quiet_of(source)
     assert idle is not None
-    # No phase or thread is in flight. The process may have begun a step. The daemon cannot see that.
+    # No phase and no thread is known to be running. The process may have begun a step, but the daemon cannot see
+    # that.
     assert (idle.in_flight, idle.is_watched) == (0, False)
 
     def hang() -> None:

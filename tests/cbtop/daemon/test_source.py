@@ -1,6 +1,6 @@
-"""Tests of a source, the daemon's part that reads one process: it adds up records, and counts lost and rejected ones.
+"""Tests of a source, the daemon's part that reads one process.
 
-Nonsense from the process does no harm.
+The source adds up records, and counts lost and rejected records. Nonsense from the process does no harm.
 """
 
 from __future__ import annotations
@@ -352,7 +352,8 @@ def test_of_what_is_said_again_and_again_only_the_last_is_kept_and_shown(
     for number in range(1, 3000):
         recorder.announce(said(number))
     grown = os.stat(source.ring_path.with_suffix(".catalog")).st_size - written
-    # The recorder may write 2,000 bytes of such messages. It stops after the message that exceeds them.
+    # The recorder may write 2,000 bytes of these announcements. It stops after the announcement that exceeds this
+    # limit.
     assert 2000 <= grown <= 2300
     clock.sleep_us(10_000_000)
     recorder.flush()
@@ -410,7 +411,7 @@ def test_announcements_over_the_limit_are_counted_and_shown_and_harm_nothing(
         profiler.announce(CheckResult(f"brick {number}", "finite", True, None, None))
         profiler.announce(Ceiling(f"roof {number}", "bandwidth", 1.0, "GB/s", Provenance.MEASURED))
         profiler.announce(Dependency(1, number))
-    # The limit of announcements is reached. This result is accepted because it replaces one with the same name.
+    # The limit of announcements is reached. This result is accepted, because it replaces a result with the same name.
     profiler.announce(CheckResult("brick 3", "finite", False, None, None))
     source = source_of(runtime)
     record = record_of(source)

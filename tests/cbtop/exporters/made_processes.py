@@ -1,4 +1,7 @@
-"""Makes recorded processes for tests of exporters: one with a real profiler and a fake clock, and random ones."""
+"""Makes recorded processes for tests of exporters.
+
+One has a real profiler and a fake clock. The other processes have random nodes and records.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\,;\n\r\0\x
 
 
 def record_run(directory: Path) -> tuple[Path, Path]:
-    """Record two steps of 130 µs. Each has two layers with a brick of 10 µs and a brick of 50 µs, 5 µs apart.
+    """Record two steps of 130 µs. Returns the paths of the ring and the catalog.
 
-    The last brick of each step fails. Returns the paths of the ring and the catalog.
+    Each step has two layers. Each layer has a brick of 10 µs and a brick of 50 µs, 5 µs apart. The last brick of each
+    step fails.
     """
     now_ns = 4_000_000_000_123
 

@@ -1,4 +1,4 @@
-"""Tests of the columns of calls: their values equal what other exporters write.
+"""Tests of the columns of calls: their values equal those that other exporters write.
 
 Each call has the brick and the layer of its node.
 """

@@ -67,7 +67,10 @@ def test_a_process_that_recorded_nothing_gives_a_whole_file(name: str) -> None:
 
 
 def complete_events(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the events that are records, after a check of the fields that the Chrome trace format requires."""
+    """Return the events that stand for records.
+
+    First check that all events have the fields that the Chrome trace format requires.
+    """
     for event in document["traceEvents"]:
         assert event["ph"] in "XM"
         assert {type(event["pid"]), type(event["tid"])} == {int}

@@ -1,4 +1,4 @@
-"""Tests of exports of a process: they have all records that are left, and the number of lost records."""
+"""Tests of exports of a process: they contain all available records, and the number of lost records."""
 
 from __future__ import annotations
 
@@ -124,10 +124,11 @@ def spans(*records: tuple[int, int, int]) -> tuple[TimedRecord, ...]:
 @pytest.mark.parametrize(
     ("records", "places"),
     [
-        # Brick 1 runs twice at the same time. Its first call has ended when its second call contains brick 2.
+        # Brick 1 runs twice at the same time. Its first call ends before brick 2 begins, so brick 2 belongs to the
+        # second call.
         ([(1, 0, 10), (1, 5, 60), (2, 20, 50)], [(0, 0), (1, 0), (1, 1)]),
-        # Brick 1 runs twice at the same time. The call that ends first gets the short call of brick 2. The long one
-        # does not fit.
+        # Brick 1 runs twice at the same time. The call of brick 1 that ends first encloses only the short call of
+        # brick 2. So the long call of brick 2 belongs to the other call of brick 1.
         ([(1, 0, 100), (1, 1, 50), (2, 5, 45), (2, 10, 80)], [(0, 0), (1, 0), (1, 1), (0, 1)]),
         # Brick 1 runs twice at the same time. Each of the two calls gets one call of brick 2.
         ([(1, 0, 100), (1, 1, 90), (2, 10, 20), (2, 30, 40)], [(0, 0), (1, 0), (1, 1), (0, 1)]),

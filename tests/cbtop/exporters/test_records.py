@@ -63,7 +63,7 @@ def test_more_records_of_one_moment_than_are_sorted_at_a_time_all_come(start_ns:
 class Source:
     """A recorded process that creates steps with one brick on demand, in chunks.
 
-    It counts how many of the records are in memory.
+    It counts how many of its records are in memory at a time.
     """
 
     def __init__(self, out: Written) -> None:
@@ -117,6 +117,7 @@ def test_every_format_holds_a_bounded_number_of_records(name: str) -> None:
     source.is_walked = True
     EXPORTERS[name].write([RecordedProcess("made", 1, table, chunks)], out)  # type: ignore[arg-type]
     assert source.most_held <= 3
-    if name not in ("dot", "parquet"):  # The format dot writes no single records, and Parquet compresses them.
+    # The format dot has no single records, and Parquet is compressed, so this minimum does not apply to them.
+    if name not in ("dot", "parquet"):
         assert out.bytes >= LEAST_BYTES * CHUNK * CHUNKS
         assert source.furthest_behind <= 2 * SMALL + BUFFERED + CHUNK

@@ -118,7 +118,7 @@ def test_too_many_waiting_calls_go_on_without_a_step(monkeypatch: pytest.MonkeyP
 
 @st.composite
 def lanes_of_steps(draw: st.DrawFn) -> tuple[list[Record], list[int]]:
-    """Generate steps of up to three threads in any order, and the expected step number of each record."""
+    """Generate steps of up to three threads in any order. Also generate the expected step number of each record."""
     counts = draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))
     lanes = draw(st.lists(st.integers(0, 2), min_size=len(counts), max_size=len(counts)))
     queues: dict[int, list[tuple[Record, int]]] = {}

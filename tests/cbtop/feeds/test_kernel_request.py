@@ -1,6 +1,6 @@
-"""Tests of finding the process that is asked for kernels.
+"""Tests of the choice of the process that is asked to record kernels: it is found by its key.
 
-Its key must be shown, it must run on this machine, and it must not be a merged process.
+The process must be running on this machine, and it must not be a merged process.
 """
 
 from __future__ import annotations

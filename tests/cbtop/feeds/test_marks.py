@@ -83,7 +83,7 @@ def test_no_verdict_is_marked_after_a_gap_or_for_a_note_or_for_another_phase() -
     marks.judge(BEGIN_NS, judged())
     marks.judge(BEGIN_NS + 30 * S, judged("stuck"))
     marks.judge(BEGIN_NS + 31 * S, judged("stuck", "memory-bound", severity=Severity.NOTE))
-    # The replay has moved back, so this second is before the last one.
+    # The replay has moved back, so this second is before the previous one.
     marks.judge(BEGIN_NS + 29 * S, judged("stuck"))
     marks.judge(BEGIN_NS + 32 * S, replace(judged("odd-layer"), phase="prefill"))
     assert marks.found == {}

@@ -1,4 +1,7 @@
-"""Tests of a time range of a recording: it contains exactly the steps that ended in it, however it was selected."""
+"""Tests of a time range of a recording: the range contains exactly the steps that ended in it.
+
+This holds however the range was selected.
+"""
 
 from __future__ import annotations
 
@@ -239,9 +242,9 @@ def test_a_saved_range_opens_as_that_range_with_the_same_numbers(ends: tuple[flo
 
 
 def figures(view: SourceView) -> list[tuple[str, object]]:
-    """Return all shown values of a source, except the list of other sources.
+    """Return all shown values of a source, except for the list of other sources.
 
-    Sources that ended before may or may not be in that list.
+    This list may or may not contain sources that ended before the range.
     """
     return [*leaves(replace(view, graph=tuple(view.graph), listed=None))]
 
@@ -253,7 +256,8 @@ def test_a_report_on_a_saved_range_covers_it_and_all_of_it_can_be_replayed(made:
     document = json.loads(cbtop("replay", str(path), "--format", "json").stdout)
     assert document["sources"][0]["steps"]["count"] == 16
     begin_s, end_s = document["sources"][0]["range_s"]
-    # The shown range goes from the last message before its begin to the last message in it.
+    # The shown range begins at the last message before the saved range, and ends at the last message in the saved
+    # range.
     assert end_s - begin_s == pytest.approx(8.0)
     assert ", 16 steps" in cbtop("replay", str(path)).stdout
     document = json.loads(cbtop("replay", str(path), "--at", "1000", "--format", "json").stdout)

@@ -1,4 +1,7 @@
-"""Tests of a replay: it shows the state at its position, whether played or jumped to, and is labelled as a replay."""
+"""Tests of a replay: a position shows the same state, whether it was reached by playing or by a jump.
+
+The screen labels the replay as a replay.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,10 @@ def test_wherever_it_comes_from_it_shows_what_was_true_then(moves: list[float], 
 
 
 def known(feed: ReplayFeed) -> list[object]:
-    """Return everything that the replay shows now: all data and the last seconds, for each process and merged."""
+    """Return everything that the replay shows now: all data, and the data of the last seconds.
+
+    This includes the view of each process and the view of merged processes.
+    """
     views = [
         view
         for window in (False, True)
@@ -120,7 +126,7 @@ def leaves(value: object, where: str = "") -> Iterator[tuple[str, object]]:
         yield where, value
 
 
-# `plays` plays from the start to each position. `jumps` jumps to it from the position before.
+# `plays` plays from the start to each position. `jumps` jumps from one position to the next.
 @settings(max_examples=settings.default.max_examples // 4)
 @given(moves=st.lists(st.floats(0, 1), min_size=1, max_size=3), curve_s=st.integers(4, 9), window_s=st.floats(1, 4))
 @pytest.mark.parametrize("of", ["imperfect", "uneven"])
@@ -225,7 +231,8 @@ def test_last_steps_before_an_end_appear_whether_seek_or_timeline_was_first(runt
         with ReplayFeed(tmp_path / "run.cbtop", clock_s=Hand()) as feed:
             if is_open_first:
                 feed.follow_records(True)
-            for to_s in (75, 40, 70):  # The jump to 70 reuses what was read for the jump to 75.
+            # The jump to 75 has read this part of the recording. The jump to 70 uses it again.
+            for to_s in (75, 40, 70):
                 feed.seek(to_s)
             feed.follow_records(True)
             view = feed.view()
@@ -255,7 +262,7 @@ def test_of_each_that_ended_the_records_before_its_end_are_read(runtime: Path, t
         feed.seek(20 + (feed.playback.reach_ns // 1_000_000_000) + 15)
         feed.playback.touched = 0
         feed.follow_records(True)
-        assert feed.playback.touched == 0  # These sources end too early for this jump, so it reads nothing.
+        assert feed.playback.touched == 0  # These sources end too early for this jump, so the jump reads nothing.
 
 
 def test_a_damaged_frame_is_told_and_the_next_keyframe_heals(recording: Path) -> None:
@@ -281,7 +288,7 @@ async def press(pilot: Pilot[int], *keys: str) -> str:
     return screen_text(app)
 
 
-# Keys, and the position in seconds to expect after a replay at 1:00 has received them.
+# Keys that a replay at 1:00 receives, and the position in seconds that is expected afterwards.
 MOVES: list[tuple[tuple[str, ...], float]] = [
     (("right",), 65),
     (("left",), 55),
@@ -291,7 +298,7 @@ MOVES: list[tuple[tuple[str, ...], float]] = [
     (("shift+left",), 0),
     (("home",), 0),
     (("end",), SECONDS),
-    (("left_square_bracket",), 59.5),  # A step ends every 0.5 s, and this key goes to the end of the step before.
+    (("left_square_bracket",), 59.5),  # A step ends every 0.5 s. This key goes back to the end of the previous step.
     (("right_square_bracket", "right_square_bracket"), 61),
     (("left_curly_bracket",), 55),
     (("right_curly_bracket", "3", "right_square_bracket"), 65.5),
@@ -414,7 +421,8 @@ async def test_the_filter_keeps_its_arrows(feed: ReplayFeed) -> None:
 @pytest.mark.slow
 async def test_a_bracket_goes_one_step_end_on_or_back_and_a_replay_stays_there() -> None:
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as feed:
-        feed.seek(12.0)  # In this recording no step ends from before 8 s until after 13 s.
+        # In this recording, the last step before the pause ends before 8 s, and the next step ends after 13 s.
+        feed.seek(12.0)
 
         def ended() -> int:
             view = feed.view()
@@ -493,7 +501,7 @@ async def test_a_long_way_is_gone_while_the_screen_answers_and_its_share_is_show
             assert "2:05/2:10" in screen_text(app)
         shares = [done for done in told if done is not None]
         assert len(shares) > 5
-        # This share of progress still belongs to the jump to the end of the recording.
+        # The first share of progress, `shares[0]`, still belongs to the jump to the end of the recording.
         assert shares[1:] == sorted(shares[1:])
         assert told[-1] is None
 

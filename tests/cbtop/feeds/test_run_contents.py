@@ -1,4 +1,4 @@
-"""Tests of the contents of a run (bricks, kernels and copies in a step): they equal what was recorded.
+"""Tests of the contents of a run (bricks, kernels and copies in a step): they equal the recorded contents.
 
 The recordings are from GPUs or simulated.
 """

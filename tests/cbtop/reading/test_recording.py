@@ -1,4 +1,7 @@
-"""Tests of `cbtop.read`: its tables have the rows of exporters and reports. It rejects files that it cannot read."""
+"""Tests of `cbtop.read`: its tables have the rows of exporters and reports.
+
+Files that cannot be read are rejected.
+"""
 
 from __future__ import annotations
 

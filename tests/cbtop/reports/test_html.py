@@ -23,7 +23,7 @@ VOID = {"meta", "br", "circle", "line", "rect"}
 
 
 class WellFormed(HTMLParser):
-    """Fails at a tag that is not closed, and collects tags and attributes."""
+    """A parser that fails at a tag that is not closed. It also collects tags and attributes."""
 
     def __init__(self) -> None:
         super().__init__()

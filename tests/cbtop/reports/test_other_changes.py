@@ -1,4 +1,4 @@
-"""Tests of when a comparison says "no change": only if no figure changed beyond its interval."""
+"""Tests of when a comparison says "no change". It says so only if no figure changed by more than its interval."""
 
 from __future__ import annotations
 

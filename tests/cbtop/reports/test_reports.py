@@ -97,7 +97,7 @@ def test_the_text_of_machines_is_as_agreed(view: SourceView) -> None:
     for name in MACHINES:
         shown = replace(view, machines=(getattr(made_machines, name),))
         text = REPORTS["text"]([shown, shown], [DEVICES])
-        # Both processes run on the same machine, so its devices are shown once.
+        # Both processes run on the same machine, so the devices of this machine are shown once.
         assert text.count("devices of gpubox") == 1
         texts.append(text.partition("devices of gpubox\n")[2])
     text = "\n\n".join(f"== {name}\n{text}" for name, text in zip(MACHINES, texts, strict=True)) + "\n"
@@ -268,7 +268,7 @@ def test_launch_bound_bricks_are_own_rows_without_a_rate_and_a_line_says_why(
     known = BrickDefinition.of(BrickId.QKV_PROJECTION, backend="torch on cuda", work=Work(0, 2, 64, 0))
     with profiler.step("decode", tokens=1):
         for brick in (known, launch_bound(known)):
-            with profiler.brick(brick, 1000):  # type: ignore[arg-type]  # of a brick that is known it gives another
+            with profiler.brick(brick, 1000):  # type: ignore[arg-type]  # `launch_bound` returns object
                 clock.sleep_us(10)
     view = source_view(record_of(source_of(tmp_path)))
     (said,) = json.loads(REPORTS["json"]([view], []))["sources"]

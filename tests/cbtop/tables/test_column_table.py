@@ -1,4 +1,4 @@
-"""Tests of `ColumnTable`: NumPy, Arrow, polars, pandas and DuckDB read the same values from it."""
+"""Tests of `ColumnTable`: NumPy, Arrow, polars, pandas and DuckDB read the same values from a table."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Told:
             text = answer.read().decode()
         found: Series = {}
         grows = False
-        # This parser is simple because the official one is slow. test_openmetrics.py uses the official one.
+        # This parser is simple because the official parser is slow. test_openmetrics.py uses the official parser.
         for line in text.splitlines():
             if line.startswith("# TYPE "):
                 grows = line.rpartition(" ")[2] in GROWING
@@ -142,7 +142,7 @@ def told() -> Iterator[Told]:
     with TemporaryDirectory(prefix="cbtop-told-") as directory, pytest.MonkeyPatch.context() as patch:
         for name in ("ANSWER_S", "SILENT_AFTER_S"):
             patch.setattr(subscription_module, name, DEADLINE_S)
-        # The subscription answers scrapes only between two polls, so polls are short.
+        # The subscription answers a scrape only between two polls, so polls must be short.
         patch.setattr(subscription_module, "POLL_MS", 5)
         endpoint = f"ipc://{directory}/wire"
         publisher = Publisher(endpoint)

@@ -184,7 +184,7 @@ def connect(address: str) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Return whether the server has closed the connection, as far as this end knows."""
+    """Return whether this end has noticed that the server closed the connection."""
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""
@@ -196,7 +196,8 @@ def is_closed(connection: socket.socket) -> bool:
 
 @pytest.mark.slow
 def test_connections_that_ask_nothing_hold_nobody_up_however_many_they_are(address: str) -> None:
-    scrape(address)  # The first request starts threads that do not belong to a connection.
+    # The first request also starts threads that do not belong to any connection, so count threads only afterwards.
+    scrape(address)
     before = threading.active_count()
     silent = [connect(address) for _ in range(10 * openmetrics.MAX_CONNECTIONS)]
     try:

@@ -1,6 +1,6 @@
 """Tests of the export in OTLP: the official protobufs read it.
 
-It has the numbers of OpenMetrics, with the units and times of OTLP.
+The export has the same numbers as the export in OpenMetrics, with the units and times of OTLP.
 """
 
 from __future__ import annotations

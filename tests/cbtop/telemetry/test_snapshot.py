@@ -1,6 +1,6 @@
-"""Tests of exported numbers: they equal those on the screen. Histograms are exact, and counters never decrease.
+"""Tests of exported numbers: they equal the numbers on the screen.
 
-The size of the export is bounded.
+Histograms are exact, and counters never decrease. The size of the export is bounded.
 """
 
 from __future__ import annotations

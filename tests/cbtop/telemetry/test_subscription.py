@@ -1,4 +1,7 @@
-"""Tests of the exporter's subscription to a daemon: it answers any thread, goes on receiving, and notices silence."""
+"""Tests of the exporter's subscription to a daemon.
+
+The subscription answers any thread, continues to receive, and notices if the daemon is silent.
+"""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_a_step_links_to_the_one_sent_before_it(run: tuple[SourceRecord, Batch])
 
 
 def later_run(record: SourceRecord, step: Batch, key: str, after_ns: int, program: str = "") -> SourceRecord:
-    """Return another process with the nodes of `record`. It began `after_ns` after the end of `step`."""
+    """Return another process with the nodes of `record`. The process began `after_ns` after the end of `step`."""
     hello = record.hello
     assert hello is not None
     later_ns = int(step.end_ns.max()) + after_ns - hello.monotonic_ns

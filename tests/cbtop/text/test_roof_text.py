@@ -1,4 +1,4 @@
-"""Tests of the text about bricks that the roofline lacks: they are listed with the reason."""
+"""Tests of the text about bricks that are missing from the roofline: each is listed with the reason."""
 
 from __future__ import annotations
 

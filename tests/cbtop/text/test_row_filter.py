@@ -1,4 +1,4 @@
-"""Tests of the filter and the order of bricks: they are the same in text and on the screen."""
+"""Tests of the filter and the order of bricks. Both are the same in text and on the screen."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def names_in(text: str) -> list[str]:
     return [line.split()[0] for line in lines[first + 1 : lines.index("", first)]]
 
 
-# The default test sorts by name, a share, a time, a count and a figure of another table. The slow test sorts by all
-# figures.
+# The default test sorts by name, by a share, by a time, by a count, and by a figure of another table. The slow test
+# sorts by all figures.
 @first_by_default(
     "column",
     [

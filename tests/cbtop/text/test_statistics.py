@@ -1,4 +1,4 @@
-"""Tests of the table of statistics: it describes every number that is shown, wherever it is shown."""
+"""Tests of the table of statistics: the table describes every number that is shown, wherever the number is shown."""
 
 from __future__ import annotations
 

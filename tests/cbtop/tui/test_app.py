@@ -1,4 +1,4 @@
-"""Tests of the keys of the app, as the footer and the help describe them, and of its refresh."""
+"""Tests of the keys of the app, which must do what the footer and the help say, and of the app's refresh."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def what_is_told(pilot: AppPilot) -> str:
 async def told_without_toasts(pilot: AppPilot) -> list[str]:
     """Wait for all workers. Return all notices of the app.
 
-    For tests in which toasts would cover the text that they check.
+    Use this if toasts would cover the text that a test checks.
     """
     await pilot.app.workers.wait_for_complete()
     await pilot.pause()
@@ -105,7 +105,7 @@ async def told_without_toasts(pilot: AppPilot) -> list[str]:
 
 
 async def shown(pilot: AppPilot, *words: str) -> str:
-    """Wait until these words are on the screen. Return its text."""
+    """Wait until these words are on the screen. Return the text of the screen."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not all(word in (text := screen_text(app_of(pilot))) for word in words):
         assert time.monotonic() < deadline_s, f"no {words} on:\n{text}"
@@ -113,8 +113,8 @@ async def shown(pilot: AppPilot, *words: str) -> str:
     return text
 
 
-# Each of these functions checks one action of the app. It gets the key of the action, presses it and checks the
-# screen.
+# Each of these functions checks one action of the app. A function gets the key of the action, presses the key and
+# checks the screen.
 
 
 async def goes_to_view(pilot: AppPilot, key: str) -> None:
@@ -224,7 +224,7 @@ async def says_that_there_is_no_memory_to_look_into(pilot: AppPilot, key: str) -
 
 async def does_nothing_where_there_is_no_range(pilot: AppPilot, key: str) -> None:
     await press(pilot, "6")
-    await press(pilot, key)  # The key does nothing here, although views with lists use it.
+    await press(pilot, key)  # The key does nothing in this view, although it works in views with lists.
     assert "PAUSED" not in screen_text(app_of(pilot))
 
 
@@ -486,8 +486,8 @@ Check = Callable[[AppPilot, str], Awaitable[None]]
 def goes_in_the_layers(*before: str, shows: str) -> Check:
     """Return a function that tests a key in the map of layers.
 
-    It opens the map at the fifth of ten layers, which is the slowest. It presses `before` and then the key, and
-    expects `shows` on the screen.
+    The function opens the map at the fifth of ten layers, which is the slowest. It presses `before` and then the key,
+    and expects `shows` on the screen.
     """
 
     async def check(pilot: AppPilot, key: str) -> None:
@@ -500,7 +500,8 @@ def goes_in_the_layers(*before: str, shows: str) -> Check:
 def moves_the_timeline(has_moved: Callable[[Sight, Sight], bool], *before: str) -> Check:
     """Return a function that tests a key of the timeline.
 
-    It presses `before` and then the key. `has_moved` must accept the timeline positions before and after.
+    The function presses `before` and then the key. It passes the timeline positions before and after to `has_moved`,
+    which must accept them.
     """
 
     async def check(pilot: AppPilot, key: str) -> None:
@@ -520,7 +521,7 @@ def moves_the_timeline(has_moved: Callable[[Sight, Sight], bool], *before: str) 
 class Sight:
     begin_ns: int
     end_ns: int
-    at: int | None  # In the row with the cursor: the number of the block under it.
+    at: int | None  # number of the block under the cursor, in the cursor's row
     row: int  # number of the row with the cursor
     is_held: bool
 
@@ -656,8 +657,9 @@ LEAVE_A_CHANGE = (
 def every_key() -> Iterator[Any]:
     """Return every key.
 
-    Keys that leave the screen as it was are tested in turn on one screen, because opening a screen takes most of a
-    test's time. Keys that repeat the check of another key, and the other way of a key, are slow tests.
+    Keys that leave the screen as it was are tested one after another on one screen, because opening a screen takes
+    most of a test's time. A key is a slow test if an earlier key has the same check, or if it is the opposite of
+    another key.
     """
     met, in_turn = set(), defaultdict(list)
     for owner, binding in BINDINGS:
@@ -866,7 +868,7 @@ async def test_shift_c_says_why_the_roofs_of_what_is_shown_cannot_be_measured(
 
 
 class MadeCalibration:
-    """A fake measurement of roofs. It runs until the test sets `found`."""
+    """A fake measurement of roofs (peak rates). The measurement runs until the test sets `found`."""
 
     def __init__(self, source: SourceView) -> None:
         self.status, self.closed = "measuring roofs: 2 threads", False
@@ -909,7 +911,7 @@ async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result
         app.clear_notifications()
         await pilot.press("C")
         await shown(pilot, "measuring roofs: 2 threads")
-        text = await press(pilot, "C", "5")  # The screen still reacts to keys while roofs are measured.
+        text = await press(pilot, "C", "5")  # The screen still reacts to keys while roofs (peak rates) are measured.
         assert "Roofline" in text
         assert [note.message for note in app._notifications] == ["they are being measured already"]
         calibrations[0].found = CbtopError("no room") if fails else ["dram_read 20.00 GB/s", "kept in /x"]
@@ -1150,7 +1152,8 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         await pilot.pause()
         here = app.screen_stack[0]
         offered = {str(hit.text).rpartition("  ")[0] async for hit in KeysByName(here).discover()}
-        # Actions that cannot be offered now: the palette is already open, and no range or past moment is shown.
+        # These actions are not offered now: the palette is already open, and the screen shows neither a range nor a
+        # past moment.
         elsewhere = {"command_palette", "leave_range", "now"}
         ours = {
             binding.description
@@ -1180,8 +1183,8 @@ async def test_a_click_sorts_by_a_head_or_presses_a_key_and_a_double_one_is_ente
         assert isinstance(app.screen, HelpScreen)
 
 
-# The default test saves one view in every format and the cells of every view. The slow test saves the other
-# combinations.
+# The default test saves one view in every format and the cells of every view. The slow test saves all other
+# combinations of view and format.
 @first_by_default(
     "wanted",
     [

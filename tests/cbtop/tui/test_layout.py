@@ -130,7 +130,10 @@ def test_trailing_blanks_and_gaps_of_panes_are_not_used_and_a_chart_is() -> None
 
 
 def watched() -> dict[str, SourceView]:
-    """Return two processes by name: one with problems and records, and a healthy one like that of `cbtop demo`."""
+    """Return two processes by name. `imperfect` has problems and records.
+
+    `demo` is healthy, like the process of `cbtop demo`.
+    """
     history = {"tokens_per_sec_history": (80.0,) * 60, "step_us_history": (8_000.0,) * 60}
     listed = samples.list_of(replace(samples.ALONE, **history), costs=samples.COSTS)
     demo = replace(samples.LIVE, machines=(made_machines.H100,), listed=listed, timeline=timeline_at(20.0))

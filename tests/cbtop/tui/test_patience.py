@@ -1,4 +1,7 @@
-"""Tests of the thread that reads the keyboard: it wakes up twice a second while idle, and at once for a key."""
+"""Tests of the thread that reads the keyboard.
+
+While idle, the thread wakes up twice a second. It wakes up at once for a key.
+"""
 
 from __future__ import annotations
 

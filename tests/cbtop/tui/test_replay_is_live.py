@@ -64,7 +64,7 @@ class Watching(StoreViews):
 
 
 async def screens(app: CbtopApp, size: tuple[int, int]) -> dict[str, tuple[list[str], list[object]]]:
-    """Return the text of each view (with its header), and all values that are drawn in it."""
+    """Return the text of each view (with its header), and all values that are drawn in the view."""
     found = {}
     app.window = True
     async with app.run_test(size=size) as pilot:
@@ -96,7 +96,7 @@ async def test_the_screen_at_a_moment_of_a_replay_is_the_one_that_was_live(
     with ReplayFeed(IMPERFECT, clock_s=Hand()) as replay:
         replay.is_playing = False
         replay.follow_records(True)
-        # When a view is closed, the replay must go on following records, as the live viewer does.
+        # When a view is closed, the replay must continue to follow records, as the live viewer does.
         monkeypatch.setattr(replay, "follow_records", lambda _: None)
         for to_s in before_s:
             replay.seek(to_s)

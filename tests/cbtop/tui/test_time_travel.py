@@ -41,7 +41,7 @@ class Opened(ReplayFeed):
 
 
 class Memory:
-    """The stored history of a daemon. It returns a recording that ends now, or the reason why there is none."""
+    """The stored history of a daemon. A call returns a recording that ends now, or the reason why there is none."""
 
     def __init__(self, why_not: str = "") -> None:
         self.opened: list[Opened] = []
@@ -354,6 +354,7 @@ async def test_the_filter_keeps_its_v_its_brackets_and_its_escape(feed: Scripted
         await press(pilot, "left_parenthesis", "v", "slash", "v", "left_square_bracket")
         assert memory.feed.at_s == pytest.approx(memory.feed.duration_s - 10)
         await press(pilot, "escape", "left_square_bracket")
-        # The start of the range was marked before and is still there, because the filter got the other keys.
+        # The start of the range was marked before. The mark is still there, because the filter got the keys in
+        # between.
         assert "═" in await press(pilot)
         assert "═" not in await press(pilot, "escape")

@@ -40,7 +40,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def sent_in_a_tick(
     sent: list[str], key: str, *turns: SourceView, size: tuple[int, int] = (120, 40)
 ) -> Sequence[str]:
-    """Open the view of `key` and let the process change to each of `turns`. Return the output of the changes."""
+    """Open the view of `key`, then show the process as each of `turns` in turn.
+
+    Return the output of these changes.
+    """
     feed = ScriptedFeed(samples.LIVE)
     app = CbtopApp(feed, interval_s=60)
     async with app.run_test(size=size) as pilot:

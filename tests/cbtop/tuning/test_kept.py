@@ -1,4 +1,7 @@
-"""Tests of stored results of `cbtop tune`: they are validated, and used only for their own model and machine."""
+"""Tests of stored results of `cbtop tune`: they are validated.
+
+Each result is used only for its own model and machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of paired comparisons, which measure two sides, A and B, in turns: their order, and when they differ."""
+"""Tests of paired comparisons, which measure two sides, A and B, in turns.
+
+They test the order of the measurements, and which differences are reported.
+"""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ SHARES = (PRODUCTS, ATTENTION, NORM)
 
 
 class MadeBench(Bench):
-    """Simulated requests to a model.
+    """Simulated requests to a model. The time of a request depends on the setting and on seeded noise.
 
-    Their time depends on the setting and on seeded noise, and only they advance the clock.
+    Only requests advance the clock.
     """
 
     def __init__(self, speed: Callable[[Setting], float], noise: float = 0.01) -> None:
@@ -151,7 +151,7 @@ def test_a_setting_measured_better_is_kept_with_its_interval_and_no_other() -> N
     assert found.best == Setting(2)
     assert [(one.candidate.setting, one.beside, one.is_kept) for one in found.tries] == [
         (Setting(2), IN_USE, True),
-        # This setting is compared with the best one that was found before it.
+        # This setting is compared with the best setting that was found before it.
         (Setting(2, is_exact=True), Setting(2), False),
         (Setting(2, cache_type="f32"), Setting(2), False),
     ]
@@ -184,8 +184,8 @@ def test_chance_keeps_nothing_and_the_rounds_that_would_tell_are_reported() -> N
         rounds = one.rounds_to_tell
         assert rounds is not None
         assert one.request.change is not None
-        # Convert the half width to that of the planned number of rounds. It shrinks with the square root of this
-        # number.
+        # Convert the half width to that of the planned number of rounds. The half width shrinks with the square root
+        # of the number of rounds.
         half = one.request.change.half * (len(one.request.a_ns) / rounds) ** 0.5
         assert half == pytest.approx(0.03, rel=0.02)
 
@@ -194,8 +194,8 @@ def test_chance_keeps_nothing_and_the_rounds_that_would_tell_are_reported() -> N
 def test_measuring_ends_with_the_budget(budget_s: float) -> None:
     bench = MadeBench(lambda setting: 1.0)
     tuned(bench, budget_s)
-    # The search may exceed its limit: by two warm-ups for each of four settings, by one for each of three
-    # comparisons, and by the rest of the last round.
+    # The search may exceed its limit by the following: two warm-ups for each of four settings, one warm-up for each
+    # of three comparisons, and the rest of the last round.
     assert bench.now_s <= budget_s + 2 * 4 + 3 + 2
 
 

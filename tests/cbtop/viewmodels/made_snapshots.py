@@ -59,7 +59,7 @@ def made(
     us = usual * np.exp(moved + rng.standard_normal((count, places)) * noise.call)
     us[:, 5 * len(BRICKS) + list(BRICKS).index(DOWN)] *= slower
     us[rng.random(us.shape) < noise.pauses] += 20_000
-    # Blocks have different numbers of steps, as whole seconds do.
+    # Blocks have different numbers of steps, because they stand for whole seconds.
     edges = np.sort(rng.choice(np.arange(2, count - 2, 2), blocks - 1, replace=False))
     edges = (edges + np.arange(steps, count, steps)) // 2
     inside = np.split(us, edges)
@@ -86,7 +86,7 @@ def made(
 
 
 def with_phase(snapshot: Snapshot, **changed: Any) -> Snapshot:
-    """Return the snapshot with changed fields in its only phase."""
+    """Return the snapshot after fields in its only phase were changed."""
     (phase,) = snapshot.phases
     return replace(snapshot, phases=(replace(phase, **changed),))
 

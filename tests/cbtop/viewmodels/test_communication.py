@@ -13,7 +13,7 @@ NOW_S = 100
 
 
 def rank(number: int, begun_s: int, ended_s: int | None = None) -> SourceRecord:
-    """Return one of two ranks of a job. It still runs if `ended_s` is None."""
+    """Return one of two ranks of a job. If `ended_s` is None, this rank still runs."""
     begun_ns = begun_s * SECOND_NS
     hello = HostHello(
         2, 1, 1000 + begun_s, 1, "here", "boot", "train.py", "3", "made", begun_ns, begun_ns, number, number, 2

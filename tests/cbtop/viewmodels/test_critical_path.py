@@ -1,4 +1,4 @@
-"""Tests of the critical path: it is shown if work overlaps, and its computation does not block the view."""
+"""Tests of the critical path: the path is shown if work overlaps. Its computation does not block the view."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ STEPS = 3
 def fetch_beside_the_bricks(runtime: Path) -> SourceRecord:
     """Record steps of 35 µs: the brick `first` takes 10 µs, then `second` takes 20 µs.
 
-    The brick `fetch` runs in the background at the same time. A poll finds it finished and records 4 µs.
+    The brick `fetch` runs in the background at the same time. A poll finds that `fetch` has finished, and records 4
+    µs for it.
     """
     clock = Clock()
     profiler = profiler_in(runtime, clock)

@@ -1,4 +1,4 @@
-"""Tests of who made a kernel: the best evidence decides. A name that tells nothing gives no maker."""
+"""Tests of who made a kernel: the best evidence decides. If the kernel's name tells nothing, its maker is unknown."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tests of recorded kernels: they are added up over all layers that have the same brick.
 
-Kernels that belong to no brick are left out.
+Kernels outside of bricks are left out.
 """
 
 from __future__ import annotations

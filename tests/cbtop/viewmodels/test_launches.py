@@ -1,4 +1,7 @@
-"""Tests of what launches of kernels cost the host. The costs of a brick are added up over all layers."""
+"""Tests of the time that the host needs to launch kernels.
+
+The costs of a brick are added up over all layers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from cbtop.viewmodels.launches import Launches, LaunchesByNode
 
 
 def table() -> NodeTable:
-    """Return the nodes of a step with two layers. Each has a norm with one kernel."""
+    """Return the nodes of a step with two layers. Each layer has a norm with one kernel."""
     nodes = NodeTable()
     nodes.add(Node(1, None, NodeKind.STEP, "decode"))
     for layer in range(2):

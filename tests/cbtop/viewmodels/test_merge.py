@@ -1,4 +1,4 @@
-"""Tests of merged ranks: their sum equals what one process with all of their records would show."""
+"""Tests of merged ranks: their sum equals the view of one process that has all of their records."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_tokens_that_ranks_compute_together_count_once_and_a_line_says_so(tmp_pa
         assert merged.steps.tokens_per_sec_in_steps == pytest.approx(1000)
         assert merged.tokens_per_sec_history == pytest.approx((1000,) * 3)
         said = "tokens/s counts once what 2 ranks compute together; " in merge_text.merged_means(merged.merged)
-        # With MAX, all steps come from one rank, so this text is left out.
+        # In the mode MAX, all steps come from one rank, so this text is left out.
         assert said == (mode is not MergeMode.MAX)
 
 
@@ -396,7 +396,8 @@ def test_a_sum_has_no_roof(tmp_path: Path) -> None:
 def test_the_window_of_a_sum_is_the_sum_of_the_windows(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, 0, [10, 10]), rank_run(tmp_path, 1, [20])]
     for record in records:
-        record.window.tick(record.window.now_ns + 2 * 10**10)  # 20 s pass, so all steps have left the window
+        # 20 s pass, so all steps are older than the window of the last seconds
+        record.window.tick(record.window.now_ns + 2 * 10**10)
     assert merged_view(records, MergeMode.SUM, window=True).bricks == ()
     assert merged_view(records, MergeMode.SUM).bricks != ()
 
@@ -498,7 +499,7 @@ def test_members_run_that_have_not_ended_and_are_watched(tmp_path: Path) -> None
     records = [rank_run(tmp_path, rank, [10]) for rank in range(3)]
     merged = merged_view(records, MergeMode.SUM).merged
     assert merged is not None
-    assert merged.running == 0  # The viewer has not heard of one of the processes for a while.
+    assert merged.running == 0  # The viewer has received nothing about one of the processes for a while.
 
 
 def test_of_a_dependency_on_a_node_that_nobody_named_there_is_none_in_a_sum(tmp_path: Path) -> None:

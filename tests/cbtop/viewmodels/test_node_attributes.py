@@ -1,4 +1,4 @@
-"""Tests of attributes of nodes (labels, unknown work, byte budgets): they arrive unchanged on the screen."""
+"""Tests of attributes of nodes (labels, unknown work, byte budgets): all arrive unchanged on the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of views: a part of a view is computed only when it is read, and only once."""
+"""Tests of views: a part of a view is computed only when the part is read, and only once."""
 
 from __future__ import annotations
 

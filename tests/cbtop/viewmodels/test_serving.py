@@ -1,4 +1,4 @@
-"""The view of an engine that serves requests, its lanes, and its text."""
+"""Tests of the view of an engine that serves requests: its lanes and its text."""
 
 from __future__ import annotations
 

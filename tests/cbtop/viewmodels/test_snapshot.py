@@ -1,4 +1,4 @@
-"""Tests of a stored baseline: it has the figures of the last seconds by phase, brick and layer.
+"""Tests of a stored baseline. The baseline has the figures of the last seconds by phase, brick and layer.
 
 It also has the environment of the process.
 """

@@ -258,7 +258,7 @@ def test_what_is_said_of_roofs_comes_with_them_into_every_report(runtime: Path) 
     ]  # fmt: skip
 
 
-# Medians of the measured rounds of a roof (peak rate). The best round is always 100.
+# Medians of the measured rounds of a roof (peak rate), relative to the best round, which is 100.
 UNSURE, SURE, UNKNOWN = 80.0, 95.0, None
 
 
@@ -500,7 +500,7 @@ def test_places_beyond_the_bound_have_no_percentiles_and_their_bricks_have(
     (tmp_path / "all").mkdir()
     (tmp_path / "few").mkdir()
     every = source_view(decode_run(tmp_path / "all"))
-    # The limit leaves a histogram to only one node of the second phase.
+    # With this limit, only one node of the second phase has a histogram.
     monkeypatch.setattr(stats, "MAX_HISTOGRAM_NODES", 12)
     few = source_view(decode_run(tmp_path / "few"))
     assert [(row.name, row.p50_us, row.p99_us) for row in few.bricks] == [
@@ -600,7 +600,10 @@ def test_a_roof_over_no_brick_is_not_called_unsure(runtime: Path) -> None:
 
 
 def _computing(runtime: Path, roofs: tuple[Ceiling, ...], dtype: str) -> SourceView:
-    """Return the view of a process. Its only brick reaches 87 GFLOP/s on numbers of the type `dtype`."""
+    """Return the view of a process.
+
+    Its only brick reaches 87 GFLOP/s on numbers of the type `dtype`.
+    """
     clock = Clock()
     profiler = profiler_in(runtime, clock)
     for roof in (WIDE, *roofs):

@@ -1,4 +1,4 @@
-"""Tests of the row of a process in the list: its figures equal those in its views.
+"""Tests of the row of a process in the list: the row has the same figures as the views of the process.
 
 Each missing figure has a reason.
 """
@@ -246,6 +246,6 @@ def test_rates_are_lower_bounds_if_records_of_their_time_were_lost(tmp_path: Pat
     lossy = replace(row, loss=LossView(1_000, 800, 200, 100, 0), window=None)
     assert (rate_text.rate(lossy, 42.0), rate_text.rate(lossy, None)) == ("≥42.00", "n/a")
     recent = WindowView(10.0, 10.0, 0, 500)
-    # Records were lost before the window began, so the rate of the window is exact.
+    # Records were lost only before the window of the last seconds began, so the rate of the window is exact.
     assert rate_text.rate(replace(lossy, window=recent), 42.0) == "42.00"
     assert replace(lossy, window=replace(recent, lost=3)).are_rates_least

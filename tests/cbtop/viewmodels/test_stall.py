@@ -1,4 +1,7 @@
-"""Tests of the state of a process: it is called stalled, idle, suspended or quiet only if the data shows it."""
+"""Tests of the state of a process.
+
+A process is called stalled, idle, suspended or quiet only if the data shows it.
+"""
 
 from __future__ import annotations
 
@@ -180,14 +183,14 @@ def test_where_several_threads_wait_outside_of_steps_none_is_in_one(record: Sour
     stall = stall_view(quiet(record, 32, in_flight=at, threads=2, is_watched=True))
     assert stall is not None
     assert stall.word == "idle"
-    # One of the two threads does not report which node it is in.
+    # One of the two threads does not report its current node.
     stall = stall_view(quiet(record, 32, in_flight=at, threads=2))
     assert stall is not None
     assert stall.word == "quiet"
 
 
 def _by_python(record: SourceRecord) -> None:
-    """Leave the process as it is. None of its threads reports which node it is in."""
+    """Leave the process as it is. None of its threads reports a current node."""
 
 
 def _sampled(record: SourceRecord) -> None:

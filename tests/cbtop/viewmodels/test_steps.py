@@ -99,7 +99,7 @@ def test_of_ranks_together_the_range_is_that_of_all(tmp_path: Path) -> None:
     assert (steps.cached.mean, steps.cached.least, steps.cached.most) == (37.5, 5, 70)
 
 
-# With 3, 4 or 5 tokens in the last step, the steps have 7, 8 or 9 tokens in total. Not every step has one token.
+# If the last step has 3, 4 or 5 tokens, all steps together have 7, 8 or 9 tokens. Not every step has one token.
 @pytest.mark.parametrize("last", [3, 4, 5])
 def test_a_token_has_no_median_where_steps_had_more_and_fewer_of_them(tmp_path: Path, last: int) -> None:
     clock = Clock()

@@ -1,4 +1,4 @@
-"""Tests of the straggler: the rank that works longer, not the one that waits longer.
+"""Tests of the straggler, which is the rank that works longer. A rank that waits longer is no straggler.
 
 A single pause makes no straggler.
 """
@@ -138,7 +138,7 @@ REDUCE = BrickDefinition("Reduce", BrickCategory.COMMUNICATION)
 def test_a_rank_slow_between_bricks_is_named_by_time_out_of_communication(three: list[RankRun]) -> None:
     for _ in range(SLICES + 1):
         for run in three:
-            # The steps of all ranks take equally long. Rank 1 works in the gap, and the others wait in the
+            # The steps of all ranks take equally long. Rank 1 works in the gap, and all other ranks wait in the
             # collective.
             _layered(run, 400, *((700, 0) if run.rank == 1 else (200, 500)))
             run.slice()
@@ -150,7 +150,10 @@ def test_a_rank_slow_between_bricks_is_named_by_time_out_of_communication(three:
 
 @pytest.mark.parametrize("backend", ["", "torch on cuda: launches"])
 def test_where_nobody_sees_who_waits_gaps_are_no_reason_to_name_one(three: list[RankRun], backend: str) -> None:
-    """The host measures no collective, or only the launch of one. So a gap may be the time in which a rank waits."""
+    """The host measures no collective, or it measures only the launch of a collective.
+
+    So a gap may be the time in which a rank waits.
+    """
     for _ in range(SLICES + 1):
         for run in three:
             with run.profiler.step("decode", 1):
@@ -269,7 +272,7 @@ def verdict_on(histories: Sequence[Sequence[float]]) -> int | None:
     """
     ranks = [MadeRank(number) for number in range(len(histories))]
     for rank, history in zip(ranks, histories, strict=True):
-        for step_us in (1000, *history):  # The first slice is only the starting point of the differences.
+        for step_us in (1000, *history):  # The first slice is only the base for the differences to later slices.
             rank.slice(step_us)
     found = straggler([rank.record for rank in ranks], "decode")
     return found.rank if found else None
@@ -304,7 +307,7 @@ shares = st.lists(st.floats(0, 1), min_size=8, max_size=8)
 def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
     ranks: list[list[float]], of_gaps: list[float], factor: float, data: st.DataObject
 ) -> None:
-    """Ranks wait for each other in collectives, so each step takes as long as that of the slowest rank.
+    """Ranks wait for each other in collectives, so the steps of all ranks are as long as those of the slowest.
 
     The work that differs between ranks is in bricks or in the gaps between bricks.
     """
@@ -324,7 +327,7 @@ def test_who_works_longer_is_named_though_all_wait_until_it_is_there(
 def test_all_wait_for_a_slow_one_only_if_their_steps_are_as_long_as_its_own(
     ranks: list[list[float]], factor: float, data: st.DataObject
 ) -> None:
-    """Replicas that never wait for each other have steps of different length: those of the slow rank are longer."""
+    """Replicas that never wait for each other have steps of different length: the slow rank has longer steps."""
     slow = data.draw(st.integers(0, len(ranks) - 1))
     works = [[us * factor for us in history] if at == slow else history for at, history in enumerate(ranks)]
     for do_wait in (True, False):

@@ -1,6 +1,6 @@
-"""Tests of the parts of a step: they add up to its time.
+"""Tests of the parts of a step: the parts add up to the time of the step.
 
-If they do not, every report says so, with the reason and the difference.
+If they do not add up, every report says so, with the reason and the difference.
 """
 
 from __future__ import annotations
@@ -424,7 +424,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("brick"), st.sampled_from("abc")),
     st.tuples(st.just("layer"), st.integers(0, 1)),
     st.tuples(st.just("step"), st.sampled_from(["decode", "prefill"])),
-    # End one of the open nodes. They may end in any order, and a node may end twice.
+    # End one of the open nodes. Nodes may end in any order, and a node may end twice.
     st.tuples(st.just("leave"), st.integers(0, 9)),
     st.tuples(st.just("sleep"), st.integers(-20, 100)),
     st.tuples(st.just("elapsed"), st.integers(0, 200)),

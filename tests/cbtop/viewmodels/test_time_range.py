@@ -1,4 +1,4 @@
-"""Tests of the parts of the shown time: they add up, and a warm-up is a separate part. The clock is fake."""
+"""Tests of the parts of the shown time: the parts add up, and a warm-up is a separate part. The clock is fake."""
 
 from __future__ import annotations
 

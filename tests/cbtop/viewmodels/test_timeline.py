@@ -57,7 +57,10 @@ def parts_of(lane: Lane) -> list[TimelineSpan | Gap]:
 
 
 def check_newest(found: TimelineView) -> None:
-    """Check that the lanes of the newest step equal the end of all lanes. They contain everything that is visible."""
+    """Check that the lanes of the newest step equal the end of all lanes.
+
+    The lanes of the newest step must contain everything that is visible.
+    """
     drawn: set[TimelineSpan] = set()
     for lane in found.newest_lanes:
         since_ns = min(part.start_ns for row in (*(row.spans for row in lane.rows), lane.gaps) for part in row)

@@ -1,4 +1,4 @@
-"""Tests of traces (what a model computed), from a traced process to text and JSON."""
+"""Tests of traces (what a model computed): from a traced process to text and JSON."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 
 def _reduce_storage(storage: Any) -> tuple[Any, ...]:
-    """Pickle a storage of torch without its address. torch's own pickle of it contains the address."""
+    """Pickle a storage of torch without its address. torch's own pickle of a storage contains the address."""
     file = io.BytesIO()
     torch.save(storage, file)
     return torch.storage._load_from_bytes, (file.getvalue(),)

@@ -1,4 +1,4 @@
-"""Scripted modules with exported methods are parts of two models: one is not scripted, and one is traced."""
+"""Scripted modules with exported methods are parts of two models: one model is not scripted, and one is traced."""
 
 import torch
 from small import Simple, Stack, show, vectors

@@ -1,6 +1,6 @@
 """Counts the operations of a model with torch's dispatch, function and flop modes.
 
-Global hooks and hooks on saved tensors count them, too.
+Global hooks and hooks on saved tensors also count operations.
 """
 
 import collections

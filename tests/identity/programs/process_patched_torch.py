@@ -1,4 +1,4 @@
-"""The program replaces functions of torch and transformers, and restores them in another order."""
+"""The program replaces functions of torch and transformers, and restores the functions in a different order."""
 
 from unittest import mock
 

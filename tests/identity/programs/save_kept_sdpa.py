@@ -1,4 +1,7 @@
-"""While a first model runs, a second one stores a torch function in an attribute. Both are saved and copied."""
+"""While a first model runs, a second model stores a torch function in an attribute.
+
+Both models are saved and copied.
+"""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Other programs run one after the other in one process, so that torch is imported once for all of them."""
+"""Several programs run one after the other in one process, so that torch is imported only once."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Makes batches of records in the form in which a ring is read."""
+"""Makes batches of records, in the form in which the reader of a ring returns records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.protocol.ring import FLAG_FAILED
 from cbtop.protocol.ring_reader import Batch
 
 NO_STEPS = np.full(64, -1, np.int64)
-# For each node, its step and the part of a step it is in: node 1 is a step, node 2 is a brick in this step.
+# For each node: its step, and the part of the step that contains it. Node 1 is a step, and node 2 is a brick in it.
 STEP_AND_BRICK = np.array([-1, 1, 1]), np.array([-1, -1, 1])
 
 

@@ -1,4 +1,7 @@
-"""Tests of budgets: a budget stores one number and derives the others. Budgets of bricks in sequence add up."""
+"""Tests of budgets: a budget stores one number and derives all other numbers.
+
+Budgets of bricks in sequence add up.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of fingerprints of a run: they tell a wrong value from rounding, and name the first position that differs."""
+"""Tests of fingerprints of a run.
+
+They distinguish a wrong value from rounding, and name the first position that differs.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def test_one_wrong_value_anywhere_in_a_tensor_is_found(place: int, off: float) -
 
 @given(st.integers(0, 1 << 30))
 def test_adding_in_another_order_is_no_divergence(seed: int) -> None:
-    """If a float32 product adds its terms in another order, it differs only by rounding."""
+    """A float32 product that adds its terms in another order differs only by rounding."""
     weights = np.random.default_rng(seed).standard_normal((300, 256)).astype(np.float32)
     order = np.random.default_rng(seed + 1).permutation(256)
     one = weights @ TENSOR[:256]

@@ -1,4 +1,4 @@
-"""Tests of sparse histograms: they give the same counts as a complete table and use memory only for used octaves."""
+"""Tests of sparse histograms: their counts equal those of a complete table. They use memory only for used octaves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_buckets_middle_is_within_one_percent_of_what_falls_into_it(duration_n
 
 
 def test_buckets_are_as_recordings_of_any_version_have_them() -> None:
-    """Short durations have one bucket per nanosecond, longer ones 64 buckets per octave.
+    """Short durations have one bucket per nanosecond. Longer durations have 64 buckets per octave.
 
     The last bucket also has all durations beyond it.
     """

@@ -1,4 +1,7 @@
-"""Tests of the totals of a phase: computed for all nodes at once, they equal the values computed node by node."""
+"""Tests of the totals of a phase, which are computed for all nodes at once.
+
+They equal the totals that are computed node by node.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +142,7 @@ def test_own_operations_of_a_module_a_layer_and_a_model_are_rows() -> None:
 
 def test_own_operations_below_one_percent_count_for_what_is_around() -> None:
     rows, gaps = rows_and_gaps(phase_of(layer_ns=9_990, module_ns=2_090))
-    assert rows == {"Linear": 20_000, "Block": 79_900}  # with 900 ns of the module
+    assert rows == {"Linear": 20_000, "Block": 79_900}  # "Block" includes 900 ns that the module takes for itself
     assert gaps == {"unattributed": 100}
     rows, gaps = rows_and_gaps(phase_of(layer_ns=2_090, module_ns=2_050))
     assert rows == {"Linear": 20_000, "Net": 79_100}

@@ -66,7 +66,8 @@ def test_without_both_kinds_of_ceilings_there_is_no_roof(peaks: list[float], ban
     [
         ("int8", "int8", True),
         ("int8", "float32", False),
-        ("int8", "", False),  # Recordings of older versions have no data type. They were float32.
+        # In recordings of older versions, a roof (peak rate) has no data type. Such roofs are for float32.
+        ("int8", "", False),
         ("float32", "int8", False),
         ("float32", "float32", True),
         ("float32", "bfloat16", False),

@@ -1,4 +1,7 @@
-"""Tests of open steps: the parts of a step count only when the step ends, wherever batches of records are cut."""
+"""Tests of open steps: the parts of a step count only when the step ends.
+
+This holds wherever batches of records are cut.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from tests.profiler.analysis.made_batches import STEP_AND_BRICK, batch, records
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.integers(1, 7))
 def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: list[int], cut: int) -> None:
-    # For each node, its step and the part of a step it is in: node 1 is a step, node 2 is a brick in this step.
+    # For each node: its step, and the part of the step that contains it. Node 1 is a step, and node 2 is a brick in
+    # it.
     step_of, part_of = np.array([[-1, 1, 1], [-1, -1, 1]], np.int64)
     rows = [row for n in bricks for row in [(2, 10, 1)] * n + [(1, 100, 1)]] + [(2, 10, 1)] * 3
     stats = NodeStats()
@@ -36,7 +40,7 @@ def test_what_lies_in_ended_steps_is_closed_wherever_a_batch_was_cut(bricks: lis
 def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut: int) -> None:
     """A step may wait for a device, so its records may come late.
 
-    Here, another step in the same lane has begun and ended before they come.
+    Here, another step in the same lane has begun and ended before the late records come.
     """
     start = np.array([1_000, 1_000, 100, 100], np.int64)
     end = np.array([1_090, 1_100, 180, 200], np.int64)
@@ -55,9 +59,9 @@ def test_what_lies_in_a_step_that_is_recorded_behind_a_later_one_is_its_own(cut:
 def test_what_is_late_makes_a_step_too_full_but_in_the_lane_that_many_share(
     lane: int, noted: list[tuple[int, int]]
 ) -> None:
-    """A step of 100 ns has a brick of 60 ns.
+    """A step of 100 ns has a brick of 60 ns. Two deferred bricks arrive after the end of the step.
 
-    Two deferred bricks arrive after the end of the step. They add 70 and 10 ns.
+    The first adds 70 ns and the second 10 ns.
     """
     step_of, part_of = np.array([-1, 1, 1]), np.array([-1, -1, 1])
     stats = NodeStats()
@@ -75,7 +79,10 @@ def test_what_is_late_makes_a_step_too_full_but_in_the_lane_that_many_share(
 
 @pytest.mark.parametrize("lanes", [(2, 4), (1, 3), (0, LANES - 2)])
 def test_a_step_closes_what_lies_in_its_own_lane(lanes: tuple[int, int]) -> None:
-    """Two steps with a brick each run at the same time. The end of one step closes only its own brick."""
+    """Two steps run at the same time, and each has a brick.
+
+    The end of one step closes only the brick of this step.
+    """
     node, start, end = np.array([(2, 1_000, 1_060), (2, 1_010, 1_160), (1, 1_000, 1_100), (1, 1_000, 1_200)]).T
     flags = np.array([lanes[0], lanes[1], lanes[0], lanes[1]]) << LANE_SHIFT
     both = Batch(node, flags, start, end, np.zeros(4, np.int64), 0)
@@ -134,9 +141,9 @@ def test_what_begins_with_the_clock_is_open_until_its_step_ends() -> None:
 
 @pytest.mark.parametrize("lanes", [(2, 4), (4, 2)])
 def test_what_is_late_in_one_lane_may_be_early_in_another(lanes: tuple[int, int]) -> None:
-    """In one lane, a step has ended at 100. In the other lane, one has ended at 50.
+    """In one lane, a step has ended at 100. In another lane, a step has ended at 50.
 
-    A brick from 80 to 90 is late in the first lane. In the other lane it belongs to the next step.
+    A brick from 80 to 90 is late in the first lane. In the second lane, this brick belongs to the next step.
     """
     first, second = (lane << LANE_SHIFT for lane in lanes)
     stats = NodeStats()
@@ -165,7 +172,7 @@ def test_what_ran_beside_its_like_is_counted_once_however_many_did(
 ) -> None:
     """Bricks overlap, as on streams of a device.
 
-    The sum of their times is the time when at least one brick ran, plus the overlap.
+    The sum of their times is the time in which at least one brick ran, plus the time of overlap.
     """
     stats = NodeStats()
     stats.grow(5)

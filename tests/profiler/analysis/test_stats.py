@@ -1,4 +1,4 @@
-"""Tests of statistics: they equal those of the single calls. Sums are exact, percentiles are within 1 %."""
+"""Tests of statistics: they equal the statistics of the single calls. Sums are exact, percentiles are within 1 %."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ rows_of_nodes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 10**9), st.
 
 
 def grown(stats: NodeStats, into: NodeStats) -> Growth:
-    """Update the viewer's statistics `into` from `stats`. Return by what they grew."""
+    """Update the viewer's statistics `into` from `stats`. Return the growth of `into`."""
     node, cell = stats.nodes_with_records(), stats.all_buckets()
     at_node, at, value = (column.tolist() for column in stats.sparse.values_of(node.tolist()))
     rare = {(one, here): int(number) for here, one, number in zip(at_node, at, value, strict=True)}
@@ -307,7 +307,7 @@ def test_what_a_record_must_be_to_tell_something(call: tuple[int, int, int, int]
 @pytest.mark.parametrize(
     ("flops", "moved", "tells"),
     [
-        # A record of amounts has two amounts in place of its times. The second may be less than the first.
+        # A record of amounts has two amounts in place of its times. The second amount may be less than the first.
         (7, 5, True),
         (UNKNOWN_AMOUNT, UNKNOWN_AMOUNT, True),
         (UNKNOWN_AMOUNT - 1, 5, False),

@@ -54,7 +54,8 @@ def test_steps_that_come_one_by_one_for_hours_are_kept_in_few_pieces(monkeypatch
     one, step_of = np.ones(1, np.int64), np.array([-1, 1], np.int64)
     for at in range(2_500):
         stats.add(Batch(one, 0 * one, one * at * 10, one * (at * 10 + 7), one, 0), step_of, NO_STEPS)
-    newest = Batch(one, 0 * one, one * 15_000, one * 25_000, one, 0)  # This step overlaps the last 1,000 steps.
+    # This step overlaps all of the last 1,000 steps.
+    newest = Batch(one, 0 * one, one * 15_000, one * 25_000, one, 0)
     stats.add(newest, step_of, NO_STEPS)
     assert stats.rare("union_ns", [1]) == 1_500 * 7 + 10_000
     assert len(stats.intervals._intervals[1]) <= MAX_PARTS

@@ -44,7 +44,7 @@ def external_record(external: int, call: int, whose: int = CUSTOM) -> bytes:
 
 
 class CuptiWorld(FakeDriver):
-    """A fake device with kernels that the fake CUPTI can record. They are launched alone or in graphs."""
+    """A fake device with kernels that the fake CUPTI can record. The kernels are launched alone or in graphs."""
 
     owner: FakeCupti | object | None = None
     calls = 0
@@ -53,7 +53,7 @@ class CuptiWorld(FakeDriver):
     launched_graphs = 0
     launched_while_recorded: list[int]  # executables
     fails_at = ""  # name of the CUPTI method that fails
-    hostile: bytes | None = None  # a damaged record among the good ones
+    hostile: bytes | None = None  # a damaged record between valid records
     names = ("gemm_kernel", "norm_kernel")
 
     def __init__(self) -> None:

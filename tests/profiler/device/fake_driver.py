@@ -76,7 +76,7 @@ class FakeDriver:
 
     def __init__(self, *, drift_ppm: float = -12, way_ns: int = 800, seed: int = 0) -> None:
         self.host_ns = 1_000_000_000
-        # Several threads may read the clock, and all of them advance the same device.
+        # Several threads may read the clock. All of these threads advance the same device.
         self._playing = threading.RLock()
         self.current = 0xC0DE
         self.stands_still = False  # If true, the device does not progress.
@@ -97,7 +97,7 @@ class FakeDriver:
         self.most_nodes: int | None = None  # limit for instantiated graphs
         # errors that functions for C have raised; the index is the code that they returned
         self._refusals: list[DriverError] = []
-        # Functions that C code can call. They call the methods below.
+        # Functions that C code can call. These functions call the methods below.
         self._functions = (
             CFUNCTYPE(c_int, POINTER(LaunchConfig), c_uint64, c_uint64, c_void_p)(self._launch_kernel),
             CFUNCTYPE(c_int, c_uint64, POINTER(c_int))(self._stream_is_capturing),
@@ -107,7 +107,7 @@ class FakeDriver:
     # --- the world ------------------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
-        """Read the host's clock. Time passes meanwhile, and the device works on."""
+        """Read the host's clock. The reading takes time, in which the device continues to work."""
         self.pass_time(READING_NS)
         return self.host_ns
 
@@ -162,7 +162,7 @@ class FakeDriver:
             self._pongs.append(_Pongs(words, arguments[1], at_ns + arguments[2]))
 
     def write(self, address: int, value: int) -> None:
-        """Write a word, as a kernel on the device does. Raises KeyError if the memory was released."""
+        """Write a word to memory, as a kernel on the device does. Raises KeyError if the memory was released."""
         for words in self._words.values():
             if words.address <= address < words.address + 8 * len(words):
                 words[(address - words.address) // 8] = value

@@ -102,7 +102,7 @@ MOST = 25
 
 
 def records_of(chance: random.Random) -> list[bytes]:
-    """Return records in CUPTI's layout. Some of them contain random bytes."""
+    """Return records in CUPTI's layout. Some of the records contain random bytes."""
     records = [external_record(chance.randrange(1 << 64), chance.randrange(1 << 32), chance.choice([3, 3, 1]))]
     for _ in range(chance.randrange(40)):
         record = bytearray(kernel_record(call=chance.randrange(1 << 32), graph=chance.randrange(9), graph_node=7))
@@ -114,7 +114,7 @@ def records_of(chance: random.Random) -> list[bytes]:
 
 
 def read_both_ways(records: list[bytes]) -> tuple[Records, Records]:
-    """Read the records in Python and in C, and return both results. The records are in two buffers."""
+    """Read the records, which are in two buffers, in Python and in C. Return both results."""
     half = len(records) // 2
     rooms, raws = [], []
     ends: dict[int, int] = {}  # end time of each record by its begin time

@@ -1,4 +1,4 @@
-"""Tests of the conversion from the device's clock to the host's clock: its error stays below the stated one."""
+"""Tests of the conversion from the device's clock to the host's clock: the error stays below the stated limit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def test_a_mapped_time_is_off_by_no_more_than_its_error(
     drift = [drift_ppb + chance.randint(-1, 1) * wander_ppb for _ in range(len(gaps) + 2)]
 
     def host_of(device: int) -> int:
-        """Return the true host time of a device time. The drift between both clocks changes in each interval."""
+        """Return the true host time of a device time.
+
+        In each interval, the two clocks drift apart at another rate.
+        """
         left, host = device - start, SECOND
         if left < 0:
             return host + left + left * drift[0] // SECOND

@@ -1,6 +1,6 @@
 """Tests of time stamps in a clone of a captured graph: they are in order.
 
-A stamp is only at a place that all work of the graph passes.
+Each time stamp is at a place that all work of the graph passes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def test_between_parallel_branches_no_stamp_may_stand(driver: FakeDriver) -> Non
 def test_where_work_comes_back_from_another_stream_the_place_is_behind_it(driver: FakeDriver) -> None:
     graph, (first,) = chain(driver, 1_000)
     collective = driver.add(graph, [first])
-    # Kernels of NCCL have such edges: they wait for an event, and later kernels wait for them.
+    # Kernels of NCCL have such edges: the kernel waits for an event, and later kernels wait for both the event and
+    # the kernel.
     then = driver.add(graph, [first, collective])
     shape = StampSites.of(driver, graph)
     assert list(shape.places) == [START, first, collective, then]

@@ -150,7 +150,7 @@ def test_pairs_of_several_threads_are_each_ones_own(driver: FakeDriver, monkeypa
 
 
 def test_a_launch_that_blocks_holds_up_no_other_thread(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launch blocks if the driver's queue is full. In this test it blocks until the process ends."""
+    """A launch blocks if the driver's queue is full. In this test, the launch blocks until the process ends."""
     device, functions, libc = CudaDevice(driver, driver.now_ns), driver.functions(), ctypes.CDLL(None)
     waits = functions._replace(launch=ctypes.cast(libc.pause, ctypes.c_void_p).value or 0)
     monkeypatch.setattr(driver, "functions", lambda: waits)

@@ -216,7 +216,7 @@ def test_marks_of_several_threads_have_slots_of_their_own(driver: FakeDriver, cl
         thread.join()
     stamps = [clock.stamp(mark) for mark in found]
     assert sorted(stamp.number for stamp in stamps if stamp) == list(range(200))
-    # Let the device finish all work. One thread may have made its last mark before another thread's last mark.
+    # Let the device finish all work. The last mark of one thread may be earlier than the last mark of another thread.
     driver.pass_time(1_000_000)
     clock.synchronize()
     assert all(clock.time_ns(mark) for mark in found)

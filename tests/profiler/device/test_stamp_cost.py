@@ -1,4 +1,4 @@
-"""Tests of the measured cost of a time stamp. It is derived from graph replays with and without time stamps."""
+"""Tests of the measured cost of a time stamp. The cost is derived from graph replays with and without time stamps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def watched(replays: int, cost_ns: float, *, drift_ns: int = 0, noise_ns: float 
 def test_it_is_found_within_the_error_that_is_told(cost_ns: float, noise_ns: float, seed: int) -> None:
     known = watched(400, cost_ns, noise_ns=noise_ns, seed=seed).known
     assert known is not None
-    # In 95 % of cases the true cost is within one error. It is always within 2.5 errors.
+    # In 95 % of cases, the measured cost differs from the true cost by at most one error. The difference never
+    # exceeds 2.5 errors.
     assert abs(known.cost_ns - cost_ns) <= 2.5 * known.error_ns
     assert known.error_ns <= 2 + noise_ns / STAMPS
 

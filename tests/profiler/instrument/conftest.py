@@ -21,8 +21,8 @@ from tests.profiler.memory import Memory
 def _torch_computes_in_one_thread() -> None:
     """Limit torch to one thread.
 
-    torch shares OpenMP with Numba. After a kernel on two threads, the tiny products of these tests would use two,
-    too.
+    torch shares OpenMP with Numba. After a kernel of Numba on two threads, torch would also compute the tiny products
+    of these tests on two threads.
     """
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def _frozen_objects_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _dynamo_is_told_once_of_each_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tell Dynamo about cbtop's modules only once, because this takes 20 ms for each attachment."""
+    """Tell Dynamo about cbtop's modules only once. This would take 20 ms for each attachment."""
     if attachment := sys.modules.get("cbtop.profiler.instrument.attachment"):
         tell: Callable[[], None] = attachment.keep_dynamo_out
 

@@ -1,4 +1,7 @@
-"""Read and reset what Dynamo has compiled. Each function imports Dynamo itself, because the import takes a second."""
+"""Read and reset what Dynamo has compiled.
+
+Each function here imports Dynamo by itself, because the import takes a second.
+"""
 
 from __future__ import annotations
 

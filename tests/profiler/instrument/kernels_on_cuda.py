@@ -113,7 +113,7 @@ class Case:
         }
 
     def profiled(self, steps: int = 20) -> dict[str, list[float]]:
-        """Return the mean times of kernels as torch.profiler measures them, in the same form as cbtop's."""
+        """Return the mean times of kernels as torch.profiler measures them. The form is that of cbtop's times."""
         self.profiler.disable()
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as kineto:
             for at in range(steps):

@@ -1,4 +1,6 @@
-"""For tests of declared work: the FLOP and bytes of bricks that cbtop derives, and the FLOP that torch counts."""
+"""Helpers for tests of declared work: the FLOP and bytes of bricks that cbtop derives, and the FLOP that torch
+counts.
+"""
 
 from __future__ import annotations
 

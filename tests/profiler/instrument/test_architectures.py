@@ -1,6 +1,7 @@
 """Tests of all architectures of transformers, with random weights: results are identical, and each forward is a step.
 
-The layers are found, too. Five architectures run by default in other files of this folder. All together are slow.
+The layers are found, too. Five architectures run by default in other files of this folder. The tests of all
+architectures are slow.
 """
 
 from __future__ import annotations
@@ -291,7 +292,8 @@ def test_a_decoder_that_the_host_drops_is_freed(kind: str) -> None:
     gc.disable()
     try:
         left = [sum(weight() is not None for weight in weights_of(attached)) for attached in (False, True)]
-        assert left[1] <= left[0]  # Without cbtop, the model itself leaves as many weights to the garbage collector.
+        # Even without cbtop, the model leaves weights to the garbage collector. With cbtop it leaves no more.
+        assert left[1] <= left[0]
     finally:
         gc.enable()
 
@@ -324,7 +326,8 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_key_value_heads": 8},
     "mamba2": {"num_heads": 16},
 }
-# In OPT, the layer itself computes what other models compute in feed-forward modules, so less is in bricks.
+# In OPT, the layer itself computes what feed-forward modules compute in other models. So a smaller share is in
+# bricks.
 LEAST = {"opt": 0.8}
 
 
@@ -339,10 +342,10 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", DECODERS)
 def test_most_of_a_wide_decode_step_is_in_bricks_and_the_rest_is_named(kind: str) -> None:
-    """Takes the minimum over many steps, because other processes only add time.
+    """Compare the minimum over many steps, because other processes only add time.
 
-    On an idle machine memory is faster, so the share of the bricks is smaller. At least 0.89 was measured there, and
-    0.852 for OPT.
+    On an idle machine memory is faster, so the share of the bricks is smaller. The smallest measured share was 0.89,
+    and 0.852 for OPT.
     """
     sizes = SIZES | DECODERS[kind]
     sizes = {name: WIDE.get(name, size) for name, size in sizes.items()} | OWN.get(kind, {})

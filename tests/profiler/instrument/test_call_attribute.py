@@ -1,4 +1,4 @@
-"""Tests of how cbtop replaces the calls of a module: the attribute that it uses, and when it changes."""
+"""Tests of how cbtop replaces the calls of a module: which attribute cbtop uses, and when the attribute changes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_replacement_may_go_between_the_two_questions_of_a_call(profiler: Bric
             found = super().__getattribute__(name)
             if name == "_compiled_call_impl" and found is not None and not self.is_asked:
                 type(self).is_asked = True
-                # Another thread may restore the call at any time, even while it is looked up.
+                # Another thread may restore the call at any time, even while this thread looks up the call.
                 call_attribute.put(self, None)
             return found
 

@@ -208,7 +208,7 @@ def profiler_of(world: World, memory: Memory, every: int = 2) -> BrickProfiler:
 
 
 def plain_steps_in(memory: Memory) -> list[tuple[int, int]]:
-    """Return (duration, tokens) of each step of which only the whole was timed."""
+    """Return (duration, tokens) of each step that was only timed as a whole."""
     return [(end - start, tokens) for tag, start, end, tokens in memory.records if tag & ~0xFFFFFF == FLAG_PLAIN]
 
 
@@ -311,7 +311,7 @@ def test_every_replay_is_a_step_and_unrecorded_ones_are_timed_as_a_whole(world: 
     assert len(steps_in(memory)) == len(plain) == 10
     assert {tokens for _, tokens in plain} == {2}
     for (_, _, duration_ns, _), (plain_ns, _) in zip(steps_in(memory), plain, strict=True):
-        # Such a step has one time stamp before and one after it, which cost about 2 µs.
+        # A plain step has one time stamp before it and one after it. The two time stamps cost about 2 µs.
         assert plain_ns == pytest.approx(duration_ns, abs=2_100)
 
 
@@ -321,8 +321,8 @@ def test_a_host_that_is_ahead_of_its_device_runs_its_own_and_all_are_counted(wor
     replay(world, graph, 1)
     for _ in range(20):
         graph.replay()
-    # Five replays have time stamps: four inside, and one only before and after. The others run the program's own
-    # graph.
+    # Five replays have time stamps: four have them inside, and one has them only before and after. All other replays
+    # run the program's own graph.
     assert world.replayed == 1 + 15
     world.pass_time(10_000_000)
     replay(world, graph, 2)
@@ -419,7 +419,7 @@ def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> N
         model(torch.ones(2, 1, dtype=torch.long))
         graph.capture_end()
         replay(world, graph, 6)
-        world.destroy_executable(graph.executable)  # torch does this when a graph is dropped.
+        world.destroy_executable(graph.executable)  # torch destroys the executable when a graph is dropped.
         del graph
         gc.collect()
     assert executables() == before
@@ -434,7 +434,7 @@ def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> N
 
 
 def test_a_graph_that_is_dropped_takes_its_copies_along_at_once(world: World) -> None:
-    """NCCL waits at its end until no graph has its kernels any longer.
+    """NCCL waits at its end until no graph contains its kernels any longer.
 
     If our copy of a graph remained, the program would wait for ever.
     """
@@ -444,7 +444,7 @@ def test_a_graph_that_is_dropped_takes_its_copies_along_at_once(world: World) ->
     replay(world, graph, 6)
     assert len(world.executables) > 1
     assert world.graphs
-    world.destroy_executable(graph.executable)  # torch does this when a graph is dropped.
+    world.destroy_executable(graph.executable)  # torch destroys the executable when a graph is dropped.
     del graph
     gc.collect()
     assert not world.executables
@@ -541,7 +541,8 @@ def test_the_governor_chooses_the_recorded_replays_and_learns_their_cost(
     profiler.finalize()
     found = steps_in(memory)
     assert 5 < len(found) < 150
-    # For each recorded replay, there is a second one with time stamps only before and after the whole.
+    # For each recorded replay, there is a second replay that is only timed as a whole, by a time stamp before and
+    # after it.
     assert 200 - 3 * len(found) <= world.replayed <= 200 - len(found)
     assert profiler.governor.seen
 
@@ -569,7 +570,7 @@ def test_own_work_counts_as_cost_only_if_the_device_is_idle(world: World) -> Non
 
     device.settle = slow  # type: ignore[method-assign]
     assert own_ns() < 50_000_000
-    passes_ns = 1_000_000_000  # After this time, the device has finished before the host asks.
+    passes_ns = 1_000_000_000  # In this time, the device finishes before the host asks.
     assert own_ns() >= 50_000_000
 
 
@@ -706,7 +707,8 @@ def test_a_replay_in_a_step_that_could_have_no_stamps_is_counted_as_lost(world: 
     graph = captured(model)
     replay(world, graph, 1)
     with profiler.step("generate"):
-        for _ in range(5):  # The first stamps stay in use until the device has finished their replay.
+        # The first time stamps stay in use until the device has finished the replay that contains them.
+        for _ in range(5):
             graph.replay()
     world.pass_time(1_000_000)
     profiler.finalize()
@@ -738,7 +740,7 @@ def test_replays_the_device_has_not_reported_at_detach_are_counted_as_lost(
 
 
 def test_the_books_close_if_replays_of_two_graphs_are_recorded_out_of_order(world: World) -> None:
-    """Replays of the second graph are recorded late: only when it is known how much time its stamps cost."""
+    """Replays of the second graph are recorded late: only when the time that its stamps cost is known."""
     profiler = BrickProfiler(sample_every=2, clock_ns=world.now_ns)
     model = model_of(world)
     attach(model, profiler)
@@ -802,7 +804,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
         world.kernel(7_000)
         return query
 
-    # In torch this function is a builtin. The fake function is not, so it is replaced here.
+    # In torch, this function is a builtin. The fake function is no builtin, so it is replaced here.
     def swap(self: Any) -> None:
         self.swap(
             torch.nn.functional, "scaled_dot_product_attention", lambda own: functions._attention(own, "sdpa", 0)
@@ -837,7 +839,7 @@ def test_functions_that_are_wrapped_are_bricks_of_the_graph_too(
     for *_, inside in found:
         assert inside["Attention (fused)"] == pytest.approx([7_000] * 4, abs=3)
         assert inside["RmsNorm"] == pytest.approx([7_000 + NORM_NS] * 4, abs=3)
-    model(torch.ones(2, 1, dtype=torch.long))  # This call is not in a capture, so it is a step again.
+    model(torch.ones(2, 1, dtype=torch.long))  # This call is not in a capture, so the call is a step again.
     assert [name for name, *_ in steps_in(memory)] == ["decode", "decode", "forward"]
 
 
@@ -937,7 +939,10 @@ def test_graphs_too_short_to_time_are_measured_less_then_not_and_reported(
 def test_steps_are_named_a_sample_if_only_recorded_replays_are_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a viewer would show the number and the rate of recorded replays as if they were all replays."""
+    """Without the name "sample", a viewer would show recorded replays as if they were all replays.
+
+    This applies to their number and to their rate.
+    """
     monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
     monkeypatch.setattr(captured_graph, "ENOUGH_PLAIN", 8)
     memory = Memory()
@@ -1017,7 +1022,7 @@ def test_what_runs_on_another_stream_and_is_waited_for_is_timed_too(world: World
     def then_reduced(self: Any, rows: Any) -> Any:
         rows = forward(self, rows)
         before = world.last
-        # This kernel runs on a separate stream, as NCCL's do, and the stream of the caller waits for it.
+        # This kernel runs on a separate stream, as NCCL's kernels do. The stream of the caller waits for this kernel.
         world.kernel(REST_NS)
         world.last = [*before, *world.last]
         return rows
@@ -1058,7 +1063,8 @@ def test_plain_replays_are_made_if_none_follows_one_with_stamps(world: World) ->
     recorded, other = captured(model), captured(model, batch=3)
     replay(world, recorded, 1)
     replay(world, other, 1)
-    # Two graphs take turns. This happens if Dynamo compiles another version for steps that are not recorded.
+    # Two graphs take turns. In torch, this happens if Dynamo compiles a separate version for steps that are not
+    # recorded.
     for at in range(60):
         with profiler.step("mine", tokens=1):
             (other if at % 2 else recorded).replay()
@@ -1148,7 +1154,7 @@ def test_a_thread_whose_first_call_is_a_replay_is_timed_too(world: World, monkey
     graph = captured(model)
     replay(world, graph, 1)
 
-    def makes_current() -> bool:  # torch also makes its context current in this function.
+    def makes_current() -> bool:  # torch's own function also makes torch's context the current one.
         world.current = 0xC0DE
         return False
 

@@ -1,4 +1,7 @@
-"""Tests of the classification of modules (which brick a module is): by path and class only, without torch."""
+"""Tests of the classification of modules (which brick a module is).
+
+The classification uses only the path and the class, without torch.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +197,7 @@ OUTSIDE = """
     visual.patch_embed.proj Conv3d PatchEmbed Conv3d
     embeddings BertEmbeddings BertModel -
 """
-# By class: names of attributes that its modules have. Some classes are told apart by these.
+# By class: names of attributes that its modules have. Some classes are only recognised by these attributes.
 HOLDS = {
     "Attention": {"wq", "wk", "wv", "wo"},
     "BertAttention": {"self", "output"},

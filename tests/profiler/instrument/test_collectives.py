@@ -92,7 +92,8 @@ def _coalesced(x: Any) -> None:
         dist.all_reduce(x)
 
 
-# Collectives by name: a call, and the bricks that it must become. Each brick has the number of elements of all ranks.
+# Collectives by name: a call, and the bricks that the call must become. Each brick has the number of elements of all
+# ranks.
 CALLS: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "all_reduce": (lambda x: dist.all_reduce(x), {"AllReduce": COUNT}),
     "imported before": (lambda x: imported_before(tensor=x, group=None), {"AllReduce": COUNT}),
@@ -312,7 +313,8 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
         forget_compiled()
         model = Model(does)
         if is_attached:
-            # cbtop wraps torch's functions when it is attached to a model. This model never runs.
+            # cbtop wraps torch's functions when it is attached to a model. This model only serves for attaching and
+            # never runs.
             attach(Model(does), profiler)
             attach(model, profiler)
         compiled = torch.compile(model, backend="eager")
@@ -320,7 +322,7 @@ def test_dynamo_compiles_collectives_into_the_graphs_of_the_bare_model(name: str
         return graphs_and_breaks()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Dynamo warns about code that it skips, and torch about itself
+        warnings.simplefilter("ignore")  # Dynamo warns about code that it skips, and torch warns about itself
         try:
             assert counted(False) == counted(True)
         finally:

@@ -75,7 +75,7 @@ def test_once_no_model_is_attached_dynamo_has_none_of_ours_left_to_tell(
     assert not told(memory)
 
 
-@pytest.mark.slow  # Not in the default run, because test_trouble.py tests other failures of cbtop.
+@pytest.mark.slow  # The default run skips this test, because test_trouble.py tests other failures of cbtop.
 def test_what_fails_of_ours_as_it_is_told_does_not_reach_the_host(
     profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +90,7 @@ def test_what_fails_of_ours_as_it_is_told_does_not_reach_the_host(
     assert torch.equal(compiled_step(model)(words(1, 4)).logits, expected)
 
 
-@pytest.mark.slow  # Not in the default run, because a test above also gets a message after a reset.
+@pytest.mark.slow  # The default run skips this test, because a test above also gets a message after a reset.
 def test_after_a_reset_it_is_told_again_once_the_model_was_looked_at(profiler: BrickProfiler, memory: Memory) -> None:
     model = model_of("llama")
     handle = attach(model, profiler)

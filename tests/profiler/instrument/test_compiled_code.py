@@ -324,7 +324,7 @@ def test_elements_are_counted_by_the_token_if_one_dimension_varies() -> None:
 def test_equal_pieces_that_share_their_code_have_their_own_layers(
     inductor: Inductor, world: played.World, profiler: BrickProfiler, memory: Memory
 ) -> None:
-    """An inference engine splits the graph of a model into pieces. It compiles equal pieces only once."""
+    """An inference engine splits the graph of a model into pieces. The engine compiles equal pieces only once."""
     model = Model()
     attach(model, profiler)
     pieces, known = compiled_code.Pieces(), []

@@ -1,6 +1,6 @@
 """Tests of model calls that C handles: their records are the same as with Python.
 
-The numbers of the governor, which limits the overhead, are the same, too.
+The governor (which limits overhead) also has the same numbers as with Python.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Governed(GovernedProfiler):
 
 
 class Layer(nn.Module):
-    """A layer of a model. In the middle of its forward it does what the test asks for."""
+    """A layer of a model. In the middle of its forward, the layer does what the test asks for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Cache:
 
 
 class Own(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A subclass of a tensor that belongs to the program. It sees each function that is called on it."""
+    """A tensor class of the program. A tensor of this class sees each function that is called on it."""
 
 
 TENSORS = {
@@ -151,7 +151,7 @@ DOES = (
     "raise", "interrupt", "brick", "step", "again", "another", "in a thread", "cancel", "switch off", "switch on",
     "ask for a burst", "record all",
 )  # fmt: skip
-# The usual call. C handles it after Python has handled the first ones.
+# The usual kind of call. Python handles the first calls of this kind, and C handles all later ones.
 USUAL = st.just(("one", "used", "by name", "nothing"))
 CALLS = st.one_of(
     USUAL,
@@ -164,7 +164,7 @@ CALLS = st.one_of(
 
 
 class Host:
-    """A program that calls two models. During the calls it does other things that programs do."""
+    """A program that calls two models. During the calls, the program also does other things that programs do."""
 
     def __init__(self, recorder: Recorder, every: int, *, in_python: bool, ticks: bool = True) -> None:
         self.said: list[str] = []
@@ -296,7 +296,7 @@ def _ran(calls: list[tuple[str, str, str, str]], every: int, *, in_python: bool,
 def test_any_calls_of_models_leave_in_c_what_they_leave_in_python(
     calls: list[tuple[str, str, str, str]], every: int, ring: bool
 ) -> None:
-    # Python handles these three calls. C can handle the next one.
+    # Python handles these three calls. C can handle the call after them.
     first = [("one", "used", "by name", "nothing")] * 3
     in_python, in_c = (_ran([*first, *calls], every, in_python=python, ring=ring) for python in (True, False))
     assert in_c == in_python
@@ -393,7 +393,7 @@ def test_a_call_without_known_names_is_described_in_c_too(what: str, monkeypatch
         if names.get(tag & 0xFFFF) == "forward" and not tag & FLAG_AMOUNTS
     ]
     assert found == [phases.describe((argument,), {}, has_cache=False).tokens] * 6
-    assert 1 <= len(ran) <= 3  # Python describes at most the first three calls. C handles the others.
+    assert 1 <= len(ran) <= 3  # Python describes at most the first three calls. C handles all later calls.
 
 
 TIMES = {"_begun_ns", "own_ns", "prepared", "returned_ns", "_start", "_start_ns"}
@@ -414,7 +414,7 @@ def _slots_here() -> list[str]:
 
 
 class Token(NamedTuple):
-    """One generated token: how the program calls the model for it, and what else the program does at `when`."""
+    """One generated token: how the program calls the model for it, and what else the program does, at `when`."""
 
     is_prepared: bool = True
     tensor: str = "one"
@@ -523,7 +523,7 @@ def _generated(calls: list[tuple[int, list[Token]]], every: int, *, in_python: b
 def test_any_tokens_that_are_generated_leave_in_c_what_they_leave_in_python(
     calls: list[tuple[int, list[Token]]], every: int
 ) -> None:
-    first = (0, [Token()] * 4)  # Python handles the first tokens. C can handle the next one.
+    first = (0, [Token()] * 4)  # Python handles the first tokens. C can handle the token after them.
     in_python, in_c = (_generated([first, *calls], every, in_python=python) for python in (True, False))
     assert in_c == in_python
 
@@ -583,7 +583,7 @@ RUNS = st.tuples(
 
 
 class Runner:
-    """A runner of an inference engine. It has one method for each half of a step."""
+    """A runner of an inference engine. The runner has one method for each half of a step."""
 
 
 class Running(Host):
@@ -630,7 +630,7 @@ class Running(Host):
 def test_any_runs_of_a_runner_leave_in_c_what_they_leave_in_python(runs: list[Any], every: int) -> None:
     found = []
     for in_python in (True, False):
-        # If the program raises while a step waits for its token, the step stays open until the next one.
+        # If the program raises while a step waits for its token, this step stays open until the next step.
         unit().open.clear()
         memory = Memory()
         with pytest.MonkeyPatch.context() as patch:

@@ -184,7 +184,7 @@ def alone_us(captured: Any, step: Callable[[], object], begin: int, end: int) ->
 
 
 # Known difference on an H200: in one of three layers, attention after a memset took 1.4 µs more without time stamps
-# next to it. In the other two, the difference was within 0.2 µs.
+# next to it. In the two other layers, the difference was within 0.2 µs.
 APART = pytest.mark.xfail(reason="of three layers one has attention behind a memset apart by over 0.5 us a node")
 
 
@@ -210,7 +210,7 @@ def test_brick_times_are_those_of_cupti(kind: Callable[[], Any], profiler: Brick
         profiler.disable()
         step = partial(call, compiled)
         whole_us = between_us(captured, step, captured._ends)
-        alone = {  # Measure this before CUPTI is active, because CUPTI slows down the process from then on.
+        alone = {  # Measure these times before CUPTI is active, because CUPTI slows down the process from then on.
             interval.keys: alone_us(captured, step, plan.places[interval.begin], plan.places[interval.end])
             for interval in plan.intervals
         }

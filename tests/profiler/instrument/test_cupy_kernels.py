@@ -27,7 +27,7 @@ TEMPLATE = "template<typename T> __global__ void\nshift(T* x) {}\n"
 
 
 class CupyCache:
-    """A stand-in for CuPy's cache. It stores kernels on disk and compiles nothing."""
+    """A stand-in for CuPy's cache. The stand-in stores kernels on disk and compiles nothing."""
 
     def __init__(self, folder: Path, *, saves_source: bool) -> None:
         self._folder, self._saves_source = folder, saves_source

@@ -1,6 +1,6 @@
-"""Tests with Dynamo: it compiles the program and no code of cbtop.
+"""Tests with Dynamo: it compiles the program, but no code of cbtop.
 
-While it compiles in one thread, calls in other threads are steps.
+While Dynamo compiles in one thread, calls in other threads are steps.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def test_calls_of_a_thread_are_steps_while_another_thread_compiles(
     called = torch.compile(model, backend="eager", dynamic=False) if is_compiled else model
 
     def step() -> None:
-        # Each thread has its own gradient mode. Code that was compiled for one mode does not fit the other.
+        # Each thread has its own gradient mode. Code that was compiled for one gradient mode does not fit another
+        # mode.
         with torch.no_grad():
             called(words(1, 4))
 

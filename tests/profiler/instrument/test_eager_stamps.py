@@ -77,7 +77,7 @@ def _bricks(memory: Memory) -> dict[int, Node]:
 
 
 def _recorded(memory: Memory) -> list[Node]:
-    """Return the brick of each record, in the order of the records. Records of other nodes are left out."""
+    """Return the brick of each record of a brick, in the order of the records."""
     bricks = _bricks(memory)
     return [bricks[tag & 0xFFFFFF] for tag, *_ in memory.records if tag & 0xFFFFFF in bricks]
 

@@ -1,6 +1,6 @@
 """Tests of the start of instrumentation: it happens once, before the first call of a module.
 
-No caller waits for it.
+No caller waits for this start.
 """
 
 from __future__ import annotations

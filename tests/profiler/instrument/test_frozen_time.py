@@ -1,4 +1,7 @@
-"""Test of a program that freezes time while a model generates: it gets no message, and its steps are recorded."""
+"""Test of a program that freezes time while a model generates.
+
+The program gets no message, and its steps are recorded.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tests of the governor, which limits overhead: it measures the cost of recording and reports it with an interval.
+"""Tests of the governor, which limits overhead.
 
-If needed, it records fewer steps.
+It measures the cost of recording and reports this cost with an interval. If needed, the governor records fewer steps.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Running:
 class Host:
     """A simulated process. Recording a step costs time in this step and in others.
 
-    Recording costs `cost_ns` in the step itself. The next step of the same model takes a third of that longer, and
-    each plain step that runs at the same time takes a twentieth longer.
+    A recorded step takes `cost_ns` longer. The next plain step of the same model takes `cost_ns / 3` longer. Each
+    plain step that runs at the same time as a recorded step takes `cost_ns / 20` longer.
     """
 
     def __init__(self, *, allowed_percent: float = 1, cost_ns: float = 0.2 * MS, noise: float = 0.01) -> None:
@@ -86,7 +86,7 @@ class Host:
         self.lived_ns += took_ns
 
     def live(self, steps: Iterable[tuple[str, float] | tuple[str, float, str]], own_ns: int = 0) -> Host:
-        """Run `steps` one after another. Each is (name, duration) or (name, duration, model)."""
+        """Run `steps` one after another. Each step is (name, duration) or (name, duration, model)."""
         for name, plain_ns, *model in steps:
             for _ in self.step(name, plain_ns, *model, own_ns=own_ns):
                 pass
@@ -121,7 +121,7 @@ def decoding(count: int = 6000, plain_ns: float = MS) -> list[tuple[str, float]]
 def serving(count: int = 300) -> Iterator[tuple[str, float]]:
     """Yield (name, duration) of the steps of a server: a prompt of random length, then its tokens.
 
-    Each token takes a little longer than the one before.
+    Each token takes a little longer than the previous token.
     """
     chance = random.Random(8)
     for _ in range(count):
@@ -210,9 +210,9 @@ def test_what_plain_steps_pay_is_part_of_the_figure_and_of_what_is_allowed() -> 
 def test_a_fifth_more_is_recorded_if_plain_steps_use_up_the_allowance() -> None:
     dear = Host().live(decoding(), own_ns=20_000)
     assert 10 < dear.governor.every < 200
-    # This is the cost of recording alone. It includes the first steps.
+    # This is the cost of recording alone, including the cost of the first steps.
     assert 0.1 < 100 * (dear.paid_ns - 20_000 * dear.steps) / dear.lived_ns < 0.3
-    # The cost of plain steps exceeds the limit. It cannot be reduced, so it is reported.
+    # The cost of plain steps exceeds the limit. This cost cannot be reduced, so it is reported.
     assert dear.said[-1].overhead_percent == pytest.approx(2.2, abs=0.1)
 
 
@@ -233,7 +233,7 @@ def test_the_time_to_decide_is_part_of_the_overhead_reported_next(
     for _ in range(2000):
         with profiler.step("decode"):
             clock.sleep_us(10_000)
-    # At first, a decision of the governor (look) is the only cost: 5 ms in LOOK_STEPS steps of 10 ms. Then looks
+    # At first, decisions of the governor (looks) are the only cost: 5 ms in LOOK_STEPS steps of 10 ms. Then looks
     # become rarer.
     assert said[2].overhead_percent == pytest.approx(100 * 5 / (LOOK_STEPS * 10), rel=0.02)
     assert said[-1].overhead_percent == pytest.approx(100 / LOOK_TIMES, rel=0.02)
@@ -419,5 +419,5 @@ def test_one_interrupted_look_does_not_raise_the_estimated_cost_of_looks() -> No
         while len(host.said) == before:
             host.live(decoding(1), own_ns=1_000)
         assert host.governor.every <= 2 * usual
-        # The governor's next decision is not delayed, although the last one took long.
+        # The governor's next decision is not delayed, although the previous decision took long.
         assert host.lived_ns - looked_ns < 2 * LOOK_NS

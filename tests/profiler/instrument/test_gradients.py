@@ -1,4 +1,4 @@
-"""Tests of gradients and the loss scale of training steps: they are announced, and the program is not disturbed."""
+"""Tests of gradients and the loss scale of training steps: both are announced, and the program is not disturbed."""
 
 from __future__ import annotations
 
@@ -343,7 +343,10 @@ def test_a_fault_in_the_second_optimizer_of_a_step_is_named(heard: Memory) -> No
 
 @pytest.fixture
 def arrive_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make figures of gradients arrive late, as from a device: only the second attempt to read them succeeds."""
+    """Make figures of gradients arrive late, as from a device.
+
+    The first attempt to read them fails, and the second attempt succeeds.
+    """
     on_their_way: dict[int, list[float]] = {}
     read = late_figures.LateFigures.read
 
@@ -543,7 +546,7 @@ def test_without_attached_models_gradients_are_not_looked_at(heard: Memory) -> N
 
 
 class DistributedDataParallel(nn.Module):
-    """A wrapper of a model with the name of torch's class. It has the model in the same attribute."""
+    """A wrapper of a model with the name of torch's class. As in torch, the model is in the attribute `module`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Tests of the guard: it names the first brick with an output that is not finite.
+"""Tests of the guard: the guard names the first brick with an output that is not finite.
 
-A test also looks for this brick with forward hooks, and compares the results.
+A test also searches for this brick with forward hooks, and compares the results.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def fault(memory: Memory) -> GuardFault:
 
 
 def first_by_hooks(model: Any, call: Callable[[], Any]) -> tuple[str, bool] | None:
-    """Return the first module with an output that is not finite, in the order of returns, or None.
+    """Return two values. The first is the first module to return an output that is not finite, or None.
 
-    The second value tells whether its input is finite.
+    The second tells whether the input of this module is finite.
     """
     found: list[tuple[str, bool]] = []
     inputs: dict[str, bool] = {}
@@ -198,7 +198,7 @@ def test_negative_infinity_is_a_fault_only_where_it_becomes_one(memory: Memory) 
     with torch.no_grad():
         model.first.weight.zero_()
         model.first.bias.zero_()
-    # One row of the output is -Inf in all places, so its softmax does not exist. This is a fault.
+    # One row of the output is -Inf in all positions, so its softmax does not exist. Such a row is a fault.
     model(torch.randn(3, 4))
     assert report(memory).faulty == 1
 
@@ -455,7 +455,7 @@ def test_a_module_that_the_host_replaces_is_guarded(memory: Memory) -> None:
     model.layers[1].up = nn.Linear(WIDTH, 64)
     with torch.no_grad():
         model.layers[1].up.bias[0] = math.nan
-        for _ in range(20):  # The guard checks the model only in one of eight recorded steps.
+        for _ in range(20):  # The guard checks the model in only one of eight recorded steps.
             model(IDS)
     assert fault(memory).module in ("layers.1.up", "layers.1.act")
 

@@ -1,4 +1,7 @@
-"""Tests of the guard's flags, which show whether a tensor is finite: the faults, and what the flags leave out."""
+"""Tests of the guard's flags, which show whether a tensor is finite.
+
+They test which faults the flags show, and what the flags leave out.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,7 @@ KEPT = torch.tensor([[False, True, True], [True, True, True]])
         ((2, 3, 4), (0, 1, 1), False),
         # The mask has three tokens, but this tensor has two, as tokens of a decoder may.
         ((2, 2, 4), (0, 0, 1), False),
-        ((2, 3, 3), (0, 0, 1), False),  # Two axes have the same length, so either may be the tokens.
+        ((2, 3, 3), (0, 0, 1), False),  # Two axes have the same length, so either axis may be the tokens.
         ((3, 2, 4), (0, 0, 1), True),  # tokens first
         ((3, 2, 4), (0, 1, 1), False),
         ((6, 4), (0, 1), True),

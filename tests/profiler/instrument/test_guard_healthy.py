@@ -21,7 +21,7 @@ from tests.profiler.memory import Memory  # noqa: E402
 from torch import nn  # noqa: E402  # isort: skip
 
 STEPS = 1_700  # number of steps for each of the six kinds of models
-Made = tuple[Any, Callable[[int], None]]  # a model, and a function that runs its step with a given number
+Made = tuple[Any, Callable[[int], None]]  # a model, and a function that runs step number n of the model
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 

@@ -1,6 +1,6 @@
 """Tests of the guard on a CUDA device: figures that arrive later, and flags inside captured graphs.
 
-They have not run on a GPU yet.
+These tests have not run on a GPU yet.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ NOTHING = NotingCost(0, 0)
 
 
 def calls_of(*calls: tuple[object, int, int, int]) -> HostCalls:
-    """Return the timed calls of a step. Each is (key, index of the call around it, begin, end)."""
+    """Return the timed calls of a step. Each call is (key, index of the call around it, begin, end)."""
     found = HostCalls(lambda brick: brick, lambda ended: None)
     for key, around, begin_ns, end_ns in calls:
         found.keys.append(key)

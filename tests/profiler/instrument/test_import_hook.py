@@ -1,4 +1,4 @@
-"""Tests of the import hook: it instruments a program from its start, and never disturbs it."""
+"""Tests of the import hook: the hook instruments a program from its start, and never disturbs the program."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ FORKED = "import os, torch\npid = os.fork()\nif not pid: torch.forward()\nelse: 
     [
         ("pass", True, "nothing was instrumented: torch was never imported"),
         ("pass", False, ""),
-        # This program imports cbtop and records by itself, so cbtop reports nothing.
+        # This program imports cbtop and records itself, so cbtop reports nothing.
         ("from cbtop import BrickProfiler", True, ""),
         ("import torch", True, "nothing was instrumented: no call of a model was seen"),
         pytest.param(

@@ -47,7 +47,7 @@ class World(CuptiWorld, played.World):
             super().kernel(duration_ns)
 
     def is_done(self, stream: int) -> bool:
-        self.pass_time(100_000)  # The caller waits meanwhile, so the device progresses.
+        self.pass_time(100_000)  # The caller waits for the device, so the device progresses.
         return super().is_done(stream)
 
 

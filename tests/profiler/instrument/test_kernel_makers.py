@@ -211,8 +211,8 @@ def test_files_that_the_real_triton_writes_are_understood(tmp_path: Path, monkey
         target=GPUTarget("cuda", 90, 32),
         options={"num_warps": 8},
     )
-    # Triton's `_init_handles` calls the hook after it has loaded a kernel. This needs a GPU, so the test calls the
-    # hook.
+    # Triton's `_init_handles` calls the hook after it has loaded a kernel. Loading needs a GPU, so the test calls the
+    # hook itself.
     triton.knobs.runtime.kernel_load_end_hook(None, None, made.name, made.metadata_group, made.hash)
     found = makers_of([one := kernel("scale_rows", 256)])
     kernel_makers.follow_no_more()

@@ -1,4 +1,4 @@
-"""Tests of recorded kernels on a CUDA device: they agree with torch.profiler, and outputs are equal.
+"""Tests of recorded kernels on a CUDA device. The kernels agree with torch.profiler, and outputs are equal.
 
 Nothing is left after recording.
 """

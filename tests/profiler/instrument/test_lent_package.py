@@ -1,4 +1,7 @@
-"""Tests of a program in an environment without cbtop: `cbtop run` lends its package, and does no harm there."""
+"""Tests of a program in an environment without cbtop.
+
+`cbtop run` lends its own package to this program. The package does no harm in the environment.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _generate(llama: Llama, tokens: int) -> list[np.ndarray]:
 
 @pytest.fixture
 def recorded(models: dict[str, Path], memory: Memory) -> Iterator[Any]:
-    """Yield a function that creates a model in llama.cpp. One in `sample_every` of its steps is recorded."""
+    """Yield a function that creates a model in llama.cpp. One in `sample_every` steps of this model is recorded."""
     made = []
 
     def make(name: str = "qwen2", sample_every: int = 1) -> Llama:

@@ -1,4 +1,4 @@
-"""Tests of the data type of products: it is taken from each step, and not reported if it is unknown."""
+"""Tests of the data type of products: the type is taken from each step. An unknown type is not reported."""
 
 from __future__ import annotations
 

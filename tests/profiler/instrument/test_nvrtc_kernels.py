@@ -1,4 +1,7 @@
-"""Kernels that a process compiles with NVRTC itself are found by name, with their options and their line."""
+"""Tests of kernels that a process itself compiles with NVRTC.
+
+cbtop finds these kernels by name, with their options and their line.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ OPTIONS = [b"--gpu-architecture=sm_90", b"-I/usr/include", b"--use_fast_math"]
 
 
 class Bindings:
-    """Compiles nothing, and answers as `cuda.bindings.nvrtc` does."""
+    """Fake bindings of NVRTC. They compile nothing, and answer as `cuda.bindings.nvrtc` does."""
 
     def __init__(self) -> None:
         self.status: Any = 0

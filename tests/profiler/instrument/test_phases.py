@@ -1,4 +1,7 @@
-"""Tests of the phase of a call (prefill or decode). It follows from the arguments if they contain positions."""
+"""Tests of the phase of a call (prefill or decode).
+
+The phase follows from the arguments if the arguments contain positions.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def test_of_sequences_that_begin_at_different_positions_none_is_told_for_all(
 
 def test_several_tokens_are_a_prompt_if_only_a_device_knows_the_cache_length() -> None:
     class Layer:
-        is_initialized = True  # These attributes are those of a static cache that was used and then emptied.
+        is_initialized = True  # A static cache that was used and then emptied has these attributes.
 
         def get_seq_length(self) -> Any:
             return torch.zeros((), dtype=torch.long, device="meta")

@@ -1,4 +1,7 @@
-"""Tests of plans (what cbtop will time in a model): they have the right stacks, layers and bricks of real models."""
+"""Tests of plans (what cbtop will time in a model).
+
+Each plan has the right stacks, layers and bricks of a real model.
+"""
 
 from __future__ import annotations
 
@@ -244,7 +247,7 @@ def test_between_stamps_on_a_device_blocks_are_no_bricks() -> None:
 
 
 class Gate(nn.Module):
-    """A module with a child. It multiplies the child's result itself."""
+    """A module with a child. The module multiplies the child's result itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +258,7 @@ class Gate(nn.Module):
 
 
 class Activation(Gate):
-    """A module that is called like a known brick."""
+    """A module with a class that has the name of a known brick."""
 
 
 class Chain(nn.Sequential):
@@ -274,7 +277,10 @@ class Gated(nn.Module):
 
 
 def _own(*, is_timed_there: bool = False, by_kernels: bool = False) -> list[tuple[str, str]]:
-    """Return the path and the name of each brick of own operations in `Gated`, layers included."""
+    """Return the path and the name of each brick in `Gated` that stands for a module's own operations.
+
+    This includes the own operations of layers.
+    """
     plan = plan_of(Gated(), is_timed_there=is_timed_there, by_kernels=by_kernels)
     assert plan
     assert own_operations(plan.own)
@@ -287,7 +293,7 @@ def test_operations_of_a_module_with_children_have_its_class_name() -> None:
     of_layers = [("blocks.0", "Gate"), ("blocks.1", "Gate")]
     assert sorted(_own()) == sorted(inside + of_layers)
     assert sorted(_own(is_timed_there=True, by_kernels=True)) == sorted(inside + of_layers)
-    assert _own(is_timed_there=True) == of_layers  # between stamps, only layers have their class's name
+    assert _own(is_timed_there=True) == of_layers  # with time stamps, only the own operations of layers are bricks
 
 
 def test_a_class_called_like_one_of_torch_has_a_row_of_its_own() -> None:

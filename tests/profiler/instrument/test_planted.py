@@ -21,7 +21,7 @@ from tests.profiler.memory import Memory
 from torch.optim import optimizer  # isort: skip
 
 ROOT = str(Path(cbtop.__file__).parent)
-# Functions that are not tested: they catch the errors of all others, or call the program's own function.
+# Functions that are not tested: they catch the errors of all other functions, or call the program's own function.
 GUARDS = {
     "generates.<locals>.generate",
     "_unless_it_fails.<locals>.guarded",

@@ -1,6 +1,6 @@
-"""Tests of the roofs (peak rates) of an attached model: those that were measured on its device.
+"""Tests of the roofs (peak rates) of an attached model, which were measured on its device.
 
-If there are none, the reason is reported.
+If there are no roofs, the reason is reported.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_roofs_of_another_processor_or_thread_count_are_not_used(other: str) -> 
 
 
 def test_a_roof_has_the_type_that_is_multiplied_under_it() -> None:
-    # Files of an older cbtop have no data types, so the type of each roof follows from its name.
+    # Files of an older cbtop have no data types, so the type of each roof (peak rate) follows from its name.
     keep(READ, replace(FMA, dtype=""), replace(PRODUCT, dtype=""))
     assert announced(model(torch.bfloat16)) == ([READ, FMA, PRODUCT], "")
 

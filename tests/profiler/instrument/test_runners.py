@@ -80,7 +80,10 @@ class Model(torch.nn.Module):
 
 
 class Runner:
-    """A runner of an engine. It captures each decode step as one graph, and a prompt as one graph for each piece."""
+    """A runner of an engine.
+
+    The runner captures each decode step as one graph, and a prompt as one graph for each piece.
+    """
 
     def __init__(self, world: bursts.World) -> None:
         self.world = world

@@ -31,7 +31,7 @@ class Engine:
         self.now_ns += round(ms * MS)
 
     def step(self, *outputs: tuple[str, int, str | None]) -> None:
-        """Take 1 ms to schedule, 5 for the model, 2 for updates, and 3 until the next step."""
+        """Take 1 ms to schedule, 5 ms for the model, 2 ms for updates, and 3 ms until the next step."""
         before = self.log.enter(serving.MODEL)
         self.runs(serving.SCHEDULER, 1)
         self.log.scheduled([(name, 16) for name, _, _ in outputs], ())
@@ -79,7 +79,7 @@ def test_the_parts_of_an_iteration_add_up_to_the_time_of_the_thread(engine: Engi
 
 
 def test_latencies_are_from_arrival_to_token_and_between_tokens(engine: Engine) -> None:
-    engine.log.arrived("a", 4 * MS, 32)  # it arrived 4 ms before the engine got it
+    engine.log.arrived("a", 4 * MS, 32)  # the request arrived 4 ms before the engine got it
     engine.step(("a", 1, None))
     engine.step(("a", 1, None))
     engine.step(("a", 2, "length"))

@@ -1,6 +1,6 @@
 """Tests of step contents: the operations of each brick are counted in the first steps of a kind.
 
-All other steps run unchanged.
+All later steps of this kind run unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def operations(memory: Memory) -> list[StepOperations]:
 
 
 def by_place(memory: Memory) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """Return the counted operations of the last message, by brick or layer, by name and by type."""
+    """Return the counted operations of the last message, by brick or layer, then by name, then by type."""
     nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
     found = operations(memory)[-1]
     return {

@@ -49,7 +49,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocator]:
 
 
 def run(allocator: Allocator, *places: tuple[str, tuple[int, ...]]) -> StepMemory:
-    """Run a step that allocates and frees in each place."""
+    """Run a step that allocates and frees memory. `places` has the sizes in each part of the step."""
     memory = StepMemory()
     for place, sizes in places:
         memory.enter((place,))
@@ -81,7 +81,8 @@ def test_a_peak_between_two_reads_counts_if_it_is_torchs_highest(allocator: Allo
     found = said_of(first)
     assert [part.allocated_bytes for part in found.parts] == [600, 100]
     assert found.torch_peak_bytes == 600
-    # The same step again: torch's peak does not rise, so only the memory at the reads is known.
+    # Run the same step again. torch's peak does not rise this time, so only the memory at the moments of reading is
+    # known.
     again = said_of(run(allocator, ("up", (100,)), ("down", (500, -500)), ("down backward", (-100,))))
     assert [part.allocated_bytes for part in again.parts] == [100, 100]
     assert again.torch_peak_bytes == 600

@@ -77,7 +77,8 @@ def _functions_of_ours(profiler: BrickProfiler) -> Counter[str]:
     The functions in HOSTS and replaced functions are not counted, because their number depends on Dynamo's
     compilations.
     """
-    # Remove models of other tests. While several models are timed, functions also check whose step it is.
+    # Remove models of other tests. While several models are timed, functions also check which model a step belongs
+    # to.
     gc.collect()
     model, cache = model_of("llama"), transformers.DynamicCache()
     ran: Counter[str] = Counter()
@@ -234,7 +235,7 @@ def test_what_a_streamer_does_with_a_token_is_in_no_step(profiler: BrickProfiler
         for tag, start, end, _ in memory.records
         if nodes[tag & NODE].kind is NodeKind.STEP and not tag & FLAG_AMOUNTS
     ]
-    # The streamer is called for the prompt, too, so one more time than there are steps.
+    # The streamer is also called for the prompt, so it is called once more than there are steps.
     assert (len(steps), len(puts)) == (3, 4)
     assert not [one for one in puts for start, end in steps if start < one[1] and one[0] < end]
 

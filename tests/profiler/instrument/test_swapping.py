@@ -1,6 +1,6 @@
-"""Tests of replaced functions of torch and transformers: they run cbtop's code only in recorded steps.
+"""Tests of replaced functions of torch and transformers: these functions run cbtop's code only in recorded steps.
 
-In plain steps, and while Dynamo compiles, they run their own code.
+In plain steps, and while Dynamo compiles, the functions run their own code.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class Model(nn.Module):
         super().__init__()
         self.embedding, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, WORDS)
         self.layers = nn.ModuleList(Block() for _ in range(3))
-        self.repeats = repeats  # Use reentrant checkpoints (True), other checkpoints (False), or none (None).
+        # Use reentrant checkpoints (True), checkpoints that are not reentrant (False), or no checkpoints (None).
+        self.repeats = repeats
 
     def forward(self, ids: Any) -> Any:
         x = self.embedding(ids)
@@ -450,8 +451,8 @@ def test_no_torch_function_of_the_host_sees_a_backward_of_ours(memory: Memory) -
             torch.autograd.backward(loss)
         counts.append(len(seen))
         loop.optimizer.step()
-    # The number of functions that autograd calls is the same in steps that are not recorded (the first) and recorded
-    # ones.
+    # The number of functions that autograd calls does not depend on whether the step is recorded. The first step
+    # has no record.
     assert len(set(counts)) == 1
 
 

@@ -1,4 +1,7 @@
-"""Tests of errors: those of cbtop never reach a running model, those of the program's signal handlers always do."""
+"""Tests of errors: errors of cbtop never reach a running model.
+
+Errors of the program's signal handlers always reach it.
+"""
 
 from __future__ import annotations
 
@@ -81,14 +84,14 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "the choice of a token": (open_step.OpenStep, "begin_sampling"),
     "the end of generate": (open_step.Unit, "end_generate"),
 }
-# Each fault is planted in a process with `install` and in one with `attach`. By default, all faults are tested with
-# `install` and one with `attach`.
+# Each fault is planted in a process with `install` and in another process with `attach`. By default, all faults
+# are tested with `install`, and one fault with `attach`.
 FAULTS = [
     pytest.param(what, how, marks=() if how == "installed" or what == "a step that ends" else pytest.mark.slow)
     for what in PLANTED
     for how in ("installed", "attached")
 ]
-# These functions fail only in Python, because the compiled hot path replaces them by C.
+# These functions fail only in Python, because in the compiled hot path, C code replaces the functions.
 IN_PYTHON = ("who records here", "what is turned")
 
 
@@ -189,10 +192,7 @@ def test_a_signal_handlers_error_during_a_model_call_reaches_the_host(
 
 
 class Own(torch.Tensor):  # type: ignore[name-defined, misc]
-    """A subclass of a tensor that belongs to the program.
-
-    With such inputs, Python begins and ends steps instead of C.
-    """
+    """A tensor class of the program. With inputs of this class, Python begins and ends steps instead of C."""
 
 
 def test_a_step_whose_end_is_interrupted_anywhere_ends_and_is_not_kept(profiler: BrickProfiler) -> None:

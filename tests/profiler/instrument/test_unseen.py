@@ -1,4 +1,4 @@
-"""Tests of processes with nothing to show: the reason is reported with names."""
+"""Tests of processes for which cbtop has nothing to show. The reported reason names classes and functions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class Inner(nn.Module):
 
 
 class Net(nn.Module):
-    """A model that calls two modules of one class. They are attributes, not in a list, so they are no layers."""
+    """A model that calls two modules of one class.
+
+    The modules are attributes, not in a list, so they are no layers.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ def test_each_vllm_run_is_one_step_with_all_model_and_sampling_bricks(memory: Me
         ({"new": {"a": (5, 16)}}, ("extend", 5)),
         ({"known": {"a": (4, 16, 0)}}, ("extend", 4)),
         ({"known": {"a": (1, 16, 0)}}, ("extend", 1)),
-        # This request was interrupted for others, and its computation begins again.
+        # This request was interrupted in favour of other requests, and its computation begins again.
         ({"known": {"a": (9, 0, 3)}}, ("prefill", 9)),
         ({"known": {"a": (1, 9, 1), "b": (1, 20, 7)}}, ("decode", 2)),
         ({"new": {"a": (5, 0)}, "known": {"b": (1, 9, 1)}}, ("mixed", 6)),

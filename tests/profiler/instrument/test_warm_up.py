@@ -19,7 +19,8 @@ def warm_up_of(durations_ms: list[float]) -> int:
         names.append(warm_ups.named("decode", ""))
         if names[-1].endswith(WARM_UP):
             warm_ups.took("decode", "", round(duration_ms * MS))
-    assert names == sorted(names, reverse=True)  # Steps of a warm-up come first. None follows after its end.
+    # Steps of the warm-up come first. No such step follows after the warm-up has ended.
+    assert names == sorted(names, reverse=True)
     return sum(name == f"decode{WARM_UP}" for name in names)
 
 

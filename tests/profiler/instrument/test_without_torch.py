@@ -16,7 +16,7 @@ sys.exit(pytest.main(["--collect-only", "-n", "0", "-p", "no:cacheprovider", "-m
 """
 
 
-@pytest.mark.slow  # Not in the default run, because it tests the test suite and not cbtop.
+@pytest.mark.slow  # The default run skips this test, because it tests the test suite and not cbtop.
 def test_tests_that_need_torch_are_skipped_at_collection_if_it_is_missing() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", WITHOUT_TORCH]

@@ -1,4 +1,4 @@
-"""Tests of the FLOP and bytes of real programs: they equal torch's own count and a calculation by hand."""
+"""Tests of the FLOP and bytes of real programs: both equal torch's own count and a calculation by hand."""
 
 from __future__ import annotations
 
@@ -276,7 +276,8 @@ def test_attention_whose_values_are_narrower_counts_both_widths() -> None:
     inside = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
     attention = counted_in(theirs, "self_attn") - counted_in(theirs, *[f"self_attn.{name}" for name in inside])
     assert ours["sdpa"].flops == attention > 0
-    # In 3 layers, 2 sequences and 4 heads, attention reads a key of 16 numbers and a value of 8, of 4 bytes each.
+    # In 3 layers, 2 sequences and 4 heads, attention reads a key of 16 numbers and a value of 8 numbers. Each number
+    # has 4 bytes.
     assert ours["sdpa"].bytes == 3 * 2 * 4 * (16 + 8) * 4
 
 

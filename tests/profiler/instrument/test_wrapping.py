@@ -1,4 +1,7 @@
-"""Tests of a module with a replaced call: numbers, copies, pickles, lifetimes and compiled code are the same."""
+"""Tests of a module with a replaced call.
+
+Numbers, copies, pickles, lifetimes and compiled code are the same as without the replacement.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,7 @@ def test_a_copy_runs_its_own_weights_and_is_not_attached(again: Any, kind: str, 
 
 
 class OwnState(nn.Module):
-    """A module that returns all of its attributes as its state, as torch's recurrent modules do."""
+    """A module that returns all of its attributes as its state. torch's recurrent modules do the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +202,7 @@ def test_models_that_share_layers_across_threads_lose_no_calls(
         if waiting:  # Another thread interrupts here, after the attribute was read and before it is replaced.
             other = waiting.pop()
             other.start()
-            other.join(0.1)  # Do not wait for ever, because the other thread may itself wait for this one.
+            other.join(0.1)  # Do not wait for ever, because the second thread may itself wait for this thread.
         return standing(module)
 
     with monkeypatch.context() as interleaved:
@@ -261,7 +264,7 @@ def test_what_the_host_changes_in_a_model_is_followed(sample_every: int, memory:
         layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
         layer.mlp.up_proj = nn.Linear(32, 48, bias=False)
     assert seen(sample_every * LOOK_EVERY) == before
-    # Only the three modules with an adapter are new nodes: their work is unknown, so they cannot reuse the old ones.
+    # Only the three modules with an adapter get new nodes. Their work is unknown, so they cannot use the old nodes.
     assert len(memory.nodes) == nodes + 3
     del model.model.layers[0]
     for index, layer in enumerate(model.model.layers):
@@ -319,7 +322,7 @@ def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler
 class Scripted(nn.Module):
     """A module that torch.jit can script.
 
-    It has no annotations of its own, so torch.jit finds those of its base class.
+    The module has no annotations of its own, so torch.jit finds those of its base class.
     """
 
     def __init__(self) -> None:
@@ -636,7 +639,8 @@ def _call(model: Any, **way: Any) -> Any:
 
 
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "fullgraph": {"fullgraph": True}, "dynamic": {"dynamic": True}}
-# By default, two moments appear once with a different way. The other combinations are slow tests.
+# By default, run two cases, which differ in the moment of compilation and in what is compiled. The other combinations
+# are slow tests.
 BY_DEFAULT = {("before", _in_place), ("installed", _regional)}
 COMPILED = [
     pytest.param(
@@ -676,7 +680,7 @@ def test_compiled_numbers_and_graphs_are_those_of_the_bare_model(
     assert ours[1:] == bare[1:]
 
 
-# By default, this test uses the ways to compile that are missing in BY_DEFAULT.
+# By default, this test uses two ways to compile that BY_DEFAULT does not contain.
 WHEN_LOOKED_AT = {("before", _whole), ("installed", _call)}
 
 
@@ -730,7 +734,7 @@ def test_layers_dynamo_inspects_are_timed_like_others_and_then_restored(
     model.layers = nn.ModuleList(CallingBlock() for _ in range(2))
     attachments = [attach(model, profiler)]
     model(torch.ones(1, 3, 8))
-    model.layers[0].compile(backend="eager")  # The program compiles one layer meanwhile.
+    model.layers[0].compile(backend="eager")  # While this call runs, the program compiles one layer.
     model(torch.ones(1, 3, 8))
     nodes = {node[0]: node for node in memory.nodes}
     ran = [nodes[tag & ((1 << 24) - 1)][3] for tag, *_ in memory.records if not tag & FLAG_AMOUNTS]
@@ -883,9 +887,11 @@ BRICK = BrickDefinition("Brick", BrickCategory.OTHER)
 
 @pytest.fixture(params=["python", "compiled"])
 def timer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, memory: Memory) -> Iterator[BrickProfiler]:
-    """Yield a profiler with the hot path in Python or in C. It belongs to the only model in the process."""
+    """Yield a profiler with the hot path in Python or in C. The profiler belongs to the only model in the process."""
     gc.collect()
-    gc.freeze()  # Freeze the objects of other tests. The collector needs 30 ms to search those of Dynamo each time.
+    # Freeze the objects of earlier tests. Otherwise the collector needs 30 ms each time to search the objects of
+    # Dynamo.
+    gc.freeze()
     if request.param == "python":
         monkeypatch.setenv("CBTOP_PURE_PYTHON", "1")
     elif chosen() is HotPath:

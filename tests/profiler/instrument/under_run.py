@@ -1,4 +1,7 @@
-"""Starts programs like `cbtop run` does, with a fake torch that imports fast. Each call of that torch is one step."""
+"""Starts programs like `cbtop run` does, with a fake torch that imports fast.
+
+Each call of the fake torch is one step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of statistics from one pass over a tensor: they equal NumPy's from the whole tensor in float64 or wider."""
+"""Tests of statistics from one pass over a tensor.
+
+They equal NumPy's statistics of the whole tensor in float64 or wider.
+"""
 
 from __future__ import annotations
 

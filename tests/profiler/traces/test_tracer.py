@@ -1,4 +1,7 @@
-"""Tests of the tracer, which collects what a model computes: values that it accepts or forgets, and messages."""
+"""Tests of the tracer, which collects what a model computes.
+
+They test which values it accepts or forgets, and its messages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of each trace (what a model computes): it measures the right values and reports the right anomalies."""
+"""Tests of each trace (what a model computes). A trace measures the right values and reports the right anomalies."""
 
 from __future__ import annotations
 

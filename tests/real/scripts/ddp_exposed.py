@@ -1,6 +1,7 @@
 """Two ranks train with DistributedDataParallel. With the argument `faulty`, gradients take longer than computation.
 
-Prints the share of the latest steps in which DistributedDataParallel waited for gradients, by its own times.
+The program prints the share of the latest steps in which DistributedDataParallel waited for gradients. This share
+comes from the times that DistributedDataParallel measured itself.
 """
 
 import sys

@@ -1,4 +1,7 @@
-"""Short prompts, then a long step. It hangs with the argument `faulty`, and has many tokens with `healthy`."""
+"""Short prompts, then a long step. With the argument `faulty`, the long step hangs.
+
+With `healthy`, it has many tokens.
+"""
 
 import sys
 import time

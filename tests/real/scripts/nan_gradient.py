@@ -25,7 +25,7 @@ class Root(nn.Module):
 
 model = GPT()
 model.layers[3] = Root(model.layers[3])
-# SGD, because AdamW would take a quarter of the time of a step in such a small model.
+# Use SGD, because AdamW would take a quarter of the time of a step in such a small model.
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for number, ids in enumerate(batches(), 1):
     if sys.argv[1] == "faulty" and number >= NAN_FROM:

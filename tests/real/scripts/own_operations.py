@@ -1,4 +1,7 @@
-"""Four blocks with a scan. The faulty program runs the scan in a block's own code, the healthy one in a module."""
+"""Four blocks with a scan. The faulty program runs the scan in a block's own code.
+
+The healthy program runs it in a module.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A loop of steps. With the argument `faulty`, it sleeps between them."""
+"""A loop of steps. With the argument `faulty`, the loop sleeps between the steps."""
 
 import sys
 import time

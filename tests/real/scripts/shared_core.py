@@ -1,6 +1,6 @@
-"""An encoder like ALBERT: all layers share one core and have own adapters.
+"""An encoder like ALBERT: all layers share one core and have their own adapters.
 
-With the argument `faulty`, one is wider.
+With the argument `faulty`, one adapter is wider.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A model of blocks that end in Dropout. It is off, except in one block with the argument `faulty`."""
+"""A model of blocks that end in Dropout. The Dropout is off, except in one block with the argument `faulty`."""
 
 import sys
 

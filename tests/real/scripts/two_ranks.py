@@ -1,4 +1,4 @@
-"""Starts a training program on two ranks. Prints what each rank measured itself, without cbtop."""
+"""Starts a training program on two ranks. Prints what each rank has measured by itself, without cbtop."""
 
 import os
 import socket

@@ -70,7 +70,7 @@ class FakeNvml:
         self.fails: dict[str, Exception] = {}
         self.inits = self.shutdowns = 0
         self.is_open = False
-        # If this is set to an event, calls of NVML hang until the event occurs.
+        # An event: calls of NVML hang until the event occurs. Without an event, calls do not hang.
         self.hangs: threading.Event | None = None
 
     def _about(self, function: str, handle: Gpu | None = None) -> None:

@@ -1,6 +1,6 @@
-"""Tests of GPU figures: each is known, or n/a with a reason.
+"""Tests of GPU figures: each figure is known, or it is n/a with a reason.
 
-A failed figure or a lost GPU does not affect the others.
+A failed figure or a lost GPU does not affect other figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.cbtop.daemon.devices.fake_nvml import FakeNvml, FakeNVMLError, Gpu
 
 ME = os.getpid()
 NOT_SUPPORTED, NO_PERMISSION, LOST, UNKNOWN = (FakeNVMLError(code) for code in (3, 4, 15, 999))
-# Which figures of a GPU become unknown if an NVML function fails.
+# For each function of NVML: the figures of a GPU that become unknown if this function fails.
 FIGURES = {
     "nvmlDeviceGetUtilizationRates": {"utilization_percent", "memory_utilization_percent"},
     "nvmlDeviceGetMemoryInfo": {"memory_used_bytes", "memory_total_bytes"},

@@ -1,6 +1,6 @@
-"""Tests of samplers (of devices): they run only while there are listeners, each in its own thread.
+"""Tests of samplers (of devices). Samplers run only while there are listeners, each in its own thread.
 
-A sampler that hangs or fails does not block the others.
+A sampler that hangs or fails does not block other samplers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Quick:
 
 
 class Hanging(Quick):
-    """A sampler that names a process. From its second sample on it hangs until the test sets `goes_on`."""
+    """A sampler that names a process. From its second sample on, the sampler hangs until the test sets `goes_on`."""
 
     name = "hanging"
     asked: ClassVar[list[frozenset[int]]] = []
@@ -98,7 +98,8 @@ def test_a_sample_is_given_as_fresh_once() -> None:
         made.listen(())
         found: list[DeviceSample] = []
         eventually(lambda: found.extend(made.fresh()) or (found and found[-1].devices))
-        assert len(found) <= 2  # At most two samples arrive: that the sampler has started, and its first answer.
+        # At most two samples arrive: one says that the sampler has started, the other is its first answer.
+        assert len(found) <= 2
         assert made.fresh() == []
         assert made.latest() == found[-1:]
 

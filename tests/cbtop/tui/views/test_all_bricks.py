@@ -1,4 +1,4 @@
-"""Tests of the chart below the table of bricks. It shows the calls of all bricks on a common time axis."""
+"""Tests of the chart below the table of bricks. The chart shows the calls of all bricks on a common time axis."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_of_seconds_that_share_a_place_in_the_trend_the_longest_is_drawn() -> No
     for width in (10, 15, 30):
         text = plain(trend.cell(row, width))
         assert len(text) == width
-        # The cell contains only two signs: one for the steady seconds, one for the second that differs.
+        # The cell contains only two characters: one for all steady seconds, and one for the second that differs.
         assert len(set(text)) == 2
     assert plain(trend.cell(replace(row, trend_us=(None,) * 60), 10)) == NOT_MEASURED
 

@@ -1,4 +1,4 @@
-"""Tests of the map of layers and bricks: it shows the one slow layer of eighty without colours and without a key."""
+"""Tests of the map of layers and bricks: it shows the one slow layer of eighty, without colours and without a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the first screen: it shows what is slow and why, at every size.
+"""Tests of the first screen: at every size, the screen shows what is slow and why.
 
 Its numbers equal those of text and JSON.
 """

@@ -1,4 +1,4 @@
-"""Compares a dozen screens, as SVG with colours, with stored pictures. Other screens are tested as text only."""
+"""Compares a dozen screens with stored pictures, as SVG with colours. All other screens are tested as text only."""
 
 from __future__ import annotations
 

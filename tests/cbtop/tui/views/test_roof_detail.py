@@ -1,6 +1,7 @@
-"""Tests of the details next to the roofline: the share of each roof (peak rate) that a brick reaches.
+"""Tests of the details next to the roofline.
 
-Also the time that would be saved if the brick reached its own roof.
+They show which share of each roof (peak rate) a brick reaches, and the time that would be saved if the brick reached
+its own roof.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def test_a_brick_is_next_to_every_roof_and_is_latency_if_below_them_all() -> Non
     assert "44.1 %" in text
     assert "28.5 %" in text
     assert "→ At 44.1 % of the nearest roof. The rest may be launches, waiting" in text
-    # The brick takes 1,497 of 8,450 µs a token and reaches 44.1 % of its roof. At its roof, 6.57 tokens/s would be
-    # gained.
+    # The brick takes 1,497 of 8,450 µs a token and reaches 44.1 % of its roof (peak rate). If it reached 100 %, 6.57
+    # tokens/s would be gained.
     assert "+6.57" in text
 
 
@@ -218,7 +219,7 @@ def test_each_growth_has_a_part_and_a_mean_between_sizes_is_of_the_nearer(tmp_pa
     view = run(tmp_path, growing).one()
     brick = brick_of(view, "DownProjection")
     assert [(point.from_size, point.to_size) for point in brick.by_cached] == [(128, 256), (256, 512), (512, 1_024)]
-    # A step with 1.8 sequences on average counts as one with 2.
+    # A step with 1.8 sequences on average counts as a step with 2 sequences.
     assert [(point.from_size, point.to_size) for point in brick.by_batch] == [(1, 2), (2, 4)]
     text = drawn(view, brick, 40)
     assert text.index("as the cache grows") < text.index("as the batch grows") < text.index("its roof would save")

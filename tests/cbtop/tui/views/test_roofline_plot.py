@@ -1,6 +1,6 @@
-"""Tests of the marks in the roofline plot: each is in the cell of its values, or is counted in that cell.
+"""Tests of the marks in the roofline plot: each mark is in the cell of its values, or is counted there.
 
-Every letter is explained, and the trail of a mark hides no other mark.
+Every letter is explained. The trail of a mark (its earlier values) hides no other mark.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def drawn(roofline: RooflineView, points: Sequence[LetteredPoint], size: tuple[i
 def cell_of(
     point: LetteredPoint, roofline: RooflineView, points: Sequence[LetteredPoint], rows: list[str]
 ) -> tuple[int, int]:
-    """Return the expected cell (column, row) of a point, computed only from the ends of the axes.
+    """Return the expected cell (column, row) of a point. The cell is computed only from the ends of the axes.
 
     A cell has two columns and four rows of dots. The point is drawn at the nearest dot.
     """
@@ -149,7 +149,7 @@ def test_a_roof_that_is_unsure_is_grey_and_says_so_without_colour() -> None:
     unsure = RooflineView((replace(MEMORY, median=80.0), PEAK), (), ())
     roles = {text: role for line in roofline_lines(unsure, (), "", 60, 20) for text, role in line}
     assert next(role for text, role in roles.items() if "? read" in text) == "dim"
-    assert "accent" not in roles.values()  # No line is drawn as the roof of the selected brick.
+    assert "accent" not in roles.values()  # No line has the colour for the roof (peak rate) of the selected brick.
     assert next(role for text, role in roles.items() if "fma" in text) == "warn"
 
 
@@ -212,7 +212,7 @@ def test_a_trail_adds_faint_dots_and_hides_and_moves_nothing(
 def drawn_trail(
     values: Sequence[tuple[float, float]], trail: Sequence[tuple[float, float] | None]
 ) -> set[tuple[int, int]]:
-    """Return the cells of a plot (60 x 24) that have dots with this trail and none without it."""
+    """Return the cells of a plot (60 x 24) that have dots if this trail is drawn, and no dots if it is not."""
     rows, bare = (
         [plain(line) for line in roofline_lines(BARE, lettered(values), "", 60, 24, known)] for known in (trail, ())
     )

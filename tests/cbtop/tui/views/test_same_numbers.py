@@ -1,7 +1,7 @@
-"""Tests that numbers on the screen, in text and in JSON are equal. They are read from the output and compared.
+"""Tests that numbers on the screen, in text and in JSON are equal.
 
-A shown number must equal the JSON's to its last digit. It is identified by its row and column, or by the words before
-it.
+The numbers are read from the output. Each shown number must equal the JSON's number to the last shown digit. The
+JSON's number is found by the row and column of the shown number, or by the words before it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from tests.cbtop.seen_states import states
 from tests.cbtop.tui.views.test_states import Seen
 
 SIZE = (360, 110)  # This screen has room for every row and column of all tables.
-# In the timeline, 0 shows all stored steps. In the graph, z folds all nodes, and the second z unfolds them.
+# In the timeline, the key 0 shows all stored steps. In the graph, the key z folds all nodes, and a second z unfolds
+# them.
 KEYS = {"timeline": "0", "graph": "zz"}
 SCALES = {
     "ns": 1e-3, "µs": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6, "%": 1.0, "k": 1e3, "M": 1e6, "B": 1.0, "KB": 1e3,
@@ -115,7 +116,7 @@ def of_rows(
     where: str, rows: Iterator[tuple[str, dict[str, str]]], json_rows: Sequence[Mapping[str, Any]],
     keys: Mapping[str, str], name: str = "name",
 ) -> Iterator[Number]:  # fmt: skip
-    """Yield the figures of all rows as numbers to compare.
+    """Yield the figures of all rows, each with its value in the JSON.
 
     The name in a row must match exactly one row of the JSON.
     """
@@ -301,7 +302,7 @@ def timeline(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
 
     def exact(where: str, name: str, start: str, lasts: str) -> Iterator[Number]:
         start_ns = round(float(start.replace(",", "")) * 1e3)
-        # The JSON lists only the newest spans, so older ones are not compared.
+        # The JSON lists only the newest spans, so older spans on the screen are not compared.
         if (ns := spans.get((name, start_ns))) is not None:
             yield Number(f"{where}, {name} at {start}", lasts, ns / 1e3)
 
@@ -316,7 +317,7 @@ def roofline(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
     keys = titles_of(POINT_COLUMNS)
     shares = {row["name"]: row["percent"] for row in source["bricks"]}
     points = [{**point, "percent": shares[point["brick"]]} for point in source["roofline"]["points"]]
-    # Read only the table. One brick is shown below it.
+    # Read only the table. The details of one brick are shown below the table.
     table = screen[: screen.index("under each roof")].splitlines()[:-1]
     yield from of_rows("points on the screen", on_screen(table, [*keys]), points, keys, "brick")
     yield from of_rows(
@@ -411,7 +412,7 @@ READ: dict[str, tuple[Read, list[str], int]] = {
 }
 
 
-# Other states of a process. Each has the numbers of these views, too.
+# Other states of a process. Each state has the numbers of these views, too.
 OTHERS = [
     pytest.param(view, state, marks=pytest.mark.slow)
     for state, views in {
@@ -472,7 +473,7 @@ def test_there_is_a_reader_of_every_view() -> None:
     assert [*READ] == [view.title.lower() for view in VIEWS]
 
 
-# Paths in the JSON of a value that both the screen and the text show, one for each view.
+# For each view: the path in the JSON of one value that both the screen and the text show.
 SEEN_TWICE: dict[str, list[Any]] = {
     "overview": ["sources", 0, "phases", 1, "tokens_per_sec"],
     "bricks": ["sources", 0, "bricks", 0, "us_per_token"],

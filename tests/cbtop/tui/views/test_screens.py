@@ -39,7 +39,7 @@ async def shown(source: SourceView | None, size: tuple[int, int], *keys: str) ->
 
 
 async def shown_in_turn(source: SourceView | None, size: tuple[int, int], *turns: Sequence[str]) -> list[str]:
-    """Return the text of the screen after the keys of each turn.
+    """Return the text of the screen after each of `turns`, which are lists of keys to press.
 
     All turns share one app, because opening an app takes most of a test's time.
     """
@@ -71,7 +71,7 @@ async def shown_at(source: SourceView | None, sizes: Sequence[tuple[int, int]], 
 async def shown_one_by_one(sources: Sequence[SourceView], size: tuple[int, int], *keys: str) -> list[str]:
     """Return the text of the screen for each view in `sources`.
 
-    One app shows all of them, as if the process changed from one to the next.
+    One app shows all of these views, as if the process changed from one view to the next.
     """
     feed = ScriptedFeed(sources[0])
     app = CbtopApp(feed, section="bricks", interval_s=60)
@@ -302,7 +302,8 @@ async def test_roofs_without_a_point_show_their_day_and_what_may_keep_them_low()
     low = "another process used the GPU"
     text = await shown(replace(samples.LIVE, roofline=RooflineView(roofs, (), ("RmsNorm",), low)), (120, 30), "5")
     assert f"FMA f32 {roofs[1].value:.1f} GFLOP/s (measured 2026-11-22)" in text
-    assert f"DRAM read {roofs[0].value:.2f} GB/s" in text  # The line has no room for the date of this roof.
+    # The line has no room for the date of this roof (peak rate).
+    assert f"DRAM read {roofs[0].value:.2f} GB/s" in text
     assert low in text
     assert "not placed, no FLOP or no bytes declared: RmsNorm" in text
 
@@ -374,5 +375,5 @@ def the_names_of_roofs_are_whole_or_counted(source: SourceView, size: tuple[int,
     missing = len(source.roofline.ceilings) - named
     assert ("unnamed" in lines[axis + 1]) == bool(missing)
     assert not missing or f"{missing} roof" in lines[axis + 1]
-    # Each letter is in the plot, or below it in the explanation of a mark that stands for several bricks.
+    # Each letter is in the plot, or it is below the plot in the explanation of a mark that stands for several bricks.
     assert set("abcdefghijklm") <= set(plot.replace("GFLOP/s", "")) | set(lines[axis + 2])

@@ -1,4 +1,4 @@
-"""Tests of the list of processes: which are watched, the quality of their data, and which one is selected."""
+"""Tests of the list of processes: which processes are watched, the quality of their data, and which is selected."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_those_that_have_ended_are_one_row_that_enter_unfolds_and_folds() 
     assert "▸ 2 ended" in first
     assert "▾ 2 ended" in unfolded
     assert "train.py" in unfolded
-    # Folded, the list has a line that says how to unfold, and this line also contains "ended".
+    # If the list is folded, one of its lines says how to unfold it. This line also contains the word "ended".
     assert folded.count("ended") == first.count("ended") + 1
     assert "train.py" not in folded
 

@@ -1,4 +1,4 @@
-"""Tests of the timeline: it follows the newest step until a key moves it. No record is left out."""
+"""Tests of the timeline: the timeline follows the newest step until a key moves it. No record is left out."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ async def test_following_makes_only_the_newest_steps_lanes_and_a_key_makes_all()
 @pytest.mark.parametrize(
     "keys",
     [
-        # z zooms, l selects the next step, L moves in time, and g goes to the end. The other keys are slow tests.
+        # z zooms, l selects the next step, L moves in time, and g goes to the end. The tests of all other keys are
+        # slow tests.
         ["z"],
         ["l"],
         ["L"],
@@ -419,7 +420,7 @@ def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved() -> 
     assert shows(3) == 3
     now_s += 0.9
     assert shows(4) == 3
-    now_s += 0.1  # The replay is slow: time passes for the user, but the shown second stays the same.
+    now_s += 0.1  # The replay is slow: time passes for the user, but the replay stays at the same second.
     assert shows(3) == 3
     assert shows(4) == 3
     now_s += 1

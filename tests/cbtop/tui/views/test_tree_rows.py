@@ -1,4 +1,7 @@
-"""Tests of the tree of nodes: it lists children of unfolded nodes, in execution order or sorted among siblings."""
+"""Tests of the tree of nodes.
+
+The tree lists the children of unfolded nodes, in execution order or sorted among siblings.
+"""
 
 from __future__ import annotations
 

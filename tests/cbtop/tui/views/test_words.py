@@ -1,4 +1,4 @@
-"""Words that only this project uses do not appear on the screen, or the help (`?`) explains them."""
+"""Words that only this project uses are not on the screen, or the help (`?`) explains them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of updates of the terminal: it receives only the changed cells, at the right positions."""
+"""Tests of updates of the terminal: the terminal receives only the changed cells, at the right positions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cbtop.tui.widgets.changed import ChangedCellsScreen
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line
 
-SHOWN = ("abcdefghij", "ABCDEFGHIJKLMN")  # text of two widgets that are next to each other and two lines high
-FRONT = "xyz"  # text of a third widget that covers a part of both on the second line
+SHOWN = ("abcdefghij", "ABCDEFGHIJKLMN")  # text of two widgets, which are next to each other and two lines high
+FRONT = "xyz"  # text of a third widget, which covers a part of both other widgets on the second line
 FRONT_AT = 8
 WIDTH = sum(map(len, SHOWN))
 ON_SCREEN = ("".join(SHOWN), "".join(SHOWN)[:FRONT_AT] + FRONT + "".join(SHOWN)[FRONT_AT + len(FRONT) :])
@@ -56,7 +56,7 @@ class ShowsLetters(App[None]):
 
 
 def changes() -> Iterator[tuple[Region, ...]]:
-    """Yield all pairs of a changed span in line 1 and one in line 2. Some spans end outside the screen."""
+    """Yield all pairs of a changed span in line 1 and a changed span in line 2. Some spans end outside the screen."""
     for begin in range(WIDTH):
         for end in range(begin + 1, WIDTH + 3):
             yield Region(begin, 0, end - begin, 1), Region(WIDTH - begin - 1, 1, end - begin, 2)

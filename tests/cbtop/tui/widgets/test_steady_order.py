@@ -1,4 +1,4 @@
-"""Tests of the order of rows: small changes of their numbers do not move them.
+"""Tests of the order of rows: the order stays the same if the numbers of rows change a little.
 
 A row moves only below rows with clearly larger numbers.
 """
@@ -29,7 +29,8 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, said_at, source_of
 
-# Mean µs per call, similar to a decoder: three bricks within 5 % of each other, then two pairs, then small ones.
+# Mean µs per call, as in a decoder: three bricks within 5 % of each other, then two pairs of similar bricks, then
+# small bricks.
 COSTS_US = {
     "GateProjection": 200, "UpProjection": 200, "DownProjection": 210, "QkvProjection": 150, "AttentionScore": 145,
     "OutputProjection": 100, "LmHead": 95, "Activation": 33, "RmsNorm": 30, "Residual": 30, "RotaryEmbedding": 20,
@@ -38,9 +39,10 @@ WATCHED_S, REDRAW_S, STEPS_A_SECOND = 60, 0.5, 10
 
 
 def noisy_minute(directory: Path, seed: int) -> list[tuple[BrickRow, ...]]:
-    """Return the rows of each redraw in one minute. The minute begins when the window is full.
+    """Return the rows of each redraw in one minute.
 
-    The noise of the times is the same all the time, and a few calls are long.
+    The minute begins when the window of the last seconds is full. The noise of the times is the same all the time,
+    and a few calls are long.
     """
     chance, clock = random.Random(seed), Clock()
     profiler = profiler_in(directory, clock, 1 << 22)
@@ -71,7 +73,7 @@ def noisy_minute(directory: Path, seed: int) -> list[tuple[BrickRow, ...]]:
 def swaps(before: Sequence[object], after: Sequence[object]) -> int:
     """Return how much the order of the first eight rows has changed.
 
-    That is the number of pairs with changed order, plus the number of rows that are no longer among them.
+    This is the number of pairs whose order has changed, plus the number of rows that have left the first eight.
     """
     stayed = [key for key in before[:8] if key in after[:8]]
     at = {key: place for place, key in enumerate(after)}

@@ -1,4 +1,4 @@
-"""Tests of the line of tabs: it has room for all tabs, and for a note if space for it is reserved."""
+"""Tests of the line of tabs: all tabs fit, and a note fits, too, if space is reserved for it."""
 
 from __future__ import annotations
 

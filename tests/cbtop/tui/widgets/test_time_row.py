@@ -1,4 +1,4 @@
-"""Tests of a line with blocks of time: each block is drawn or counted once, and only at its own time."""
+"""Tests of a line with blocks of time: each block is drawn or counted once, and is only at its own time."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _in_window(plan: Decoding) -> Callable[[Path], SourceView]:
 def _beside(base: Decoding, now: Decoding) -> Callable[[Path], SourceView]:
     """Return a function that returns the view of the process `now`.
 
-    It is compared with a baseline from the process `base`.
+    The view is compared with a baseline from the process `base`.
     """
 
     def view(directory: Path) -> SourceView:
@@ -125,7 +125,7 @@ def _read_every(resolution_ns: int) -> Callable[[Path], SourceView]:
 def _quiet_for(seconds: float, *place: str) -> Callable[[Path], SourceView]:
     """Return a function that returns the view of a process that has made no progress for `seconds`.
 
-    `place` is the path of the node that runs: phase, layer and brick. If there is none, nothing runs.
+    `place` is the path of the node that runs: phase, layer and brick. Without `place`, no node runs.
     """
 
     def view(directory: Path) -> SourceView:
@@ -164,7 +164,7 @@ def _recorded(directory: Path) -> SourceView:
 
 SCORES = [(layer, "AttentionScore") for layer in range(LAYERS)]
 
-# Simulated processes by the id of a verdict. Each must get exactly this verdict.
+# Simulated processes by the id of a verdict. Each process must get exactly this verdict.
 CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
     "data-incomplete": _of(Decoding(ring_bytes=1 << 14)),
@@ -208,7 +208,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     ),
 }
 
-# Simulated processes with the problems of CAUSES, too small for a verdict.
+# Simulated processes with the problems of CAUSES. The problems are too small for a verdict here.
 ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
     "not-finite": _of(Decoding(guarded=(GuardedSteps("", 90),))),

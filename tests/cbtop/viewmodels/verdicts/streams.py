@@ -62,19 +62,19 @@ class Decoding:
     brick_factor: dict[str, Callable[[int], float]] = field(default_factory=dict)
     # by layer and brick: the factor on the brick's time in this layer
     cell_factor: dict[tuple[int, str], float] = field(default_factory=dict)
-    # In one of this number of steps, a brick of a layer takes 4 ms more.
+    # by layer and brick: a number n. In one of n steps, this brick takes 4 ms more in this layer.
     cell_pauses: dict[tuple[int, str], int] = field(default_factory=dict)
-    reduce_us: float = 0.0  # time in each layer that the process waits for other ranks
+    reduce_us: float = 0.0  # time in each layer in which the process waits for other ranks
     gap_us: float = GAP_US
     rest_us: float = 0.0  # time in each step outside its layers and bricks
     between_us: float = 200.0  # pause between steps
-    measured: str = ""  # what the process says about how it measures times
+    measured: str = ""  # how the process measures times, in its own words
     cached: Callable[[int], int] | None = None  # reported cached positions before step n
     sequences: Callable[[int], int] | None = None  # reported sequences in step n
     tokens: Callable[[int], int] = lambda _step: 1
     prefills: int = 0  # number of decode steps after each prefill; 0: there are no prefills
     sample_every: int = 1
-    # Bricks wait for the host in one of this number of steps. Such steps are labelled launch-bound.
+    # a number n; 0: never. In one of n steps, bricks wait for the host. Such steps are labelled launch-bound.
     waits_every: int = 0
     attach_s: float = 0.0  # time from the start of the process until a viewer connects
     work: Work | None = None
@@ -210,7 +210,10 @@ def _brick(name: str, plan: Decoding) -> BrickDefinition:
 
 
 def _of_rank(message: Message, rank: int, ranks: int) -> Message:
-    """Return the message as if rank `rank` of `ranks` had sent it. With one rank, it stays as it is."""
+    """Return the message as if rank `rank` of `ranks` had sent the message.
+
+    With one rank, it is returned unchanged.
+    """
     if ranks == 1 or not hasattr(message, "source"):
         return message
     if isinstance(message, SourceCatalog):

@@ -1,4 +1,7 @@
-"""Tests of the gain that a verdict states: it is the difference to a run without the problem, and never more."""
+"""Tests of the gain that a verdict states.
+
+The gain is the difference to a run without the problem, and never more.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.representatives import first_by_default
 
 DECODE, STEP_NS, SAID_NS = 2, 20 * MS, SECOND // 2
 
-# Problems inside steps. Only recorded steps show them.
+# Problems inside steps. Only recorded steps show such problems.
 INSIDE = {
     "host-bound": Decoding(gap_us=2_000),
     "odd-layer": Decoding(layer_factor={5: 1.5}),
@@ -124,7 +127,7 @@ def test_all_kinds_of_steps_are_named_and_what_the_slow_ones_cost_is_gained(
 ) -> None:
     (tmp_path / "fast").mkdir()
     (tmp_path / "slow").mkdir()
-    # begin of the range (of hundred step numbers) that has this factor
+    # maps the begin of a range within 0 to 99 to the factor on the steps in this range
     kinds = dict(zip((0, 40, 60, 80), factors, strict=False))
     plan = Decoding(seconds=40, step_factor=lambda step: kinds[max(at for at in kinds if at <= step * 7_919 % 100)])
     fast, view = run(tmp_path / "fast", Decoding(seconds=40)).one(), run(tmp_path / "slow", plan).one()

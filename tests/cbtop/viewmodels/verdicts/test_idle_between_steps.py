@@ -1,4 +1,4 @@
-"""Time in which an engine has no request is no fault of its process."""
+"""Time in which an engine has no request is not the fault of the process."""
 
 from __future__ import annotations
 

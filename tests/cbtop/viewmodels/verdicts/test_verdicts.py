@@ -54,9 +54,9 @@ IDS = [rule.id for rule in VERDICTS]
 
 
 class Views(dict[str, SourceView]):
-    """Views of simulated processes, by name.
+    """Views of simulated processes, by name. A view is created when it is first used.
 
-    A view is created when it is first used, so each pytest worker creates few.
+    So each pytest worker creates few views.
     """
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
@@ -83,7 +83,7 @@ def test_a_cause_provokes_its_verdict_and_no_other(views: dict[str, SourceView],
     assert [verdict.id for verdict in views[cause].verdicts] == [cause]
 
 
-# Simulated processes that are tested only by `make soak`, because a similar one is tested by default.
+# Simulated processes that are tested only by `make soak`, because the default run tests similar processes.
 ALIKE = {
     "noisy", "two phases", "layers of two kinds", "steps of two lengths, little apart", "steps of two sizes in turn",
     "a cache that fills, and much else that moves", "a short life", "as the baseline, noisy",

@@ -1,4 +1,4 @@
-"""Tests of verdicts that are withheld: each output lists them with the reason."""
+"""Tests of verdicts that are withheld: each output lists these verdicts with the reason."""
 
 from __future__ import annotations
 

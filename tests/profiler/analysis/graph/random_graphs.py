@@ -34,7 +34,7 @@ any_node: st.SearchStrategy[GraphNode] = st.one_of(
 
 @st.composite
 def any_graph(draw: st.DrawFn) -> ExecutionGraph:
-    """Generate a graph with any nesting of nodes and any edges. It may have cycles."""
+    """Generate a graph with any nesting of nodes and any edges. The graph may have cycles."""
     graph = ExecutionGraph()
     for node in draw(st.lists(any_node, max_size=12)):
         above = draw(st.one_of(st.none(), st.integers(0, len(graph.nodes) - 1))) if graph.nodes else None

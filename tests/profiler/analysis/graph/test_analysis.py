@@ -169,7 +169,7 @@ def test_networkx_finds_the_same_path_length_and_slack(graph: ExecutionGraph) ->
 def event_order(graph: ExecutionGraph) -> networkx.DiGraph[tuple[int, str]]:
     """Return the order in which nodes begin and end, as a directed graph.
 
-    It is written independently of the tested code, for comparison.
+    This function is independent of the tested code, so that both can be compared.
     """
     order: networkx.DiGraph[tuple[int, str]] = networkx.DiGraph()
     for node, parent in enumerate(graph.parents):

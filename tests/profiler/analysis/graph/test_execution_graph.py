@@ -65,8 +65,8 @@ def test_a_node_that_may_start_later_has_slack() -> None:
 
 def test_the_distance_from_the_roof_is_of_each_node_and_of_the_whole() -> None:
     found = _layer().roofline_distance(tflops=40, gb_per_sec=100)
-    # RmsNorm: 1 FLOP/byte, so 100 GFLOP/s are attainable. It reaches 20.
-    # QkvProjection: 4,000 FLOP/byte, so 40 TFLOP/s are attainable. It reaches 20, and its kernel 26.7.
+    # RmsNorm: 1 FLOP/byte, so 100 GFLOP/s are attainable. This brick reaches 20 GFLOP/s. QkvProjection: 4,000
+    # FLOP/byte, so 40 TFLOP/s are attainable. This brick reaches 20 TFLOP/s, and its kernel reaches 26.7 TFLOP/s.
     assert found.nodes == pytest.approx({1: 0.8, 2: 0.5, 3: 1 / 3})
     # The kernel is part of its brick: 4.001 GFLOP in 250 µs, and 2,000.5 FLOP/byte.
     assert found.whole == pytest.approx(1 - 4.001e9 / 250_000 / 40_000)

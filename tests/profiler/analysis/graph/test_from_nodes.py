@@ -1,4 +1,4 @@
-"""Tests of graphs that are built from a recorded catalog: they equal the graphs that are built from scopes."""
+"""Tests of graphs that are built from a recorded catalog: they equal graphs that are built from scopes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def brick(number: int, parent: int | None, name: str) -> Node:
 
 def test_a_brick_run_more_often_than_its_step_keeps_its_mean_and_calls() -> None:
     nodes = [Node(2, 1, NodeKind.LAYER, "0"), brick(3, 2, "RmsNorm"), brick(4, 3, "inner")]
-    count = {1: 10, 2: 10, 3: 20, 4: 40}  # Node 1 is the step. It was called ten times.
+    count = {1: 10, 2: 10, 3: 20, 4: 40}  # Node 1 is the step. The step was called ten times.
     total_ns = {1: 9000, 2: 8000, 3: 4000, 4: 1000}
     graph, ids = graph_of_nodes(nodes, count, total_ns, dict.fromkeys(count, 80))
     assert ids == {2: 0, 3: 1, 4: 2}

@@ -1,4 +1,7 @@
-"""Tests of a node table: it accepts nodes in order, and rejects nodes that are inconsistent or create a cycle."""
+"""Tests of a node table. The table accepts nodes in order.
+
+It rejects nodes that are inconsistent or create a cycle.
+"""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_transfer_that_comes_back_is_a_ping_pong() -> None:
     graph.record_transfer("gpu1", "host", 4096, "D2H")  # different device
     graph.record_transfer("gpu0", "gpu1", 4096, "D2D")  # this copy does not go through the host
     back = graph.record_transfer("gpu0", "host", 4096, "D2H")
-    graph.record_transfer("gpu0", "host", 4096, "D2H")  # the other transfer already has a partner
+    graph.record_transfer("gpu0", "host", 4096, "D2H")  # `there` is already paired with `back`
     graph.pop_scope()
     assert graph.node(there) == Transfer("host", "gpu0", 4096, "H2D", 1000)
     assert graph.detect_ping_pong() == [(there, back)]

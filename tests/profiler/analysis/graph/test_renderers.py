@@ -1,4 +1,7 @@
-"""Tests of all renderers of a graph: they show the same graph, with any names, and report what they leave out."""
+"""Tests of all renderers of a graph.
+
+All renderers show the same graph, with any names, and report what they leave out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of reading a cubin (machine code of NVIDIA): its kernels are as ptxas reported them.
+"""Tests of reading a cubin (machine code of NVIDIA). The kernels in it are as ptxas reported them.
 
 A damaged file is an error.
 """

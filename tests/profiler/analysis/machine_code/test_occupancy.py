@@ -1,4 +1,7 @@
-"""Tests of occupancy: it equals NVIDIA's own computation. Each suggested change is the smallest that helps."""
+"""Tests of occupancy: the result equals NVIDIA's own computation.
+
+Each suggested change is the smallest that helps.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ def test_a_loss_is_the_smallest_addition_that_costs_a_block(architecture: str, b
         ("sm_90", BlockShape(256, 24, 0), 8, (WARPS,)),
         ("sm_90", BlockShape(32, 16, 0), 32, (BLOCKS,)),
         ("sm_90", BlockShape(256, 64, 0), 4, (REGISTERS,)),
-        # Each thread has 8 more registers, so one of four blocks no longer fits.
+        # Each thread has 8 more registers, so only three of four blocks fit.
         ("sm_90", BlockShape(256, 72, 0), 3, (REGISTERS,)),
         ("sm_90", BlockShape(128, 32, 100_000), 2, (SHARED,)),
         ("sm_90", BlockShape(128, 32, 0, barriers=16), 4, (BARRIERS,)),

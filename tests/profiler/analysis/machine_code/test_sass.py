@@ -1,4 +1,4 @@
-"""Tests of what is counted in machine code: memory accesses, tensor-core instructions and arithmetic intensity."""
+"""Tests of the counts in machine code: memory accesses, tensor-core instructions and arithmetic intensity."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_tile_of_a_product_counts_its_tensor_core_flop() -> None:
     assert (found.flop, found.requested_bytes) == (2 * 16 * 8 * 16, 2 * 16 * 32)
     group = intensity_of(code("LDGSTS.E.128 [R1], [R2.64]", "HGMMA.64x128x16.F32 R88, gdesc[UR20], R88"))
     assert isinstance(group, Intensity)
-    # Four warps run this instruction together, so each of them has a quarter of its floating-point operations.
+    # Four warps run this instruction together, so each warp has a quarter of its floating-point operations.
     assert group.flop == 2 * 64 * 128 * 16 / 4
 
 

@@ -1,4 +1,4 @@
-"""Tests of NVIDIA's tools: they are found in the usual folders, and run with limits of time and output."""
+"""Tests of NVIDIA's tools: they are found in the usual folders. Limits of time and output apply when they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the data flow of PTX: values of registers in each thread, and which of them differ between threads."""
+"""Tests of the data flow of PTX: values of registers in each thread, and which registers differ between threads."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_divergence_comes_from_ids_from_memory_and_from_branches() -> None:
         "%r4": Divergence.UNIFORM,
         "%r5": Divergence.POSSIBLE,
         "%r7": Divergence.POSSIBLE,
-        "%p2": Divergence.UNIFORM,  # The block has 64 threads, so the comparison gives the same for all of them.
+        "%p2": Divergence.UNIFORM,  # The block has 64 threads, so the comparison has the same result in all of them.
     }
 
 

@@ -1,4 +1,4 @@
-"""Counters of loops, and which comparisons of them change at most once."""
+"""Tests of the counters of loops, and of the comparisons of counters whose result changes at most once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tests of lints for PTX: each finds its error on the right line of a bad kernel.
+"""Tests of lints for PTX. Each lint finds its error on the right line of a bad kernel.
 
-It finds nothing in the repaired version of the kernel.
+The lint finds nothing in the repaired version of the kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAUNCHES = {"launch_shape": {"kernel": (256, 1, 1)}}
 MARK = "// finding"
 REFUSED = {  # by ptxas
     "shared_size_bad",
-    "maybe_divergent_barrier_reduced_bad",  # redux, which is of sm_80, with the barriers of sm_60
+    "maybe_divergent_barrier_reduced_bad",  # the instruction redux needs sm_80, but the barriers are those of sm_60
     "maybe_divergent_barrier_reduced_good",
 }
 PTXAS = shutil.which("ptxas")
@@ -67,7 +67,7 @@ def test_kernels_that_compilers_made_have_no_error(path: Path) -> None:
 def test_a_removed_barrier_is_found_in_a_compiled_kernel() -> None:
     """This kernel has several barriers.
 
-    If any is removed, its reduction reads what other warps have not written yet.
+    If one barrier is removed, the kernel's reduction reads what other warps have not written yet.
     """
     text = (Path(__file__).parent / "clean" / "triton_layer_norm.ptx").read_text()
     barriers = [*re.finditer(r"bar\.sync\s+0;", text)]
@@ -94,13 +94,16 @@ def test_severities_limit_the_findings() -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("partial_fragment_bad", 1), ("partial_fragment_of_warps_bad", 0)])
 def test_a_fragment_without_a_block_size_is_judged_by_whole_warps(name: str, count: int) -> None:
-    """Threads 32 to 47 are a part of a warp in each block, but a block can have the four warps of a wgmma."""
+    """In each block, threads 32 to 47 are a part of a warp.
+
+    A block can also have the four warps that a wgmma needs.
+    """
     text = re.sub(r"\.reqntid .*\n", "", (CORPUS / f"{name}.ptx").read_text())
     assert [one.lint.id for one in findings(parse(text))] == ["partial-fragment"] * count
 
 
 def test_the_threads_of_a_long_block_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block with thousands of accesses took minutes: each lint computed the same threads for each access."""
+    """A block with thousands of accesses took minutes: each lint computed the same threads again for each access."""
     stores = "\n".join(f"st.shared.f32 [%r4+{4 * (at % 8)}], %f1;\nld.shared.f32 %f2, [%r4+32];" for at in range(600))
     text = (CORPUS / "idle_threads_good.ptx").read_text()
     text = text.replace(

@@ -1,4 +1,4 @@
-"""Tests of the parser of PTX: what it reads, and what it rejects."""
+"""Tests of the parser of PTX: which texts it reads, and which texts it rejects."""
 
 from __future__ import annotations
 

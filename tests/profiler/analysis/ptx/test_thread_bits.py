@@ -11,7 +11,7 @@ READ = "mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; and.b32 %r3, %r2, 28; ld.share
 
 
 def branches_of(body: str, limits: str = ".reqntid 256") -> int:
-    """Return how many branches on %p1 some threads may take while others do not."""
+    """Return the number of branches on %p1 that some threads take and other threads of the block may not take."""
     declared = ".reg .pred %p<9>; .reg .b32 %r<20>; .shared .align 4 .b8 tile[512];"
     text = f".version 8.7\n.target sm_90\n.entry k(.param .u32 n)\n{limits}\n{{\n{declared}\n{body}\nret;\n}}"
     module = parse(text)
