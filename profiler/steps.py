@@ -421,8 +421,7 @@ class ActiveStep:
             self._outer_held = position.held  # no line below can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # Make all three assignments in one statement. A signal handler may run steps between two statements, and
-            # a step without a position counts as ended.
+            # One statement, because a signal handler may run steps between two. A step without a position has ended.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:

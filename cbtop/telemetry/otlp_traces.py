@@ -45,9 +45,8 @@ def spans(
     """Return the trace of a step: a span for each record. Returns [] if the times are impossible.
 
     The parent of a span is the nearest enclosing node. The span of the step comes first. This span links to `before`,
-    the previously sent step of this process. `run_before` has the spans of a step of an earlier run. Each span links
-    to the span of the earlier run at the same position. Times are Unix times, converted with the two clocks that the
-    process read at its start.
+    the previously sent step of this process. Each span links to the span at the same position in `run_before`, a step
+    of an earlier run. Times are Unix times, converted with the two clocks that the process read at its start.
     """
     # Imported here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.trace import ReadableSpan

@@ -49,8 +49,7 @@ _LISTS = ("ModuleList", "Sequential")
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module", "torch._dynamo", "torch.nn.parallel")
 OWN_LABEL = "outside its children"
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
-# A block of modules with fewer weights than this is not timed. Such a block runs for about 20 us or less. Timing the
-# block would add 1 us.
+# A block with fewer weights is not timed. It runs for about 20 us or less, and timing would add 1 us.
 LEAST_BLOCK_WEIGHTS = 1 << 17
 
 
@@ -315,7 +314,7 @@ class _Planner:
         self._by_kernels = by_kernels
         self._shows_blocks = by_kernels or (not is_timed_there and device_of(root) == "cpu")
         # If stamps on a device give the times, a module's own time is mostly the wait for Python, so it is not shown.
-        # Captured graphs have no such waits, but there it is enough to show layers and the model.
+        # Captured graphs have no such waits. There, layers and the model are enough.
         self._shows_own = by_kernels or not is_timed_there
         self._own: dict[str, OwnOperations] = {}  # class -> operations that its layers or models run themselves
         self._stacks = stacks
@@ -328,8 +327,7 @@ class _Planner:
         # Path of a list of experts -> the brick of the whole list.
         self._experts: dict[str, BrickDefinition] = {}
         self._layer = ("", "")  # the path of the current layer, and the path of its stack
-        # Layers of a stack are similar. So two corresponding modules of different layers share a kind and a
-        # definition.
+        # Corresponding modules of similar layers share a kind and a definition.
         self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
         self._builds = Builds(stacks)

@@ -52,8 +52,8 @@ def source_columns(
 ) -> tuple[Column[str], ...]:
     """Return the columns of a table of sources. A row of the table is the key of a source.
 
-    `mark` returns the sign before the name of a source. `fold` returns the text of the row that folds the ended
-    sources. If `is_compared` is true, the change since the baseline has a column.
+    `mark` returns the sign before the name of a source, and `fold` the text of the row that folds ended sources. If
+    `is_compared`, the change since the baseline has a column.
     """
 
     def column(
