@@ -2,8 +2,8 @@
 
 The plan has the stacks of layers, the modules that contain a stack, and the brick (timed part) of each module.
 
-A stack is an outermost list with two or more possible layers of one class. A possible layer is a module with children
-or with weights of its own. A model without stacks has a plan without layers if two of its modules have weights.
+A stack is an outermost list with two or more possible layers of one class: modules with children or own weights. A
+model without stacks has a plan without layers if two of its modules have weights.
 """
 
 from __future__ import annotations

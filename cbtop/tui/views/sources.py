@@ -52,7 +52,7 @@ def source_columns(
 ) -> tuple[Column[str], ...]:
     """Return the columns of a table of sources. A row of the table is the key of a source.
 
-    `mark` returns the sign before the name of a source, and `fold` the text of the row that folds ended sources. If
+    `mark` returns the sign before a source's name, and `fold` the text of the row that folds ended sources. With
     `is_compared`, the change since the baseline has a column.
     """
 
