@@ -313,8 +313,7 @@ class _Planner:
         self._is_timed_there = is_timed_there
         self._by_kernels = by_kernels
         self._shows_blocks = by_kernels or (not is_timed_there and device_of(root) == "cpu")
-        # If stamps on a device give the times, a module's own time is mostly the wait for Python, so it is not shown.
-        # Captured graphs have no such waits. There, layers and the model are enough.
+        # Between stamps on a device, a module's own time is mostly the wait for Python, so it is not shown.
         self._shows_own = by_kernels or not is_timed_there
         self._own: dict[str, OwnOperations] = {}  # class -> operations that its layers or models run themselves
         self._stacks = stacks

@@ -50,10 +50,9 @@ _STATE_ROLES = {
 def source_columns(
     row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str], *, is_compared: bool
 ) -> tuple[Column[str], ...]:
-    """Return the columns of a table of sources. A row of the table is the key of a source.
+    """Return the columns of a table with a row per source. With `is_compared`, one is the change since the baseline.
 
-    `mark` returns the sign before a source's name, and `fold` the text of the row that folds ended sources. With
-    `is_compared`, the change since the baseline has a column.
+    `mark` returns the sign before a source's name, and `fold` the text of the row that folds ended sources.
     """
 
     def column(
