@@ -140,7 +140,7 @@ class Publisher:
             return
         has_heard_all = self._hear_words()
         self._watch()
-        # Let viewers in last. They must receive only messages that are sent after this point.
+        # Let viewers in last, because their messages must come after all messages that were sent before.
         for _ in range(MAX_LET_IN if has_heard_all else 0):
             if self._authenticator.questions.poll(0):
                 self._watch()  # process the monitor's event for the connection of this viewer

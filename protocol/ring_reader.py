@@ -60,7 +60,7 @@ MAX_RECORDS = 1 << 62
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
 # If a slot stays incomplete for this long, the thread that began to write it was killed. Its record counts as lost.
 ABANDONED_AFTER_S = 2.0
-# Number of slots beyond the cursor that a reader searches first. If all of these slots contain records, the reader
+# Number of slots beyond the cursor that a reader searches first. If it finds a record near their end, the reader
 # searches LOOK_FURTHER times as many slots. Most searches find nothing, and a daemon searches each ring four times
 # per second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE

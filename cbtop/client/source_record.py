@@ -97,7 +97,7 @@ class SourceRecord:
     busy: BusySlices | None = None  # the data for comparing ranks; None if the process is not one of several ranks
     # the newest single records; empty unless the store keeps records
     recent: RecentRecords = field(default_factory=RecentRecords)
-    names_bytes: int = 0  # total number of characters in the names of nodes
+    names_bytes: int = 0  # memory in bytes of the names of nodes
     trains: bool = False
 
     @property

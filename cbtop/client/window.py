@@ -69,7 +69,7 @@ class SliceGrowth:
 @dataclass(slots=True)
 class _Slice:
     begin_ns: int
-    losses: Losses | None  # all records that were lost before the slice began; None if unknown
+    losses: Losses | None  # records seen and lost until the slice began; None if unknown
     parts: list[Growth] = field(default_factory=list)
     # For each step node: the step time from before this slice that counts if a range begins with this slice (see
     # `TimeRange.before_ns`).
@@ -104,7 +104,7 @@ class Window:
         # The sum of statistics over the window. It exists while the window is viewed. New growth is added to the sum
         # when it arrives. Growth that leaves the window is subtracted.
         self._sum: NodeStats | None = None
-        self._before = 0  # number of the window's oldest slices that were already subtracted from the sum
+        self._before = 0  # number of the oldest slices that the sum does not include
         self._asked_ns = 0  # time when the sum over the window was last requested
 
     @property

@@ -42,7 +42,7 @@ _LEAST_LONGER = 10
 # Correlated blocks count as fewer independent blocks. The effective number of blocks is never below this.
 _LEAST_WORTH = 2.0
 _LEAST_PACED = 2  # To learn how runs scatter relative to the pace, at least this many runs must have a known pace.
-_LEAST_RATIO = 3.0  # Two times are compared by their ratio if one of them is at least this many times the other.
+_LEAST_RATIO = 3.0  # Only if one time is at least this many times the other, both may be compared by their ratio.
 _MOST_EXPONENT = 700.0  # The function exp(x) is finite for all x up to this value.
 
 

@@ -407,8 +407,9 @@ def _place(
 
 
 def _per_unit(one: Change, units: tuple[float, float]) -> Change:
-    """Return the change of a call. A call with more tokens takes longer, so the change exceeds noise only if the time
-    per unit also changed.
+    """Return the change `one`, such that it exceeds noise only if the time per unit also changed.
+
+    Calls with more tokens take longer.
     """
     if one.medians_us or isclose(*units, rel_tol=ALIKE_UNITS):
         return one

@@ -27,8 +27,8 @@ from cbtop.profiler.analysis.histograms import (
 )
 
 MEDIAN, P99 = 0.5, 0.99
-# A quantile is computed if at least this many calls are above it, and at least this many below. So a p99 needs at
-# least 400 calls.
+# The error of a quantile is known only if at least this many calls are above it, and at least this many below. So a
+# p99 needs at least 400 calls.
 MIN_BEYOND = 4
 # The error of a quantile is computed as a share of calls, and then converted to µs. The conversion uses the calls
 # within this many standard errors on either side, because the interval of a change is as wide.

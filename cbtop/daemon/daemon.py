@@ -205,7 +205,7 @@ class Daemon:
         self._let_go()
 
     def _introduce(self, sources: Sequence[Source]) -> None:
-        """Publish everything that is known about new `sources` in one message."""
+        """Publish everything that is known about new `sources` together."""
         self._say(FrameKind.LIVE, [frame for source in sources for frame in _frames_of(source, source.snapshot)])
         for source in sources:
             # Discard the collected changes of this source, because the snapshot already contains them.

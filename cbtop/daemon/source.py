@@ -62,7 +62,7 @@ class Source:
         self._clock_s = clock_s
         self._produced = 0  # number of the next record in the ring that will be counted
         self._unread = 0
-        self._read_ns = time.perf_counter_ns()  # the statistics contain no record that ended after this time
+        self._read_ns = time.perf_counter_ns()  # records that ended later may not be in the statistics yet
         self._quiet_version = (0, 0)  # (number of records, number of messages) of the source at the last keyframe
         self._quiet_rounds = 0  # number of consecutive keyframes without new records or messages
         # Two numbers: of catalog messages, and of consecutive keyframes without a new catalog message.

@@ -151,9 +151,7 @@ class BrickRow:
 
     @property
     def above_roof(self) -> bool:
-        """Whether the brick is faster than its roof, which should be impossible. Such figures are marked, and never
-        hidden.
-        """
+        """Whether the brick is faster than its roof. Such figures are marked, and never hidden."""
         return self.roof is not None and self.roof.above_roof
 
     @property

@@ -26,9 +26,9 @@ P50_OF_A_CALL = "p50 µs a call"  # title of the column with times per call; oth
 # A layer is odd (conspicuously slow) if its time is at least this many times the median of its peers. Noise alone
 # does not make a layer this slow.
 ODD = 1.2
-# Width of the confidence interval of a median, in standard deviations of the number of calls below the median. For
-# one median in 1,500, the lower end of the interval is above the true median. The interval is this wide, because the
-# slowest of many layers is judged.
+# Distance of the lower end of a confidence interval from the median, in standard deviations of the number of calls
+# below the median. For one median in 1,500, the lower end of the interval is above the true median. The interval is
+# this wide, because the slowest of many layers is judged.
 Z = 3.0
 MIN_STEPS = 20  # At least this many steps must be recorded, because the medians of fewer vary too much.
 MIN_LAYERS = 6  # A layer must have at least this many peers, because the variation of fewer is unknown.

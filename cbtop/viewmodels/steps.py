@@ -162,8 +162,8 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     tokens = record.stats.column("elements")
     of = {label: time_range and of_model(record, time_range, label) for label in {step.label for step in ended}}
     has_steady = not all(is_warm_up(step.name) for step in ended)
-    # The shown time range begins after the warm-up or contains it. So the rates of the warm-up itself are computed
-    # over a different time.
+    # The shown time range begins after the warm-up or contains it, so it is not the time of the warm-up. If other
+    # steps have ended, the rates of the warm-up are unknown.
     return tuple(
         _steps_view(
             stats, step, None if has_steady and is_warm_up(step.name) else of[step.label],

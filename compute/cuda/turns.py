@@ -291,7 +291,7 @@ def module(
     given), then int8 activations. If `of_experts`, the entry is called `expert_` + `name`. Such an entry does not
     prefetch rows, because the experts are chosen too late.
     """
-    rows = 1 if more else 2  # rows of a matrix that a block processes at a time
+    rows = 1 if more else 2  # rows of a matrix in one piece of work
     ahead = "".join(
         f"    ahead<{_code_bytes(one)}, {shape.units}, {shape.warps}, {rows}>({of}_weights, {of}_rows, columns);\n"
         for of, one in [*zip(names, formats, strict=True)][: 3 - rows]

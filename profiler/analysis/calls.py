@@ -65,8 +65,8 @@ def spread(
     least = int(bucket.min(initial=BUCKETS))
     buckets = int(bucket.max(initial=least)) - least + 1
     key = group[place] * buckets + (bucket - least)
-    # `bincount` adds up the counts of equal keys without sorting. This is faster than sorting if most keys have a
-    # count.
+    # `bincount` adds up the counts of equal keys without sorting. This is faster than sorting if not too many
+    # keys have no count.
     if groups * buckets <= SPARSE * len(key):
         together = np.bincount(key, counts)  # sums as float64 are exact below 2 ** 53
         key = (together != 0).nonzero()[0]

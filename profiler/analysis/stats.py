@@ -134,7 +134,7 @@ class NodeStats:
             return [None] * len(groups)
         starts = np.concatenate((_FIRST, (group[1:] != group[:-1]).nonzero()[0] + 1))
         present = group[starts].tolist()
-        which = np.zeros(len(group), np.int64)  # for each node, the index of its group
+        which = np.zeros(len(group), np.int64)  # for each node, the index of its group in `present`
         which[starts[1:]] = 1
         which = which.cumsum()
 
@@ -171,8 +171,8 @@ class NodeStats:
         return found
 
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
-        """Return min_ns and max_ns of each node in `node`. These are estimated from `cells`, the histogram cells of
-        the nodes.
+        """Return min_ns and max_ns of each node in `node`. In a table of the latest counts, both are estimated from
+        `cells`, the histogram cells of the nodes.
         """
         if self._whole is None:
             return self._row("min_ns")[node], self._row("max_ns")[node]

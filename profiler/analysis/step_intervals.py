@@ -11,8 +11,8 @@ from cbtop.protocol.ring_reader import Batch
 
 # A step with more tokens counts as a step of this many tokens in sums of squares, so that the sums do not overflow.
 MOST_SQUARED = 1 << 32
-# Most intervals that are stored per step node. If a step is recorded so late that all stored intervals are later, its
-# overlap with other steps may count twice.
+# Per step node, at least this many of the latest intervals are stored. If a step is recorded so late that all stored
+# intervals are later, its overlap with other steps may count twice.
 MAX_KEPT_INTERVALS = 1 << 12
 MAX_SAID_INTERVALS = 1 << 10  # maximum number of intervals in one message
 MAX_PARTS = 64  # most arrays of intervals per step node; if there are more, they are joined
@@ -81,7 +81,7 @@ class StepIntervals:
         known = sum(int((part[1] - part[0]).sum()) for part in overlapping)
         more = int((ends - starts).sum()) - known
         sparse["union_ns"][step] = sparse["union_ns"].get(step, 0) + more
-        if len(parts) >= MAX_PARTS:  # the intervals in each part are ascending and disjoint
+        if len(parts) >= MAX_PARTS:  # join the parts, which are ascending and disjoint
             older = tuple(np.concatenate(column)[-MAX_KEPT_INTERVALS:] for column in zip(*parts, strict=True))
             parts[:] = [(older[0], older[1])]
         parts.append((starts[-MAX_KEPT_INTERVALS:], ends[-MAX_KEPT_INTERVALS:]))

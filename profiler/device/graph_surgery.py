@@ -204,7 +204,7 @@ class StampedGraph:
         """Return the device's times that the stamps of the last launch have stored, or None until the launch has
         finished.
         """
-        # An earlier call has read the times, but was interrupted by a signal before it returned them.
+        # The times are known already if a signal interrupted an earlier call after that call had read them.
         if self._times is None:
             if not self._words[self._count - 1]:
                 return None

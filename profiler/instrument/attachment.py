@@ -75,7 +75,8 @@ from cbtop.profiler.instrument.wrapping import follow_host, is_compiled, is_symb
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
-# This many layers, and this many matrix products, check whether a step is training. A check takes 0.2 us.
+# The first layers and the first matrix products, this many of each, check the mode (autocast and adapters) of a
+# step. A check takes 0.2 us.
 MAX_ASKING = 2
 MOST_TRIES = 3  # after this number of exceptions from signal handlers, cbtop does not attach to a model any longer
 _lock = threading.RLock()
@@ -135,7 +136,7 @@ class Attachment:
         return CallMaker(self.steps, self._said, self._mode, is_timed_there=self.timing.is_there)
 
     def _ask_first(self) -> None:
-        """Make the first layers and matrix products check the mode of each step (training or not)."""
+        """Make the first layers and matrix products check the mode (autocast and adapters) of each step."""
         calls = [call for section in self._sections.values() for call in section.calls]
         self.steps.named = calls
         if not self._is_timed:
@@ -153,7 +154,7 @@ class Attachment:
         return self._mode != before
 
     def _follow_mode(self, autocast: torch.dtype | None, adapters: object) -> None:
-        """Choose the bricks again, for the mode of the current step (training or not)."""
+        """Choose the bricks again, for the mode (autocast and adapters) of the current step."""
         self._mode = self._mode._replace(autocast=autocast, adapters=adapters)
         for call in self.steps.calls:
             call.follow(self._mode)
@@ -455,7 +456,7 @@ def _begin(
 # --- attaching to every model at its first call ---------------------------------------------------------------
 
 _profiler: BrickProfiler | None = None
-_cut_short = 0  # module -> number of exceptions from signal handlers that have interrupted attaching to it
+_cut_short = 0  # number of exceptions from signal handlers that have interrupted attaching
 
 
 def install(profiler: BrickProfiler) -> None:

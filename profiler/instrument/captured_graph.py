@@ -349,7 +349,7 @@ class CapturedGraph:
             if launch.around is None and not self._is_told(launch):
                 break
         known = self.costs.known
-        # Compute the cost at 4, 8, 16 … comparisons.
+        # Announce the cost when it becomes known, and at 4, 8, 16 … comparisons.
         if known is not None and (before is None or self.costs.seen.bit_count() == 1):
             self.on.say_how_measured(self, known)
         for launch in list(self.launches):

@@ -222,7 +222,7 @@ class Pieces:
     """
 
     def __init__(self) -> None:
-        self._files: dict[int, list[str]] = {}  # id of a compiled piece -> its file of generated code
+        self._files: dict[int, list[str]] = {}  # id of a compiled piece -> its files of generated code
         self._kept: list[Any] = []  # the compiled pieces are kept alive, so that no later piece gets the same id
 
     def compiled(self, compile_piece: Callable[[], Any], piece: Any) -> Any:
@@ -387,7 +387,7 @@ class Site(NamedTuple):
 
     brick: BrickDefinition
     path: str
-    module: nn.Module | None  # the module's class; None for a function
+    module: nn.Module | None  # the module itself; None for a function
 
 
 class Naming:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LIBRARY = "transformers."
 MARK_OF_EXPERTS = "has_gate"  # an attribute that every module of grouped experts has
-# An attribute that the decorator of transformers sets.
+# The attributes that the decorator of transformers sets.
 _LAYOUT = (MARK_OF_EXPERTS, "is_transposed", "_is_expert_parallel")
 _TOP_K = ("top_k", "num_experts_per_tok")
 

@@ -183,7 +183,7 @@ class GovernedModel:
         self.is_many = is_many
         self.calls_are_in = False
         self.recorded = 0
-        self.running: dict[ref[object], None] = {}  # number of recorded steps that are running
+        self.running: dict[ref[object], None] = {}  # the recorded steps that are running
 
 
 class StepStart(NamedTuple):
@@ -423,7 +423,7 @@ class Governor:
         for kind in kinds:
             kind.recent /= 2
         if cost is None and self.models_by_kernels and not self.recorded:
-            return  # skip models that record steps by their kernels, because kernel_steps.py announces their cost
+            return  # announce nothing, because kernel_steps.py announces the cost for these models
         if cost is None:
             self.every = min(MOST_EVERY, 2 * self.every)
             self._announce(Sampling(self.every, None, None, None, self.allowed_percent))

@@ -439,8 +439,8 @@ class Guard:
 
 
 class GraphFlags:
-    """The flags (smallest and largest values) in a captured graph. Each replay computes them again, but only some
-    replays read them.
+    """The flags (smallest and largest values) in a captured graph. Each replay computes them again, but the
+    guard reads them only after some replays.
     """
 
     def __init__(self, guard: Guard, opened: OpenGuard) -> None:

@@ -54,7 +54,7 @@ class FlagArray:
         self.used = 0
 
     def flag(self) -> tuple[Flag, tuple[Tensor, Tensor]]:
-        """Take memory for the next flag. Returns its index, and its two tensors."""
+        """Take memory for the next flag. Returns the flag, and its two tensors."""
         row = self.used
         if row == len(self._rows):
             array = torch.empty((ROWS, 2), dtype=self._dtype, device=self._device)

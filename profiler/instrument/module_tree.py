@@ -302,7 +302,7 @@ def holders_of(root: Module, name: str) -> list[Module]:
 def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
     """Return the attribute `name` of each of `modules` (see `attribute_of`). Each class is examined once."""
     values = []
-    # Id of a class -> whether it has the attribute; ids are used because a class may define its own hash.
+    # Id of a class -> the attribute of the class, or None; ids are used because a class may define its own hash.
     of_class: dict[int, Any] = {}
     for module in modules:
         own = module.__dict__

@@ -172,7 +172,7 @@ class OpenStep:
         self.is_recorded = False
         generations = unit.generations
         self.generation = generation = generations[-1] if generations else None
-        # The timer of the brick for choosing a token.
+        # Whether the step stays open after the model's call, until a token is chosen.
         self.waits = called.waits if generation is None else called.may_wait(generation)
         self._unit = unit
         self._sampling: Any = None

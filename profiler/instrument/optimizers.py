@@ -160,7 +160,7 @@ class _Optimizer(NamedTuple):
 
 
 def _weights_of(root: nn.Module) -> list[Any]:
-    """Return the parameters of the optimizer. Runs no code of the host."""
+    """Return the parameters of `root`. Runs no code of the host."""
     return [weight for module in modules_of(root) for weight in dictionary_of(module).get("_parameters", {}).values()]
 
 

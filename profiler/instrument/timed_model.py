@@ -135,7 +135,7 @@ class TimedModel(ABC):
         self.look_every = LOOK_EVERY  # the model is checked for changes in one of this many recorded steps
         # Whether the wrappers that time calls are in place now; None if perhaps only some are.
         self.calls_are_in: bool | None = False
-        self.recorded_steps: set[object] = set()  # number of recorded steps that are running
+        self.recorded_steps: set[object] = set()  # the recorded steps that are running
 
     def time_on(self, timing: Timing) -> None:
         """From now on, time the model's steps and bricks by the method `timing`."""

@@ -133,7 +133,7 @@ class StepClock:
             return
         if ended is TrainingPart.FORWARD:
             self._part = TrainingPart.LOSS
-        elif ended is TrainingPart.BACKWARD:  # an optimizer's closure, or the loop itself, has called the model
+        elif ended is TrainingPart.BACKWARD:  # an optimizer's closure, or the loop itself, has called the backward
             self._part = TrainingPart.OPTIMIZER if self._around else TrainingPart.OTHER
 
     def finish(self, now_ns: int) -> tuple[int, Parts, list[tuple[TrainingPart, int, int]]]:
@@ -292,7 +292,7 @@ class TrainingSteps:
         self._first_ns = self._paid_ns = 0
         # For the latest recorded steps: cost in ns of recording the step.
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)
-        # For the latest steps that were not recorded: cost in ns of the step.
+        # For the latest steps that were not recorded: time in ns of cbtop's own work in the step.
         self._plain_ns: deque[float] = deque(maxlen=SAMPLES)
         self._latest: dict[str, deque[StepTimes]] = {}  # phase -> times in ns of the latest steps
         self._told_ns: dict[str, int] = {}

@@ -108,7 +108,7 @@ def _work_of_norm(module: nn.Module, flops: int, itemsize: int, mode: Mode) -> W
     if _may_add(kind):
         return UNKNOWN_WORK
     is_double = any([tensor.dtype is torch.float64 for tensor in tensors_of(module)])
-    dtype = "float64" if is_double else "float32"  # in half precision, this product converts its inputs to float32
+    dtype = "float64" if is_double else "float32"  # a norm converts half precision to float32
     # The bytes of the input are unknown, because it may have a different type than the weights.
     if not itemsize or mode.autocast is not None:
         return Work(flops_per_element=flops, dtype=dtype)

@@ -99,7 +99,7 @@ class Cells:
 
     @classmethod
     def of(cls, columns: Sequence[Column[RowT]], rows: Sequence[RowT]) -> Cells:
-        """Return the cells of a row in all columns, including columns that do not fit on the screen."""
+        """Return the cells of `rows`, including columns that do not fit on the screen, but without drawn columns."""
         said = [column for column in columns if not column.is_drawn]
         cells = (tuple(plain(column.cell(row, UNCUT)).strip() for column in said) for row in rows)
         return cls(tuple(column.title for column in said), tuple(cells))
@@ -142,7 +142,7 @@ def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) 
 
 
 def row_line(placed: Sequence[Placed[RowT]], row: RowT) -> Line:
-    """Return one line of a table with the cells of all columns of a row."""
+    """Return one line of a table with the cells of a row in all `placed` columns."""
     spans: list[Span] = []
     for index, place in enumerate(placed):
         spans += fit_line(place.column.cell(row, place.width), place.width, place.column.align)

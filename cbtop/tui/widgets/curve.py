@@ -45,7 +45,7 @@ def curve(
 ) -> list[Line]:
     """Return `height` lines with the newest of `values` (one per second) above a time axis.
 
-    The scale ends at `top`. If `top` is None, the scale ends at a round number above all values. Unknown seconds are
+    The scale runs from 0 to `top`, or to a round number above all values if `top` is None. Unknown seconds are
     blank. `label` formats the numbers of the scale.
     """
     return list(_curve(tuple(values), width, height, role, label, top))

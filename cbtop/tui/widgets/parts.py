@@ -56,6 +56,6 @@ def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]
 
 
 def even_widths(width: int, panes: int) -> list[int]:
-    """Return the widths of `panes` equal panes that together fill `width`."""
+    """Return the widths of `panes` panes that together fill `width`. The last pane gets the remainder."""
     each = (width - (panes - 1) * len(GAP)) // panes
     return [each] * (panes - 1) + [width - (panes - 1) * (each + len(GAP))]

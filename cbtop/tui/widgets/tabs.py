@@ -11,7 +11,8 @@ from textual.message import Message
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, Span, both_ends, width_of
 
-NOTE_GAP = 4  # Tabs leave room for the note at the right end, and for this many blank cells around the note.
+# If the note is kept, tabs leave room for the note at the right end, and for this many blank cells around the note.
+NOTE_GAP = 4
 
 
 class TabBar(Drawing):

@@ -18,7 +18,7 @@ _LEAST_TOP, _GREATEST_TOP = 2.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A vertical bar with its value and colour role. If the value is None, nothing is drawn."""
+    """A vertical bar with its value and colour role. If the value is None, only a dot is drawn."""
 
     value: float | None
     role: str

@@ -114,8 +114,8 @@ def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
     """Return `view` with its verdicts. Verdicts with an id in `silenced` are left out.
 
     The speed of a process is not judged if it has only warm-up steps. The verdicts OF_LATENCY are withheld while the
-    process waits for a processor. `withheld` names these verdicts, and others that may be explained by waits for a
-    processor.
+    process waits for a processor. `withheld` names the verdicts that are missing for one of these reasons, and those
+    that waits for a processor may explain.
     """
     wanted = [rule for rule in _in_order(view) if rule.id not in silenced]
     is_early = view.phase is not None and is_warm_up(view.phase)

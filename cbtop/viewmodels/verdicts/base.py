@@ -15,7 +15,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
 from cbtop.viewmodels.verdict import Evidence, Severity, Subject, Verdict
 
-# Steps may begin before the window. A gain is derived only if at most this share of their time was before the window.
+# Steps may begin before the window. A gain is derived only if little of their time was before the window: at most
+# this share of their time in the window, or at most one median step.
 EDGE = 0.01
 # The mean recorded step may be this many times as long as the mean step, or this many times as short. Recording alone
 # costs less.

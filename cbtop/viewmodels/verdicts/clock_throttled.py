@@ -8,8 +8,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# The verdict is made if the clock is this many percent below its maximum. The power limit always lowers it by about
-# one percent.
+# The verdict is made only if the clock is more than this many percent below its maximum. The power limit always
+# lowers it by about one percent.
 SLOWED_PERCENT = 5.0
 
 

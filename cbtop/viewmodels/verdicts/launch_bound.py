@@ -9,9 +9,9 @@ from cbtop.viewmodels.time_breakdown import GPU_WAITED
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
-# For this verdict, bricks that wait for their launches must have this percentage of all bricks' time, and also this
-# percentage of all bricks' calls. Both are required, because a single step may have waited for long (the first step,
-# or a pause).
+# For this verdict, the device must wait for its host in at least this percentage of the time in steps. If steps are
+# recorded by stamps, the bricks that wait must also have this percentage of all calls. Otherwise a single step that
+# waited for long (the first step, or a pause) could cause the verdict.
 LAUNCH_BOUND_PERCENT = 20.0
 
 

@@ -9,9 +9,10 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-BUSY_PERCENT = 95.0  # For this verdict, all processors together must have at least this load in percent.
-# For this verdict, the process must lack a processor while its steps run, for at least this percentage of the whole
-# time.
+# If the kernel does not report waits, all processors together must have at least this load in percent.
+BUSY_PERCENT = 95.0
+# For this verdict, the process must wait for a processor for at least this percentage of the last seconds. If the
+# kernel does not report waits, this is the time of steps in which the process has no processor.
 MISSING_PERCENT = 20.0
 # Long steps take extra time. Waiting for a processor explains them if it takes at least this part of the extra time.
 EXPLAINED = 0.5
