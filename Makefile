@@ -81,7 +81,7 @@ docs: $(READY)  ## build the site of the pages: build/site/index.html
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	rm -rf $(PAGES) build/site
 	mkdir -p $(PAGES)/screenshots $(PAGES)/tests
-	cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs $(PAGES)
+	cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs examples $(PAGES)
 	cp screenshots/*.svg screenshots/*.png $(PAGES)/screenshots
 	cp tests/guarantees.toml $(PAGES)/tests
 	$(BIN)/zensical build --clean --strict
