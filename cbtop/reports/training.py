@@ -56,7 +56,7 @@ def _memory(found: TrainingMemoryView) -> str:
     line = training_text.memory(found)
     if not found.steps:
         return line
-    rows: Table = [("memory at the peak", "allocated", "reserved")]
+    rows: Table = [("memory, at least", "allocated", "reserved")]
     rows += [
         (part.name, units.size_bytes(part.allocated_bytes), units.size_bytes(part.reserved_bytes))
         for part in found.parts

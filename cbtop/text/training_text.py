@@ -80,13 +80,13 @@ def below(view: SourceView, found: TrainingView) -> list[str]:
 
 
 def memory(found: TrainingMemoryView) -> str:
-    """Return the peak as one line: `memory of a step 41.2 GB at its peak, in Layer 3 → Activation; reserved …`."""
+    """Return the peak as one line: `memory of a step ≥41.2 GB at its peak, in Layer 3 → Activation; reserved …`."""
     if not found.steps:
         return f"memory of a step {NOT_MEASURED} ({found.why_unknown or 'no reason is known'})"
     where = f", in {' → '.join(found.place)}" if found.place else ""
     limit = f" of {size_bytes(found.limit_bytes)}" if found.limit_bytes else ""
     return (
-        f"memory of a step {size_bytes(found.allocated_bytes)} at its peak{where}; reserved "
+        f"memory of a step ≥{size_bytes(found.allocated_bytes)} at its peak{where}; reserved "
         f"{size_bytes(found.reserved_bytes)}{limit} (most of {counted(found.steps, 'recorded step')})"
     )
 
@@ -95,7 +95,7 @@ def memory_details(found: TrainingMemoryView) -> str:
     """Return one line about the allocator: its unused memory, torch's own peak, and the number of retries."""
     parts = []
     if found.unused_percent is not None:
-        parts.append(f"{percent(found.unused_percent)} of the reserved memory is unused at the peak")
+        parts.append(f"at most {percent(found.unused_percent)} of the reserved memory is unused at the peak")
     if found.torch_peak_bytes:
         parts.append(f"torch's own peak {size_bytes(found.torch_peak_bytes)}")
     if found.retries is not None and found.counted_steps:

@@ -49,10 +49,21 @@ class TrainingMemoryView:
 
     @property
     def unused_percent(self) -> float | None:
-        """Share of the reserved memory that was not allocated at the peak, in percent. It is fragmented or cached."""
+        """Largest possible share of the reserved memory that is not allocated at the peak, in percent.
+
+        The allocated memory is a lower bound, so this share is an upper bound.
+        """
         if not self.allocated_bytes or self.unused_bytes is None:
             return None
         return 100 * self.unused_bytes / (self.allocated_bytes + self.unused_bytes)
+
+    @property
+    def least_unused_percent(self) -> float | None:
+        """Smallest possible share of the reserved memory that is not allocated at the peak, by torch's own peak."""
+        if not self.reserved_bytes or not self.allocated_bytes or not self.torch_peak_bytes:
+            return None
+        peak_bytes = max(self.allocated_bytes, self.torch_peak_bytes)
+        return 100 * max(0, self.reserved_bytes - peak_bytes) / self.reserved_bytes
 
 
 def memory_view(record: SourceRecord, step: Node) -> TrainingMemoryView | None:

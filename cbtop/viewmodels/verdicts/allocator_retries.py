@@ -16,7 +16,9 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or memory is None or not memory.counted_steps or (memory.retries or 0) < MIN_RETRIES:
         return None
     unused = memory.unused_percent
-    unused_text = "" if unused is None else f"; {percent(unused)} of {size_bytes(memory.reserved_bytes)} is unused"
+    unused_text = (
+        "" if unused is None else f"; at most {percent(unused)} of {size_bytes(memory.reserved_bytes)} is unused"
+    )
     return Finding(
         f"The GPU had no memory left {count(memory.retries)} times in {count(memory.counted_steps)} {steps.phase} "
         f"steps, so torch emptied its cache{unused_text}",

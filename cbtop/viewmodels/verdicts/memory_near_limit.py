@@ -17,18 +17,18 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or memory is None or not memory.limit_bytes or not memory.allocated_bytes:
         return None
     allocated, reserved = memory.allocated_bytes, memory.reserved_bytes or 0
-    unused = memory.unused_percent or 0.0
+    unused = memory.least_unused_percent or 0.0
     of_limit, held = 100 * allocated / memory.limit_bytes, 100 * reserved / memory.limit_bytes
     where = f", most in {' → '.join(memory.place)}" if memory.place else ""
     if of_limit >= NEAR_PERCENT:
         sentence = (
-            f"A {steps.phase} step allocates {size_bytes(allocated)}, {percent(of_limit)} of the "
+            f"A {steps.phase} step allocates at least {size_bytes(allocated)}, {percent(of_limit)} of the "
             f"{size_bytes(memory.limit_bytes)} that it can get{where}"
         )
     elif held >= NEAR_PERCENT and unused >= UNUSED_PERCENT:
         sentence = (
-            f"Memory is fragmented: {percent(unused)} of {size_bytes(reserved)} reserved is not allocated at the "
-            f"peak of a {steps.phase} step{where}; the limit is {size_bytes(memory.limit_bytes)}"
+            f"Memory is fragmented: at least {percent(unused)} of {size_bytes(reserved)} reserved is not allocated "
+            f"at the peak of a {steps.phase} step{where}; the limit is {size_bytes(memory.limit_bytes)}"
         )
     else:
         return None

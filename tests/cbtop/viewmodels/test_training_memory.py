@@ -48,15 +48,15 @@ def test_the_report_has_a_table_of_the_peaks_and_the_overview_a_line(tmp_path: P
     view = trained(tmp_path, Training(steps=30, gradients=(memory(30, 42, 48, retries=1, node=5),))).one()
     text = REPORTS["text"]([view], ["training"])
     line = (
-        "memory of a step 42.0 GB at its peak, in Layer 0 → QkvProjection; "
+        "memory of a step ≥42.0 GB at its peak, in Layer 0 → QkvProjection; "
         "reserved 48.0 GB of 79.0 GB (most of 12 recorded steps)"
     )
     assert (
-        "memory at the peak  allocated  reserved\n"
-        "forward               30.0 GB   48.0 GB\n"
-        "backward              42.0 GB   48.0 GB\n"
+        "memory, at least  allocated  reserved\n"
+        "forward             30.0 GB   48.0 GB\n"
+        "backward            42.0 GB   48.0 GB\n"
         f"{line}\n"
-        "12.5 % of the reserved memory is unused at the peak; torch's own peak 42.0 GB; "
+        "at most 12.5 % of the reserved memory is unused at the peak; torch's own peak 42.0 GB; "
         "retries of the allocator: 1 in 240 steps\n"
     ) in text
     assert line in REPORTS["text"]([view], [OVERVIEW])

@@ -98,7 +98,7 @@ def test_the_norm_the_loss_scale_and_the_memory_follow_where_there_is_room(tmp_p
     assert lines[-3:] == [
         "  gradient norm 0.75 in step 298, before clipping (p50 0.50, max 1.50 of the latest 64 norms)",
         "  loss scale 65,536; 3 of 300 steps were skipped",
-        "  memory of a step 42.0 GB at its peak; reserved 48.0 GB of 79.0 GB (most of 12 recorded steps)",
+        "  memory of a step ≥42.0 GB at its peak; reserved 48.0 GB of 79.0 GB (most of 12 recorded steps)",
     ]
     for height in (3, len(lines) - 1):
         assert len(training_lines(view, view.training, 100, height)) <= height
