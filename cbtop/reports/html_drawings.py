@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from cbtop import units
-from cbtop.viewmodels.lanes import Gap, Lane, TimelineSpan
+from cbtop.viewmodels.lanes import Gap, TimelineSpan
 from cbtop.viewmodels.roofline import CeilingRow, RooflineView
 from cbtop.viewmodels.timeline import TimelineView
 
@@ -31,7 +31,7 @@ def step_drawing(timeline: TimelineView | None) -> str:
     step = timeline.newest
     rows: list[Sequence[TimelineSpan | Gap]] = []
     for lane in timeline.lanes:
-        rows += [found for row in _rows_of(lane) if (found := _inside(row, step))]
+        rows += [found for row in lane.rows if (found := _inside(row.spans, step))]
     least_ns = _least_ns(rows)
     left_out = sum(1 for row in rows for one in row if one.duration_ns < least_ns)
     drawn = [
@@ -43,10 +43,6 @@ def step_drawing(timeline: TimelineView | None) -> str:
         f"<p>The newest {plain(step.name)} step, of {units.duration(step.duration_ns / 1e3)}. One step can differ "
         f"much from the mean. Point at a block for its name and its time.</p>{note}"
     )
-
-
-def _rows_of(lane: Lane) -> list[Sequence[TimelineSpan | Gap]]:
-    return [row.spans for row in lane.rows]
 
 
 def _inside(row: Sequence[TimelineSpan | Gap], step: TimelineSpan) -> list[TimelineSpan | Gap]:
