@@ -47,7 +47,17 @@ def _loads(loads: tuple[LoadView, ...]) -> str:
 
 
 def _requests(found: ServingView) -> str:
-    heads = "request", "arrived s", "queued ms", "TTFT ms", "ms/token", "total ms", "prompt", "cached", "output"
+    heads = (
+        "request",
+        "arrived s",
+        "queued ms",
+        "engine TTFT ms",
+        "ms/token",
+        "total ms",
+        "prompt",
+        "cached",
+        "output",
+    )
     rows: Table = [(*heads, "preempted", "end")]
     for row in found.requests[-MAX_REQUESTS:]:
         times = map(units.milliseconds, (row.queued_us, row.first_token_us, row.per_token_us, row.total_us))

@@ -58,7 +58,7 @@ def test_each_request_of_vllm_has_the_times_that_vllm_measured(recorded: tuple[P
 
 
 def test_the_summary_of_vllm_has_its_latencies(recorded: tuple[Path, np.ndarray, str]) -> None:
-    assert "cbtop: TTFT p50 " in recorded[2]
+    assert "cbtop: engine TTFT p50 " in recorded[2]
 
 
 def test_steps_of_vllm_prepare_inputs_and_sample(recorded: tuple[Path, np.ndarray, str]) -> None:

@@ -284,7 +284,7 @@ def test_a_worker_of_an_engine_is_shown_with_the_latencies_of_its_requests(runti
         clock.sleep_us(1_000)
     worker.close()
     lines = run_summary(str(runtime), pid, [pid], "cbtop", {})
-    assert any(line.startswith("TTFT p50 12.00 ms, p99 80.00 ms (3 requests)") for line in lines)
+    assert any(line.startswith("engine TTFT p50 12.00 ms, p99 80.00 ms (3 requests)") for line in lines)
 
 
 @pytest.mark.slow

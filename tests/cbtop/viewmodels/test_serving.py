@@ -16,7 +16,7 @@ from cbtop.viewmodels.source import source_view, summaries
 from tests.cbtop.made_serving import MS, REQUESTS, other_pid, served
 
 LINE = (
-    "TTFT p50 12.00 ms, p99 80.00 ms (3 requests); inter-token p50 8.00 ms, p99 9.00 ms (40 gaps); "
+    "engine TTFT p50 12.00 ms, p99 80.00 ms (3 requests); inter-token p50 8.00 ms, p99 9.00 ms (40 gaps); "
     "1 running, 2 waiting, KV cache 40.0 % used"
 )
 PARTS = "engine step 10.00 ms: scheduler 5.0 %, model 75.0 %, between steps 20.0 % (the latest 4 steps)"

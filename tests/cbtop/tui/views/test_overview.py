@@ -74,7 +74,7 @@ def test_it_is_drawn_at_every_size_within_it(source: SourceView) -> None:
 
 def test_an_engine_has_two_lines_with_its_latencies_and_its_parts() -> None:
     text = "\n".join(drawn(SERVED, 120, 40))
-    assert "  TTFT p50 1.00 ms, p99 2.00 ms (3 requests); inter-token n/a; 1 running, 2 waiting" in text
+    assert "  engine TTFT p50 1.00 ms, p99 2.00 ms (3 requests); inter-token n/a; 1 running, 2 waiting" in text
     assert "  engine step 2.00 ms: scheduler 25.0 %, model 75.0 % (the latest 9 steps)" in text
     assert "TTFT" in "\n".join(drawn(SERVED, 80, 24))
     assert "TTFT" not in "\n".join(drawn(SLOW, 120, 40))
