@@ -21,6 +21,7 @@ from _thread import get_ident
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 from cbtop.profiler.device.cupti import (
     OF_CALLS,
@@ -37,7 +38,7 @@ from cbtop.protocol.requests import State
 
 # Most different kernels in a burst; kernels of one name differ by brick and by launch configuration.
 MAX_KERNELS = 5_000
-MAX_RECORDS = 200_000  # most records of all kinds together in one window (one recorded step)
+MAX_RECORDS = 800_000  # most records of all kinds together in one window; a launch has four or five records
 WAIT_S = 10.0  # longest wait for the device to finish the work of a step
 NAP_S = 200e-6
 OURS = "cbtop_"  # prefix of the names of cbtop's own kernels
@@ -162,7 +163,7 @@ class KernelBurstResults:
 
 
 class KernelWindow:
-    """Records the kernels of one step. The thread that runs the step calls `begin` and `end`."""
+    """Records the kernels of one step, or of several steps in a row. The thread that runs them calls `begin`."""
 
     def __init__(self, cupti: Cupti, driver: Driver, *, has_calls: bool) -> None:
         self._cupti, self._driver = cupti, driver
@@ -202,9 +203,18 @@ class KernelWindow:
             if self.is_on:
                 self._cupti.pop()
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether clones of captured graphs were launched in this window."""
+        return bool(self._executables)
+
+    def use(self, stream: int) -> None:
+        """Wait for the launches on `stream`, too, when the window ends."""
+        self._streams[stream] = None
+
     def settle(self, stream: int, most_s: float) -> bool:
         """Wait until all earlier launches have ended, at most `most_s` seconds. Returns whether they have ended."""
-        self._streams[stream] = None
+        self.use(stream)
         return self._wait(most_s)
 
     def move(self, keys: Keys) -> None:
@@ -277,26 +287,28 @@ class KernelWindow:
         kernels, external, lost = self._cupti.read(MAX_RECORDS)
         burst.lost += lost
         burst.lost += self._cupti.dropped
-        names: dict[int, str] = {}
+        # Address of a kernel's name, and its launch configuration -> the kernel, or None for kernels of cbtop.
+        known: dict[tuple[Any, ...], LaunchedKernel | None] = {}
         spans: list[tuple[int, int, Keys]] = []
+        is_covered = burst.covered_ns is not None
         for one in kernels:
+            launched = (one.name_at, *one[3:9])
+            if launched not in known:
+                name = _name_of(self._cupti.text(one.name_at))
+                known[launched] = None if name.startswith(OURS) else LaunchedKernel(name, *one[3:9])
+            kernel = known[launched]
+            if kernel is None:
+                continue
             keys = self._of_node.get((one.graph, one.graph_node)) if one.graph else None
             number = external.get(one.call, 0)
             if keys is None and not one.graph and 0 < number <= len(self._places):
                 keys = self._places[number - 1]
-            name = names.get(one.name_at)
-            if name is None:
-                name = names[one.name_at] = _name_of(self._cupti.text(one.name_at))
-            if name.startswith(OURS):
-                continue
-            spans.append((one.start_ns, one.end_ns, keys or ()))
+            if is_covered:
+                spans.append((one.start_ns, one.end_ns, keys or ()))
             if keys is None:
                 burst.unplaced += 1
-                continue
-            kernel = LaunchedKernel(
-                name, one.grid, one.block, one.registers, one.static_bytes, one.dynamic_bytes, one.local_bytes
-            )
-            burst.add(keys, kernel, one.end_ns - one.start_ns)
+            else:
+                burst.add(keys, kernel, one.end_ns - one.start_ns)
         burst.cover(spans)
         return kernels
 

@@ -48,7 +48,7 @@ from cbtop.profiler.instrument.captured_graph import CapturedGraph
 from cbtop.profiler.instrument.capturing import Capture, captures, engine_runs
 from cbtop.profiler.instrument.device_graphs import device_here, devices, settle
 from cbtop.profiler.instrument.guard import graph_flags
-from cbtop.profiler.instrument.kernel_bursts import recording_here
+from cbtop.profiler.instrument.kernel_bursts import recording_here, replaying
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.instrument.work import device_of
@@ -152,6 +152,7 @@ def _capture_begin(original: Callable[..., None]) -> Callable[..., None]:
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         _forget(self)
         device = None
+        recording_here()  # closes a window that is open between two steps
         try:
             device = device_here()
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -233,6 +234,7 @@ def _replay(original: Callable[..., None]) -> Callable[..., None]:
             with torch.cuda.device(captured.on.index):
                 timed(self)
             return
+        replaying.add(get_ident())
         recording = recording_here()
         if captured is not None and recording is not None:
             captured.replay_recorded(original, self, recording)

@@ -14,7 +14,9 @@ Rules
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import statistics
 import threading
 import weakref
@@ -71,6 +73,7 @@ device_here: Callable[[], tuple[int | None, str]] = _device_here
 # This lock is held while CUPTI is in use, because a process can use CUPTI only once at a time.
 one_at_a_time = threading.Lock()
 _here: dict[int, KernelRecording] = {}  # id of a thread -> the recording of its current step
+replaying: set[int] = set()  # ids of the threads that have replayed captured graphs
 _is_left_on = False
 
 
@@ -103,6 +106,8 @@ class KernelRecording:
         self.window = window
         self.step = step  # the step's key
         self.stream = stream  # the CUDA stream that the step runs on
+        self.thread = get_ident()
+        self.is_between = False  # whether the window is open between two of its steps (kernel_windows.py)
 
     def launch(self, graph: int, places: GraphNodePlaces, stream: int) -> None:
         """Launch cbtop's own clone of a captured graph, so that each kernel can be assigned to its node in the
@@ -119,13 +124,17 @@ class KernelRecording:
         except Exception as trouble:  # noqa: BLE001 - an error of cbtop must not reach the host
             error = trouble
         finally:
-            _here.pop(get_ident(), None)
+            _here.pop(self.thread, None)
             _is_left_on |= self.window.is_left_on
             one_at_a_time.release()
         if error is None:
             self.bursts.recorded(self.step)
         else:
             self.bursts.refuse(error)
+
+    def close(self) -> None:
+        """Stop recording, and store the kernel records in the owner's `burst`."""
+        self.end_step()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -363,8 +372,38 @@ def enter_here(recording: KernelRecording) -> None:
 
 
 def recording_here() -> KernelRecording | None:
-    """Return the `KernelRecording` of the step that the calling thread runs, or None."""
-    return _here.get(get_ident()) if _here else None
+    """Return the `KernelRecording` of the step that the calling thread runs, or None.
+
+    If the thread is between two steps of a window, the window is closed, because the caller captures or replays a
+    graph, which is not a part of the window's steps.
+    """
+    recording = _here.get(get_ident()) if _here else None
+    if recording is not None and recording.is_between:
+        recording.close()
+        return None
+    return recording
+
+
+def others_replay() -> bool:
+    """Return whether threads other than the calling thread have replayed captured graphs."""
+    return bool(replaying - {get_ident()})
+
+
+_open: list[weakref.ref[KernelRecording]] = []  # the latest recording, which is closed when the interpreter exits
+
+
+def close_at_exit(recording: KernelRecording) -> None:
+    """Close `recording` when the interpreter exits, if it is still open then."""
+    if not _open:
+        atexit.register(_close, os.getpid())
+    _open[:] = [weakref.ref(recording)]
+
+
+def _close(pid: int) -> None:
+    """Close a recording that is still open. Do nothing in a process that has not opened the recording."""
+    recording = _open[0]() if os.getpid() == pid else None
+    if recording is not None and recording.window.is_on:
+        recording.close()
 
 
 def stream_here() -> int:

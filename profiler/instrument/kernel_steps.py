@@ -7,10 +7,12 @@ was idle when the step began. Otherwise the device may run earlier work in that 
 
 Rules
 - All other steps are plain. Each step is counted once.
-- A window (one step with CUPTI open) costs the host 20 to 35 ms: for opening, waiting for the device, and closing.
-  The next window is due when the costs of windows are within the allowed share, or within 5 % until FLOOR steps are
-  recorded. After that, windows use half of the allowed share. Models that run at the same time divide the allowed
-  share among them.
+- A window (up to MOST_STEPS steps in a row with CUPTI open, see kernel_windows.py) costs the host 20 to 35 ms: for
+  opening, waiting for the device, and closing. Each of its steps costs a few ms more. The next window is due when the
+  costs of windows are within the allowed share, or within 5 % until FLOOR steps are recorded. After that, windows use
+  half of the allowed share. Models that run at the same time divide the allowed share among them.
+- A window has one step if other models run between the steps, or if other threads replay captured graphs. Their
+  kernels would be launched while CUPTI is open.
 - The host's times are measured in a plain step half-way between two windows (host_steps.py). The next window comes at
   least two steps later, because the time of the step before a window counts as that of a plain step.
 - Steps of a warm-up are not recorded.
@@ -24,32 +26,41 @@ Rules
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Hashable
-from typing import Any
+import threading
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
+from cbtop.profiler.device.kernel_burst import MAX_RECORDS, KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.governor import SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
-from cbtop.profiler.instrument.kernel_bursts import KernelRecording, PlacedCalls, bursts_of
+from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, bursts_of, close_at_exit
+from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 
-LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
+if TYPE_CHECKING:
+    from cbtop.profiler.instrument.phases import Call
+
+LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 60_000_000_000
 # Part of its share that a model uses once FLOOR steps are recorded. The rest is for costs that nothing measures, such
 # as the slower steps after a window, and the noise of the program itself.
 STEADY = 0.5
-LEAST_WINDOWS = 5  # the cost of windows (steps with CUPTI open) is announced after this many of them
-LEAST_TOLD = 3  # an idle device is announced only after this many windows (steps with CUPTI open)
+MOST_STEPS = 8  # most steps in a window
+MOST_OPEN_NS = 250_000_000  # longest time that the steps of a window may take, unless the window has a single step
+RECORDS_PER_LAUNCH = 5
+ALONE = 8  # number of windows with a single step, after another model ran between the steps of a window
+LEAST_WINDOWS = 5  # the cost of windows is announced after this many of them
+LEAST_TOLD = 3  # an idle device is announced only after this many windows
 MOSTLY = 0.8  # an idle device is announced if it was idle at the begin of at least this share of windows
-KEPT = 3  # number of newest windows (steps with CUPTI open) with kernels that are shown
-TOLD_EVERY = 8  # kernels are announced once in this number of windows (steps with CUPTI open)
+KEPT = 3  # number of newest recorded steps with kernels that are shown
+TOLD_EVERY = 8  # kernels are announced after KEPT windows, and then once in this number of windows
 
 
 class KernelSteps:
@@ -63,20 +74,21 @@ class KernelSteps:
         # The steps of these phases are not recorded any longer, because they replay graphs that cbtop does not clone,
         # or because records were lost.
         self._unseen: set[str] = set()
+        self._lock = threading.RLock()  # held while a window, or a step of it, begins or ends
+        self._recording: WindowRecording | None = None  # the open window
         self.burst = KernelBurstResults()
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
-        self._elements: Counter[Keys] = Counter()
-        self._windows = 0
-        # For each window (step with CUPTI open): whether the device was idle when it began.
+        self._windows = self._recorded = 0  # number of windows, and of steps recorded in them
+        self._most = 1  # most steps in the next window
+        self._alone = 0  # number of next windows that have a single step
+        self._others = 0  # number of measured steps of all models when the last step of the window ended
+        # For each window: whether the device was idle when it began.
         self._were_idle: deque[bool] = deque(maxlen=SAMPLES)
         self._said = ""  # the method of measurement that was last announced to viewers
-        # Costs in ns of the latest windows (steps with CUPTI open).
-        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)
-        self._began_ns = self._first_ns = self._paid_ns = 0
-        self._plain_ns = 0
-        # Cost in ns of measuring the host's times since the last window (step with CUPTI open).
-        self._host_paid_ns = 0
-        self._call: Any = None
+        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # costs in ns of the latest windows
+        self._first_ns = self._paid_ns = 0
+        self._plain_ns = 0  # mean time in ns of the plain steps before the steps of the last window
+        self._host_paid_ns = 0  # cost in ns of measuring the host's times since the last window
         self.times_host = False  # whether the next step that is due measures the host's times, and not the kernels
         self._host = HostSteps()
         self._half_pause_ns = LEAST_PAUSE_NS
@@ -90,22 +102,54 @@ class KernelSteps:
         """
         return now_ns >= self._steps.kernels_due_ns and not self.has_failed
 
-    def begin(self, key: Hashable, call: Any) -> PlacedCalls | None:
+    def begin(self, key: Hashable, call: Call) -> PlacedCalls | None:
         """Begin to record the kernels of the step `key`, which begins now. Returns None if that is not possible."""
-        self._began_ns = clock.perf_counter_ns()
+        if is_in_bad_fork():
+            return None
+        with self._lock:
+            if self._recording is not None and not self._may_follow(self._recording, call):
+                self.end_window()
+                return None
+            plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
+            if self._recording is None and not self._open(call, plain_ns):
+                return None
+            recording = self._recording
+            if recording is None:
+                return None
+            step = RecordedStep(key, call, plain_ns)
+            recording.begin_step(step, kernel_bursts.stream_here())
+            return PlacedCalls(recording, self._steps.labelled, step.elements)
+
+    def end_window(self) -> None:
+        """Close the window if it is open between two steps."""
+        recording = self._recording
+        if recording is not None:
+            recording.close()
+
+    def _may_follow(self, recording: WindowRecording, call: Call) -> bool:
+        """Return whether the step of `call`, which begins now, can be the next step of an open window."""
+        if self._governor.seen != self._others:
+            self._alone = ALONE
+            return False
+        if call.phase in self._unseen or torch.cuda.is_current_stream_capturing():
+            return False
+        return recording.follows() and self._governor.last_plain_ns(call.phase, self._steps.model) is not None
+
+    def _open(self, call: Call, plain_ns: int | None) -> bool:
+        """Open a window. Returns whether it is open."""
         self._pause(LEAST_PAUSE_NS)
-        if call.phase in self._unseen:
-            return None
-        plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
-        if plain_ns is None or is_in_bad_fork() or not kernel_bursts.is_on_cuda():
-            return None
-        if torch.cuda.is_current_stream_capturing() or not kernel_bursts.one_at_a_time.acquire(blocking=False):
-            return None
+        if call.phase in self._unseen or plain_ns is None:
+            return False
+        if not kernel_bursts.is_on_cuda() or torch.cuda.is_current_stream_capturing():
+            return False
+        if not kernel_bursts.one_at_a_time.acquire(blocking=False):
+            return False
         try:
             driver, stream = kernel_bursts.new_driver(), kernel_bursts.stream_here()
             self._were_idle.append(driver.is_done(stream))
             window = KernelWindow(kernel_bursts.new_cupti(), driver, has_calls=True)
-            recording = KernelRecording(self, window, key, stream)
+            most = 1 if self._alone or kernel_bursts.others_replay() else self._most
+            recording = WindowRecording(self, window, stream, most, self._lock)
             window.begin()
             kernel_bursts.enter_here(recording)
         except BaseException as error:
@@ -113,10 +157,14 @@ class KernelSteps:
             if not isinstance(error, Exception):
                 raise
             self.refuse(error)
-            return None
-        self.is_running, self._plain_ns, self._call = True, plain_ns, call
-        self._elements.clear()
-        return PlacedCalls(recording, self._steps.labelled, self._elements)
+            return False
+        self.burst, self.is_running, self._recording = recording.results, True, recording
+        recording.opened_ns = clock.perf_counter_ns()
+        if most > 1:
+            close_at_exit(recording)
+            self._others = self._governor.seen
+            self._steps.kernels_due_ns = 1  # the next step is due, because it may be the next step of the window
+        return True
 
     def begin_host(self, key: Hashable) -> HostCalls:
         """Begin to measure the host's times in the step `key`, which begins now."""
@@ -138,35 +186,44 @@ class KernelSteps:
         return HostCalls(self._steps.labelled, ended)
 
     def recorded(self, step: Hashable) -> None:
-        """Record `step` from the times of its kernels. The step has ended on the device."""
+        """Record the steps of the window from the times of their kernels. The steps have ended on the device."""
+        recording, self._recording = self._recording, None
         burst, self.burst = self.burst, KernelBurstResults()
         self.is_running = False
-        burst.end_step(step)
+        if recording is None:
+            return
+        phases = {one.call.phase for one in recording.steps}
         if burst.lost:
-            self._unseen.add(self._call.phase)
+            self._unseen |= phases
             why = f"{burst.lost:,} records were lost"
-            log_once(f"{self._call.phase} steps have too many kernels, {why}: they have no bricks")
-        is_known = self._call.phase not in self._unseen
+            log_once(f"{', '.join(sorted(phases))} steps have too many kernels, {why}: they have no bricks")
+        steps = [one for one in recording.steps if one.call.phase not in self._unseen]
         try:
-            if burst.kernels and is_known:
-                self._record(step, burst)
+            self._record(steps, burst)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a step is not recorded by its kernels")
-        if is_known:
-            self._count(clock.perf_counter_ns())
+        if steps:
+            self._count(recording, clock.perf_counter_ns())
+        else:
+            self._pause(LEAST_PAUSE_NS)
 
     def records_around_unseen(self) -> bool:
         """Drop the step, because its kernels are not known, and record no further steps of its phase. Returns
         False.
         """
-        self._unseen.add(self._call.phase)
-        log_once(f"{self._call.phase} steps replay captured graphs that cbtop does not clone: they have no bricks")
+        recording = self._recording
+        if recording is None:
+            return False
+        phase = recording.steps[-1].call.phase
+        self._unseen.add(phase)
+        log_once(f"{phase} steps replay captured graphs that cbtop does not clone: they have no bricks")
         return False
 
     def refuse(self, error: Exception) -> None:
         """Stop recording kernels, because of `error`. From the next step on, stamps time the model."""
         self.is_running, self.has_failed = False, True
-        self.burst = KernelBurstResults()
+        if self._recording is not None and not self._recording.window.is_on:
+            self._recording = None
         self._steps.profiler.parts.by_kernels = False
         self._governor.models_by_kernels.discard(self._steps.model)
         why = in_words(error)
@@ -175,18 +232,23 @@ class KernelSteps:
     def _pause(self, pause_ns: int) -> None:
         self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
 
-    def _count(self, ended_ns: int) -> None:
-        """Count a window (a step with CUPTI open) that ended at `ended_ns`. Its cost decides when the next one is
-        due.
-        """
-        governor = self._governor
-        paid_ns = max(0, ended_ns - self._began_ns - self._plain_ns)
-        self._first_ns = self._first_ns or self._began_ns
+    def _count(self, recording: WindowRecording, ended_ns: int) -> None:
+        """Count a window that ended at `ended_ns`. Its cost decides when the next one is due."""
+        governor, steps = self._governor, recording.steps
+        open_ns, close_ns = recording.opened_ns - recording.begun_ns, ended_ns - recording.closing_ns
+        plain_ns = sum(step.plain_ns for step in steps)
+        inside_ns = sum(step.ended_ns - step.began_ns for step in steps)
+        paid_ns = max(0, open_ns + inside_ns + close_ns - plain_ns)
+        self._first_ns = self._first_ns or recording.begun_ns
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)
         self._windows += 1
+        self._recorded += len(steps)
+        self._plain_ns = plain_ns // len(steps)
+        self._alone = max(0, self._alone - 1)
+        self._most = steps_for(steps, open_ns + close_ns)
         self._say_measured()
-        share = USED * governor.share_of(self._steps.model, self._windows, ended_ns, STEADY)
+        share = USED * governor.share_of(self._steps.model, self._recorded, ended_ns, STEADY)
         pause_ns = round((paid_ns + self._host_paid_ns) / share)
         self._host_paid_ns = 0
         pause_ns = min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns))
@@ -194,7 +256,7 @@ class KernelSteps:
         self._pause(self._half_pause_ns)
         lived_ns = max(1, ended_ns - self._first_ns + pause_ns)
         percent = 100 * self._paid_ns / lived_ns
-        every = max(1, round(pause_ns / max(1, self._plain_ns)))
+        every = max(1, round(pause_ns / max(1, plain_ns)))
         profiler = self._steps.profiler
         ends: tuple[float | None, float | None, float | None] = None, None, None
         if self._windows >= LEAST_WINDOWS:
@@ -217,24 +279,48 @@ class KernelSteps:
             self._said = how
             self._steps.measured(how)
 
-    def _record(self, step: Hashable, burst: KernelBurstResults) -> None:
-        self._kept.append(burst)
-        took_ns: dict[Keys, int] = {}
-        for (keys, _), durations in burst.kernels.items():
-            took_ns[keys[1:]] = took_ns.get(keys[1:], 0) + durations.sum_ns
-        duration_ns = max(sum(took_ns.values()), self._plain_ns)
-        now_ns = clock.perf_counter_ns()
-        parts = parts_from(took_ns, now_ns - duration_ns, self._elements)
-        call, steps = self._call, self._steps
-        steps.profiler.parts.steps.record(
-            call.phase,
-            call.tokens,
-            now_ns - duration_ns,
-            now_ns,
-            parts,
-            model=steps.model,
-            sequences=call.sequences or None,
-        )
+    def _record(self, recorded: list[RecordedStep], window: KernelBurstResults) -> None:
+        """Record the steps of a window, the last one first. No step ends after the step that follows it begins."""
+        steps, next_ns = self._steps, clock.perf_counter_ns()
+        for step in recorded:
+            step.burst.end_step(step.key)
+            self._kept.append(step.burst)
+        if recorded:
+            recorded[-1].burst.unplaced += window.unplaced
+        parts: list[tuple[RecordedStep, int, int]] = []
+        for step in reversed(recorded):
+            ended_ns = min(next_ns, max(step.ended_ns, step.began_ns))
+            next_ns = ended_ns - max(step.busy_ns, step.plain_ns)
+            parts.append((step, next_ns, ended_ns))
+        for step, began_ns, ended_ns in reversed(parts):
+            took_ns: dict[Keys, int] = {}
+            for (keys, _), durations in step.burst.kernels.items():
+                took_ns[keys[1:]] = took_ns.get(keys[1:], 0) + durations.sum_ns
+            if took_ns:
+                steps.profiler.parts.steps.record(
+                    step.call.phase,
+                    step.call.tokens,
+                    began_ns,
+                    ended_ns,
+                    parts_from(took_ns, began_ns, step.elements),
+                    model=steps.model,
+                    sequences=step.call.sequences or None,
+                )
+
+
+def steps_for(steps: Sequence[RecordedStep], fixed_ns: int) -> int:
+    """Return how many steps the window after one with `steps` may have, if opening and closing took `fixed_ns`.
+
+    A window has so many steps that they cost as much as opening and closing.
+    """
+    count = len(steps)
+    took_ns = sum(step.ended_ns - step.began_ns for step in steps)
+    plain_ns, busy_ns = sum(step.plain_ns for step in steps), sum(step.busy_ns for step in steps)
+    launches = sum(step.launches for step in steps)
+    by_cost = fixed_ns * count // max(1, took_ns - plain_ns)
+    by_time = MOST_OPEN_NS * count // max(1, took_ns, busy_ns)
+    by_records = MAX_RECORDS // 2 * count // max(1, RECORDS_PER_LAUNCH * launches)
+    return max(1, min(MOST_STEPS, by_cost, by_time, by_records))
 
 
 def parts_from(
@@ -244,13 +330,13 @@ def parts_from(
 
     The parts follow each other in the order of their first kernels. `took_ns` maps keys to the time of their kernels.
     """
-    inside: dict[Keys, list[Keys]] = {}
+    inside: dict[Keys, dict[Keys, None]] = {}  # keys -> the keys directly inside, in the order of their first kernels
     for keys in took_ns:
-        for length in range(1, len(keys) + 1):
-            around, one = keys[: length - 1], keys[:length]
-            siblings = inside.setdefault(around, [])
-            if one not in siblings:
-                siblings.append(one)
+        for length in range(len(keys), 0, -1):
+            siblings = inside.setdefault(keys[: length - 1], {})
+            if keys[:length] in siblings:
+                break
+            siblings[keys[:length]] = None
     parts: list[tuple[Keys, int, int, int]] = []
 
     def place(keys: Keys, at_ns: int) -> int:
@@ -266,7 +352,7 @@ def parts_from(
     return parts
 
 
-def together(bursts: deque[KernelBurstResults]) -> KernelBurstResults:
+def together(bursts: Iterable[KernelBurstResults]) -> KernelBurstResults:
     """Return the sum of the results of several bursts."""
     found = KernelBurstResults()
     for burst in bursts:

@@ -217,6 +217,7 @@ class OpenStep:
         by_kernels = self.steps.kernel_steps
         if by_kernels is not None:
             if not self._is_due(by_kernels):
+                by_kernels.end_window()
                 by_kernels = None
             elif not by_kernels.times_host and self._begin_by_kernels(by_kernels):
                 return

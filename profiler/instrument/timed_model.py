@@ -270,6 +270,8 @@ class TimedModel(ABC):
 
     def remove(self) -> None:
         """Stop timing all calls of the model."""
+        if self.kernel_steps is not None:
+            self.kernel_steps.end_window()
         with swaps.lock:
             swaps.swap_out(ref(self))
             if self.guard is not None:

@@ -20,11 +20,8 @@ Rules
 
 from __future__ import annotations
 
-import atexit
 import functools
-import os
 import statistics
-import weakref
 from _thread import get_ident
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable
@@ -39,7 +36,7 @@ from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.capturing import OTHER, captures, keys_inside, place
 from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
-from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, node_at
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, close_at_exit, node_at
 from cbtop.profiler.instrument.kernel_steps import KEPT, STEADY, TOLD_EVERY, parts_from, together
 from cbtop.profiler.instrument.step_memory import RecordedMemory, StepMemory
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
@@ -358,7 +355,7 @@ class GpuTrainingSteps(TrainingSteps):
                 window.begin()
                 recording = KernelRecording(self, window, _UNDATED, stream)
                 kernel_bursts.enter_here(recording)
-                _close_at_exit(recording)
+                close_at_exit(recording)
                 self.is_running = True
                 return StepKernels(model.labelled, recording, now_ns)
         except BaseException as error:
@@ -503,22 +500,6 @@ class GpuTrainingSteps(TrainingSteps):
             ended_ns = clock.perf_counter_ns()
             self._count_paid(model, max(0, round(ended_ns - calls.begun_ns - plain_ns)), ended_ns)
             self._due_ns = min(max(self._due_ns, ended_ns + LEAST_PAUSE_NS), ended_ns + MOST_PAUSE_NS)
-
-
-_open: list[weakref.ref[KernelRecording]] = []  # the latest recording, which is closed when the interpreter exits
-
-
-def _close_at_exit(recording: KernelRecording) -> None:
-    if not _open:
-        atexit.register(_close, os.getpid())
-    _open[:] = [weakref.ref(recording)]
-
-
-def _close(pid: int) -> None:
-    """Close a recording that is still open. Do nothing in a process that has not opened the recording."""
-    recording = _open[0]() if os.getpid() == pid else None
-    if recording is not None and recording.window.is_on:
-        recording.end_step()
 
 
 def _communication() -> StepCommunication:

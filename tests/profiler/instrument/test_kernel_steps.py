@@ -60,7 +60,7 @@ class Host:
         self.profiler = GovernedProfiler(3, recorder=self.memory)
         self.profiler.parts.by_kernels = True
         self.model = played.model_of(world, LAYERS)
-        attach(self.model, self.profiler)
+        self.attachment = attach(self.model, self.profiler)
 
     def call(self, times: int) -> None:
         for _ in range(times):
@@ -77,6 +77,10 @@ class Host:
 
     def said(self, kind: type[Message]) -> list[Message]:
         return [one for one in self.memory.said if isinstance(one, kind)]
+
+    def step_nodes(self) -> set[int]:
+        """Return the ids of the nodes of steps."""
+        return {node.id for node in self.said(Node) if node.kind is NodeKind.STEP}
 
     def steps(self) -> list[list[tuple[str, int, int]]]:
         """Return the records of each recorded step as (name, duration, elements). The step itself comes last."""

@@ -1,0 +1,159 @@
+"""Records the kernels of several steps in a row with one CUPTI window.
+
+Opening and closing CUPTI takes 20 to 35 ms, however many steps are recorded in between. A recorded step costs about
+1 us a launch. So a window with several steps costs little more than a window with one step.
+
+Rules
+- All steps of a window run in one thread, and the window is open between them. Kernels that the thread launches
+  between two steps are in no step.
+- A window is closed early if the thread captures or replays a graph between two steps, or if no step follows soon.
+  In the second case a thread of cbtop closes it, because the host's thread may wait for a long time. Between two
+  steps, the window holds the lock `one_at_a_time`.
+- The host does not wait for the device between the steps of a window.
+"""
+
+from __future__ import annotations
+
+import _thread
+import time
+from _thread import get_ident
+from collections import Counter
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cbtop.profiler.definitions import OwningKey, own_operations
+from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys, LaunchedKernel
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, Owner
+from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
+from cbtop.protocol import clock
+from cbtop.protocol.vocabulary import NodeKind
+
+if TYPE_CHECKING:
+    from cbtop.profiler.instrument.phases import Call
+
+_BETWEEN: Keys = (None,)  # the place of kernels that are launched between two steps
+LEAST_WAIT_NS, MOST_WAIT_NS = 20_000_000, 100_000_000  # how long a window waits for its next step
+WAIT_TIMES = 4  # a window waits this many times as long as the longest time between two of its steps
+
+
+class RecordedStep:
+    """One step of a window. Its kernels are known when the window is closed.
+
+    `plain_ns` is the time of the plain step before it.
+    """
+
+    __slots__ = ("began_ns", "burst", "call", "elements", "ended_ns", "key", "plain_ns")
+
+    def __init__(self, key: Hashable, call: Call, plain_ns: int) -> None:
+        self.key = key
+        self.call = call
+        self.plain_ns = plain_ns
+        self.began_ns = self.ended_ns = 0
+        self.burst = KernelBurstResults()
+        self.elements: Counter[Keys] = Counter()
+
+    @property
+    def busy_ns(self) -> int:
+        """Total time of the step's kernels in ns."""
+        return sum(durations.sum_ns for durations in self.burst.kernels.values())
+
+    @property
+    def launches(self) -> int:
+        return sum(durations.count for durations in self.burst.kernels.values())
+
+
+class WindowResults(KernelBurstResults):
+    """The kernels of a window. They are stored in `steps`, the steps of the window.
+
+    The first key of a kernel contains the number of its step in `steps`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[RecordedStep] = []
+
+    def key(self) -> Hashable:
+        """Return the first key of the kernels in the last step of `steps`."""
+        number = len(self.steps) - 1
+        return OwningKey.of((NodeKind.STEP, number), own_operations(self.steps[number].key))
+
+    def add(self, keys: Keys, kernel: LaunchedKernel, duration_ns: int) -> None:
+        first: Any = keys[0]
+        if first is not None:
+            step = self.steps[first[1]]
+            step.burst.add((step.key, *keys[1:]), kernel, duration_ns)
+
+
+class WindowRecording(KernelRecording):
+    """Records the kernels of up to `most` steps in a row with one window."""
+
+    def __init__(self, bursts: Owner, window: KernelWindow, stream: int, most: int, lock: Any) -> None:
+        super().__init__(bursts, window, None, stream)
+        self.most = most
+        self.results = WindowResults()
+        self.steps = self.results.steps
+        self.begun_ns = clock.perf_counter_ns()
+        self.opened_ns = self.closing_ns = 0
+        self._lock = lock
+        self._due_ns = 0  # the time when the window is closed if no step has begun
+        self._longest_ns = 0  # the longest time between two steps
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def begin_step(self, step: RecordedStep, stream: int) -> None:
+        """Begin to record `step`."""
+        step.began_ns = clock.perf_counter_ns()
+        if self.is_between:
+            self.is_between = False
+            self.window.leave()
+            self.window.use(stream)
+            self._longest_ns = max(self._longest_ns, step.began_ns - self.steps[-1].ended_ns)
+        self.steps.append(step)
+        self.step = self.results.key()
+
+    def end_step(self) -> None:
+        """End the step. If no further step can follow in this window, close the window."""
+        with self._lock:
+            ended_ns = clock.perf_counter_ns()
+            self.steps[-1].ended_ns = ended_ns
+            is_over = len(self.steps) >= self.most or not self.window.is_on or self.window.has_graphs
+            if is_over or not self.bursts.is_running:
+                self._close(ended_ns)
+                return
+            self.window.enter(_BETWEEN)
+            self.is_between = True
+            wait_ns = min(max(LEAST_WAIT_NS, WAIT_TIMES * self._longest_ns), MOST_WAIT_NS)
+            self._due_ns = ended_ns + wait_ns
+            if len(self.steps) == 1:
+                _thread.start_new_thread(self._close_late, ())
+
+    def close(self) -> None:
+        """Close the window if it is open between two steps. In a forked child, do nothing."""
+        if is_in_bad_fork():
+            return
+        with self._lock:
+            if self.is_between:
+                self._close(clock.perf_counter_ns())
+
+    def follows(self) -> bool:
+        """Return whether the calling thread may add a step to this window."""
+        return self.thread == get_ident() and self.is_between
+
+    def _close(self, now_ns: int) -> None:
+        self.is_between = False
+        self.closing_ns = now_ns
+        super().end_step()
+
+    def _close_late(self) -> None:
+        """Close the window if it waits too long for its next step. Runs in a thread of its own."""
+        while self.window.is_on:
+            now_ns = clock.perf_counter_ns()
+            if self.is_between and now_ns >= self._due_ns:
+                with self._lock:
+                    if self.is_between and now_ns >= self._due_ns:
+                        if self._device is not None:
+                            torch.cuda.set_device(self._device)
+                        self._close(now_ns)
+                        return
+            time.sleep(max(LEAST_WAIT_NS // 4, self._due_ns - now_ns) / 1e9)

@@ -1,0 +1,242 @@
+"""Tests of CUPTI windows with several steps, with a fake CUDA in torch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.instrument import kernel_bursts, kernel_steps, kernel_windows  # noqa: E402
+from cbtop.profiler.instrument.kernel_steps import steps_for  # noqa: E402
+from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording  # noqa: E402
+from cbtop.profiler.instrument.phases import Call  # noqa: E402
+from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
+from tests.profiler.instrument import test_kernel_bursts as bursts  # noqa: E402
+from tests.profiler.instrument.test_kernel_steps import LAYERS, Host, world  # noqa: E402, F401
+
+FORWARD = Call("forward", 2, 2, None)
+
+
+@pytest.fixture
+def windows(world: bursts.World, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WindowRecording]]:  # noqa: F811
+    """All windows that the program of a test opens. After the first one, each may have four steps."""
+    found: list[WindowRecording] = []
+    original = WindowRecording.__init__
+
+    def opened(self: WindowRecording, *args: Any) -> None:
+        original(self, *args)
+        found.append(self)
+
+    monkeypatch.setattr(WindowRecording, "__init__", opened)
+    monkeypatch.setattr(kernel_steps, "steps_for", lambda steps, fixed_ns: 4)
+    monkeypatch.setattr(kernel_windows, "LEAST_WAIT_NS", 60_000_000_000)
+    monkeypatch.setattr(kernel_windows, "MOST_WAIT_NS", 60_000_000_000)
+    kernel_bursts.replaying.clear()
+    yield found
+    kernel_bursts.replaying.clear()
+    for window in found:
+        window.close()
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def open_one(host: Host, windows: list[WindowRecording]) -> WindowRecording:
+    """Call the model until a window is open between two of its steps. Returns the window."""
+    for _ in range(2_000):
+        host.call(1)
+        if windows and windows[-1].is_between:
+            return windows[-1]
+    raise AssertionError("no window with several steps in 2,000 steps")
+
+
+def test_a_window_records_several_steps_in_a_row(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    host.call_until(lambda: len(windows) > 2 and not windows[2].window.is_on)
+    assert [len(one.steps) for one in windows[:3]] == [1, 4, 4]
+    steps = host.steps()
+    assert len(steps) >= 9
+    assert all([name for name, _, _ in step].count("RmsNorm") == LAYERS for step in steps)
+    assert len({tuple(step[:-1]) for step in steps}) == 1
+    assert world.finalized >= 3
+
+
+def test_the_steps_of_a_window_do_not_overlap(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    host.call_until(lambda: len(host.steps()) >= 9)
+    nodes = host.step_nodes()
+    spans = [(start_ns, end_ns) for tag, start_ns, end_ns, _ in host.memory.records if tag & 0xFFFF in nodes]
+    recorded = sorted(spans)[-8:]
+    assert all(before[1] <= after[0] for before, after in zip(recorded, recorded[1:], strict=False))
+
+
+def test_kernels_between_two_steps_are_in_no_step(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    world.eager(1_000_000)
+    host.call(3)
+    assert not window.window.is_on
+    assert {step.busy_ns for step in window.steps} == {window.steps[0].busy_ns}
+    assert window.results.unplaced == 0
+
+
+def test_a_window_that_no_step_follows_is_closed_soon(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernel_windows, "LEAST_WAIT_NS", 1_000_000)
+    monkeypatch.setattr(kernel_windows, "MOST_WAIT_NS", 1_000_000)
+    host = Host(world)
+    window = open_one(host, windows)
+    until(lambda: not kernel_bursts.one_at_a_time.locked())
+    assert not window.window.is_on
+    assert 1 <= len(window.steps) < 4
+    recorded = len(host.steps())
+    assert recorded >= 2
+    host.call_until(lambda: len(host.steps()) > recorded)
+
+
+def test_a_window_is_closed_before_a_graph_is_captured_or_replayed(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    graph = played.captured(host.model)
+    open_one(host, windows)
+    graph.replay()
+    assert not windows[-1].window.is_on
+    assert not windows[-1].window.is_left_on
+    open_one(host, windows)
+    played.captured(host.model)
+    assert not windows[-1].window.is_on
+    assert not windows[-1].window.is_left_on
+
+
+def test_other_threads_that_replay_graphs_make_windows_short(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    graph = played.captured(host.model)
+    thread = threading.Thread(target=graph.replay)
+    thread.start()
+    thread.join()
+    host.call_until(lambda: len(windows) > 3 and not windows[3].window.is_on)
+    assert {len(one.steps) for one in windows[:4]} == {1}
+
+
+def test_steps_of_other_models_make_windows_short(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    steps = len(window.steps)
+    host.profiler.governor.seen += 1  # a step of another model has been measured
+    host.call(1)
+    assert not window.window.is_on
+    assert len(window.steps) == steps
+    count = len(windows)
+    host.call_until(lambda: len(windows) > count and not windows[count].window.is_on)
+    assert len(windows[count].steps) == 1
+
+
+def test_a_step_in_another_thread_closes_the_window(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    steps = len(window.steps)
+    thread = threading.Thread(target=host.call, args=(1,))
+    thread.start()
+    thread.join()
+    assert not window.window.is_on
+    assert len(window.steps) == steps
+    assert not kernel_bursts.one_at_a_time.locked()
+
+
+def test_a_detached_model_leaves_no_window_open(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    host.attachment.detach()
+    assert not window.window.is_on
+    assert not kernel_bursts.one_at_a_time.locked()
+
+
+def test_a_forked_child_does_not_touch_an_open_window(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:  # a real CUDA would be in a bad fork here
+        monkeypatch.setattr(kernel_steps, "is_in_bad_fork", lambda: True)
+        monkeypatch.setattr(kernel_windows, "is_in_bad_fork", lambda: True)
+        before = world.finalized
+        host.call(3)
+        window.close()
+        os.write(writer, b"untouched" if world.finalized == before and window.window.is_on else b"touched")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 100) == b"untouched"
+    host.call(3)
+    assert not window.window.is_on
+
+
+def steps_of(count: int, *, plain_ms: float, took_ms: float) -> list[RecordedStep]:
+    steps = [RecordedStep("step", FORWARD, round(1e6 * plain_ms)) for _ in range(count)]
+    for step in steps:
+        step.ended_ns = step.began_ns + round(1e6 * took_ms)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("plain_ms", "took_ms", "fixed_ms", "expected"),
+    [
+        (5, 8, 24, 8),  # eight steps cost as much as the window
+        (5, 17, 24, 2),
+        (5, 50, 24, 1),
+        (5, 5, 24, kernel_steps.MOST_STEPS),
+        (100, 102, 24, 2),  # the steps of a window take at most 250 ms
+        (500, 501, 24, 1),
+    ],
+)
+def test_a_window_has_so_many_steps_that_they_cost_as_much_as_it(
+    plain_ms: float, took_ms: float, fixed_ms: float, expected: int
+) -> None:
+    assert steps_for(steps_of(3, plain_ms=plain_ms, took_ms=took_ms), round(1e6 * fixed_ms)) == expected
+
+
+def test_a_window_has_fewer_steps_if_they_have_many_kernels() -> None:
+    (step,) = steps = steps_of(1, plain_ms=5, took_ms=5)
+    kernel = kernel_windows.LaunchedKernel("gemm", (1, 1, 1), (1, 1, 1), 32, 0, 0)
+    for _ in range(40_000):
+        step.burst.add(("step",), kernel, 1)
+    assert steps_for(steps, 10**9) == 2
