@@ -292,6 +292,9 @@ class TorchsCupti:  # pragma: no cover - gpu
         self._call("cuptiGetVersion", byref(version))
         if not is_known(version.value):
             raise CuptiError(f"its version is {version.value}", State.UNKNOWN_CUPTI)
+        self._push = self._functions["cuptiActivityPushExternalCorrelationId"]
+        self._pop = self._functions["cuptiActivityPopExternalCorrelationId"]
+        self._popped = byref(c_uint64())
         self._text_of = ctypes.CDLL(None).strnlen
         self._text_of.argtypes, self._text_of.restype = (c_void_p, c_size_t), c_size_t
         self._callbacks = _Requested(self._requested), _Completed(self._completed), _Called(_pass_over)
@@ -340,12 +343,14 @@ class TorchsCupti:  # pragma: no cover - gpu
             _left_on.append(self)  # CUPTI may still call this object's functions, so keep it alive
             self._call("cuptiUnsubscribe", self._subscriber)
 
+    # `push` and `pop` run before and after each call of a module, so they do little.
+
     def push(self, external: int) -> None:
-        self._call("cuptiActivityPushExternalCorrelationId", _CUSTOM, external)
+        if self._push(_CUSTOM, external) != _SUCCESS:
+            self._call("cuptiActivityPushExternalCorrelationId", _CUSTOM, external)
 
     def pop(self) -> None:
-        last = c_uint64()
-        self._call("cuptiActivityPopExternalCorrelationId", _CUSTOM, byref(last))
+        self._pop(_CUSTOM, self._popped)
 
     def node_number(self, node: int) -> int:
         found = c_uint64()

@@ -19,7 +19,7 @@ import re
 import time
 from _thread import get_ident
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ from cbtop.protocol.requests import State
 # Most different kernels in a burst; kernels of one name differ by brick and by launch configuration.
 MAX_KERNELS = 5_000
 MAX_RECORDS = 800_000  # most records of all kinds together in one window; a launch has four or five records
+CALL_BITS = 32  # An external id of a call has the number of the call in this number of bits. The step is above.
 WAIT_S = 10.0  # longest wait for the device to finish the work of a step
 NAP_S = 200e-6
 OURS = "cbtop_"  # prefix of the names of cbtop's own kernels
@@ -173,6 +174,10 @@ class KernelWindow:
         self._number_of: dict[Keys, int] = {}
         # Numbers of the places (layers and bricks) that were entered and not left yet, the innermost last.
         self._open: list[int] = []
+        # The keys of the steps that were begun by `begin_step`, and the places of the calls in them.
+        self._steps: list[Hashable] = []
+        self._calls: Sequence[Keys] = ()
+        self._base = 0  # the external ids of calls in the current step are greater than this
         self._executables: list[int] = []
         # (executable graph, node) -> the place of the node: the keys of its step, layers and bricks.
         self._of_node: dict[tuple[int, int], Keys] = {}
@@ -196,8 +201,23 @@ class KernelWindow:
         if self.is_on:
             self._cupti.push(number)
 
+    def begin_step(self, key: Hashable, calls: Sequence[Keys]) -> None:
+        """Begin a step with this `key`. `calls` has the places of its calls: the keys of their layers and bricks."""
+        self._steps.append(key)
+        self._calls = calls
+        self._base = len(self._steps) << CALL_BITS
+
+    def enter_call(self, number: int) -> None:
+        """Assign all launches from now on to a call of the step: the call at `number` - 1 in the places of the
+        calls.
+        """
+        number |= self._base
+        self._open.append(number)
+        if self.is_on:
+            self._cupti.push(number)
+
     def leave(self) -> None:
-        """Undo `enter`."""
+        """Undo `enter`, or `enter_call`."""
         if self._open:
             self._open.pop()
             if self.is_on:
@@ -301,8 +321,8 @@ class KernelWindow:
                 continue
             keys = self._of_node.get((one.graph, one.graph_node)) if one.graph else None
             number = external.get(one.call, 0)
-            if keys is None and not one.graph and 0 < number <= len(self._places):
-                keys = self._places[number - 1]
+            if keys is None and not one.graph and number:
+                keys = self._keys_of(number)
             if is_covered:
                 spans.append((one.start_ns, one.end_ns, keys or ()))
             if keys is None:
@@ -311,6 +331,15 @@ class KernelWindow:
                 burst.add(keys, kernel, one.end_ns - one.start_ns)
         burst.cover(spans)
         return kernels
+
+    def _keys_of(self, number: int) -> Keys | None:
+        """Return the place with the external id `number`, or None if the id is not one of cbtop's."""
+        step, call = number >> CALL_BITS, number & ((1 << CALL_BITS) - 1)
+        if not step:
+            return self._places[number - 1] if number <= len(self._places) else None
+        if step > len(self._steps) or not 0 < call <= len(self._calls):
+            return None
+        return (self._steps[step - 1], *self._calls[call - 1])
 
     def _close(self, *, is_through: bool) -> None:
         try:

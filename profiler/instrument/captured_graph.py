@@ -23,7 +23,8 @@ from cbtop.profiler.held_steps import Part
 from cbtop.profiler.instrument.capturing import Capture, CapturedCall, capture_here, captures
 from cbtop.profiler.instrument.device_graphs import DeviceGraphs, settle
 from cbtop.profiler.instrument.governor import GovernedProfiler
-from cbtop.profiler.instrument.kernel_bursts import GraphNodePlaces, KernelRecording, PlacedCalls
+from cbtop.profiler.instrument.kernel_bursts import GraphNodePlaces, KernelRecording
+from cbtop.profiler.instrument.placed_calls import PlacedCalls
 from cbtop.profiler.instrument.stamp_plans import StampPlan, times_without_stamps
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error

@@ -21,7 +21,6 @@ import statistics
 import threading
 import weakref
 from _thread import get_ident
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,7 +31,7 @@ from cbtop.profiler.device.cupti import Cupti, CuptiError, TorchsCupti
 from cbtop.profiler.device.driver import CudaDriver, Driver
 from cbtop.profiler.device.graph_surgery import Order
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys, left_on
-from cbtop.profiler.instrument.capturing import OTHER, Capture, CapturedCall, keys_inside, place
+from cbtop.profiler.instrument.capturing import OTHER, CapturedCall, keys_inside, place
 from cbtop.profiler.instrument.host_steps import Times
 from cbtop.profiler.instrument.kernel_makers import Maker, makers_of
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork, raw_stream_of
@@ -45,8 +44,6 @@ from cbtop.protocol.requests import Answer, Request, State, number_of, request_o
 from cbtop.protocol.ring import NO_NODE
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from cbtop.profiler.profiler import BrickProfiler
 
 BACKEND = "cuda, by CUPTI"
@@ -409,55 +406,6 @@ def _close(pid: int) -> None:
 def stream_here() -> int:
     """Return torch's current stream on the current device."""
     return raw_stream_of(torch.cuda.current_device())()
-
-
-class PlacedCalls(Capture):
-    """Notes the calls in a step while CUPTI records its kernels. A launch is assigned to the innermost call around
-    it.
-    """
-
-    def __init__(
-        self, recording: KernelRecording, labelled: Callable[[Any], Any], elements: Counter[Keys] | None = None
-    ) -> None:
-        super().__init__(lambda: None)
-        self.recording = recording
-        self._labelled = labelled
-        self._elements = elements  # keys of layer and bricks -> sum of elements; None if it is not needed
-        self._around: list[Keys] = [(recording.step,)]
-
-    def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
-        span: CapturedCall | None = super().begin(key, module)
-        if span is not None:
-            keys = keys_inside(self._around[-1], key)
-            self._around.append(keys)
-            self.recording.window.enter(place(keys, span.own))
-        return span
-
-    def end(self, span: CapturedCall | None, elements: int = 0) -> None:
-        before = len(self.open)
-        if self._elements is not None and span is not None and span.key is not None and span in self.open:
-            self._elements[self._around[-1][1:]] += elements
-        super().end(span, elements)
-        for _ in range(before - len(self.open)):
-            self._around.pop()
-            self.recording.window.leave()
-
-    def replayed(self, spans: Sequence[CapturedCall], around: Keys = ()) -> None:
-        """Add the elements of the calls `spans`. A clone of a captured graph has replayed them inside the calls
-        `around`.
-        """
-        if self._elements is not None:
-            for span in spans:
-                keys = keys_inside(around, span.key)
-                if span.elements:
-                    self._elements[place(keys, span.own)] += span.elements
-                self.replayed(span.inside, keys)
-
-    def start_brick(self, brick: Hashable, /) -> CapturedCall | None:
-        return self.begin(self._labelled(brick), None)
-
-    def failed(self, error: Exception) -> None:
-        self.recording.bursts.refuse(error)
 
 
 # --- captured graphs ------------------------------------------------------------------------------------------------

@@ -37,8 +37,9 @@ from cbtop.profiler.device.kernel_burst import MAX_RECORDS, KernelBurstResults, 
 from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.governor import SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
-from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, bursts_of, close_at_exit
+from cbtop.profiler.instrument.kernel_bursts import bursts_of, close_at_exit
 from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording
+from cbtop.profiler.instrument.placed_calls import MAX_PLACES, CallPlaces, PlacedCalls
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
@@ -76,6 +77,7 @@ class KernelSteps:
         self._unseen: set[str] = set()
         self._lock = threading.RLock()  # held while a window, or a step of it, begins or ends
         self._recording: WindowRecording | None = None  # the open window
+        self._places = CallPlaces()
         self.burst = KernelBurstResults()
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._windows = self._recorded = 0  # number of windows, and of steps recorded in them
@@ -118,7 +120,7 @@ class KernelSteps:
                 return None
             step = RecordedStep(key, call, plain_ns)
             recording.begin_step(step, kernel_bursts.stream_here())
-            return PlacedCalls(recording, self._steps.labelled, step.elements)
+            return PlacedCalls(recording, self._steps.labelled, step.elements, self._places)
 
     def end_window(self) -> None:
         """Close the window if it is open between two steps."""
@@ -158,6 +160,8 @@ class KernelSteps:
                 raise
             self.refuse(error)
             return False
+        if len(self._places.where) > MAX_PLACES:
+            self._places = CallPlaces()
         self.burst, self.is_running, self._recording = recording.results, True, recording
         recording.opened_ns = clock.perf_counter_ns()
         if most > 1:

@@ -25,6 +25,7 @@ import torch
 
 from cbtop.profiler.definitions import OwningKey, own_operations
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys, LaunchedKernel
+from cbtop.profiler.instrument.garbage import nothing_collected
 from cbtop.profiler.instrument.kernel_bursts import KernelRecording, Owner
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.protocol import clock
@@ -65,24 +66,24 @@ class RecordedStep:
 
 
 class WindowResults(KernelBurstResults):
-    """The kernels of a window. They are stored in `steps`, the steps of the window.
+    """The kernels of a window. They are stored in `recorded`, the steps of the window.
 
-    The first key of a kernel contains the number of its step in `steps`.
+    The first key of a kernel contains the number of its step in `recorded`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[RecordedStep] = []
+        self.recorded: list[RecordedStep] = []
 
     def key(self) -> Hashable:
-        """Return the first key of the kernels in the last step of `steps`."""
-        number = len(self.steps) - 1
-        return OwningKey.of((NodeKind.STEP, number), own_operations(self.steps[number].key))
+        """Return the first key of the kernels in the last step of `recorded`."""
+        number = len(self.recorded) - 1
+        return OwningKey.of((NodeKind.STEP, number), own_operations(self.recorded[number].key))
 
     def add(self, keys: Keys, kernel: LaunchedKernel, duration_ns: int) -> None:
         first: Any = keys[0]
         if first is not None:
-            step = self.steps[first[1]]
+            step = self.recorded[first[1]]
             step.burst.add((step.key, *keys[1:]), kernel, duration_ns)
 
 
@@ -93,7 +94,7 @@ class WindowRecording(KernelRecording):
         super().__init__(bursts, window, None, stream)
         self.most = most
         self.results = WindowResults()
-        self.steps = self.results.steps
+        self.steps = self.results.recorded
         self.begun_ns = clock.perf_counter_ns()
         self.opened_ns = self.closing_ns = 0
         self._lock = lock
@@ -143,7 +144,8 @@ class WindowRecording(KernelRecording):
     def _close(self, now_ns: int) -> None:
         self.is_between = False
         self.closing_ns = now_ns
-        super().end_step()
+        with nothing_collected():  # reading the records makes many objects, and drops most of them
+            super().end_step()
 
     def _close_late(self) -> None:
         """Close the window if it waits too long for its next step. Runs in a thread of its own."""

@@ -26,8 +26,9 @@ from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
 from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.host_steps import HostCalls
-from cbtop.profiler.instrument.kernel_bursts import KernelRecording, PlacedCalls
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording
 from cbtop.profiler.instrument.phases import VERIFY
+from cbtop.profiler.instrument.placed_calls import PlacedCalls
 from cbtop.profiler.instrument.step_contents import CountedStep
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
 from cbtop.profiler.instrument.timed_model import TimedModel

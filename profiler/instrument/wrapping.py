@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from _thread import get_ident
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument.call_attribute import forget, of_host, put, standing
-from cbtop.profiler.instrument.capturing import Capture, capture_here
+from cbtop.profiler.instrument.capturing import Capture, captures
 from cbtop.profiler.instrument.torch_internals import (
     SYMBOLIC_MODES,
     compiled_versions,
@@ -291,21 +292,26 @@ class NotedCall(CallWrapper):
         self._key, self._capture = key, capture
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or capture_here() is not self._capture:
-            return self.plain(*args, **kwargs)
         capture, span = self._capture, None
+        if is_dynamo_compiling() or captures.get(get_ident()) is not capture:
+            return self.plain(*args, **kwargs)
+        module, instead = self.module(), self.instead
         try:
-            span = capture.begin(self._key, self.module())
+            span = capture.begin(self._key, module)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)
         try:
-            result = self.plain(*args, **kwargs)
+            # the same as `plain`, but without its frame
+            result = module._call_impl(*args, **kwargs) if instead is None else instead(*args, **kwargs)  # type: ignore[union-attr]  # alive while it is called
         # The module may raise an exception. For example, checkpointing ends a recomputed forward pass early by an
         # exception.
         except BaseException:
             self._end(span, 0)
             raise
-        self._end(span, elements_of(args, kwargs))
+        try:
+            capture.end(span, elements_of(args, kwargs))
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            capture.failed(error)
         return result
 
     def _end(self, span: Any, elements: Any) -> None:
@@ -325,7 +331,7 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
     try:
         if failed is not None:
             raise failed
-        for value in (*args, *kwargs.values()):
+        for value in args if not kwargs else (*args, *kwargs.values()):
             if issubclass(type(value), Tensor):  # compare types, because `isinstance` may run the host's `__class__`
                 return _count(value)
     except Exception as error:  # noqa: BLE001 - a tensor class of the host: the call is timed without its elements

@@ -23,7 +23,9 @@ from tests.identity.runs import PROGRAMS, differences, missing_packages, repeate
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 # The summary of a guard that found nothing. It gives no advice, because these runs record every step that they can.
-NO_FAULT = re.compile(r"cbtop: guard: checked [\d,]+ of [\d,]+ steps?, no fault(; --overhead 100% checks nearly all)?\n")
+NO_FAULT = re.compile(
+    r"cbtop: guard: checked [\d,]+ of [\d,]+ steps?, no fault(; --overhead 100% checks nearly all)?\n"
+)
 BY_DEFAULT = {"several_in_turn"}  # about 10 s on a quiet machine with 2 cores
 
 

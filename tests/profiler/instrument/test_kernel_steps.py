@@ -52,6 +52,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[bursts.World]:
     yield world
     world.pass_time(10_000_000)
     uninstall()
+    # A window of a model that was freed is closed by a thread of cbtop.
+    assert kernel_bursts.one_at_a_time.acquire(timeout=20)
+    kernel_bursts.one_at_a_time.release()
 
 
 class Host:
