@@ -35,7 +35,7 @@ import torch
 
 from cbtop.profiler.device.kernel_burst import MAX_RECORDS, KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
-from cbtop.profiler.instrument.governor import SAMPLES, USED, median_of
+from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
 from cbtop.profiler.instrument.kernel_bursts import bursts_of, close_at_exit
 from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording
@@ -250,7 +250,7 @@ class KernelSteps:
         self._recorded += len(steps)
         self._plain_ns = plain_ns // len(steps)
         self._alone = max(0, self._alone - 1)
-        self._most = steps_for(steps, open_ns + close_ns)
+        self._most = steps_for(steps, open_ns + close_ns, FLOOR - self._recorded)
         self._say_measured()
         share = USED * governor.share_of(self._steps.model, self._recorded, ended_ns, STEADY)
         pause_ns = round((paid_ns + self._host_paid_ns) / share)
@@ -312,19 +312,21 @@ class KernelSteps:
                 )
 
 
-def steps_for(steps: Sequence[RecordedStep], fixed_ns: int) -> int:
-    """Return how many steps the window after one with `steps` may have, if opening and closing took `fixed_ns`.
+def steps_for(steps: Sequence[RecordedStep], fixed_ns: int, missing: int) -> int:
+    """Return how many steps the next window may have, after a window with `steps` whose opening and closing took
+    `fixed_ns`.
 
-    A window has so many steps that they cost as much as opening and closing.
+    The more steps a window has, the less each of them costs. So while steps are `missing` for reliable figures, a
+    window has as many as possible. Later, it has so many that they cost as much as opening and closing.
     """
     count = len(steps)
     took_ns = sum(step.ended_ns - step.began_ns for step in steps)
     plain_ns, busy_ns = sum(step.plain_ns for step in steps), sum(step.busy_ns for step in steps)
     launches = sum(step.launches for step in steps)
-    by_cost = fixed_ns * count // max(1, took_ns - plain_ns)
+    wanted = missing if missing > 0 else -(-fixed_ns * count // max(1, took_ns - plain_ns))
     by_time = MOST_OPEN_NS * count // max(1, took_ns, busy_ns)
     by_records = MAX_RECORDS // 2 * count // max(1, RECORDS_PER_LAUNCH * launches)
-    return max(1, min(MOST_STEPS, by_cost, by_time, by_records))
+    return max(1, min(MOST_STEPS, wanted, by_time, by_records))
 
 
 def parts_from(

@@ -35,7 +35,7 @@ def windows(world: bursts.World, monkeypatch: pytest.MonkeyPatch) -> Iterator[li
         found.append(self)
 
     monkeypatch.setattr(WindowRecording, "__init__", opened)
-    monkeypatch.setattr(kernel_steps, "steps_for", lambda steps, fixed_ns: 4)
+    monkeypatch.setattr(kernel_steps, "steps_for", lambda steps, fixed_ns, missing: 4)
     monkeypatch.setattr(kernel_windows, "LEAST_WAIT_NS", 60_000_000_000)
     monkeypatch.setattr(kernel_windows, "MOST_WAIT_NS", 60_000_000_000)
     kernel_bursts.replaying.clear()
@@ -219,20 +219,22 @@ def steps_of(count: int, *, plain_ms: float, took_ms: float) -> list[RecordedSte
 
 
 @pytest.mark.parametrize(
-    ("plain_ms", "took_ms", "fixed_ms", "expected"),
+    ("plain_ms", "took_ms", "missing", "expected"),
     [
-        (5, 8, 24, 8),  # eight steps cost as much as the window
-        (5, 17, 24, 2),
-        (5, 50, 24, 1),
-        (5, 5, 24, kernel_steps.MOST_STEPS),
-        (100, 102, 24, 2),  # the steps of a window take at most 250 ms
-        (500, 501, 24, 1),
+        (5, 8, 0, 8),  # eight steps cost as much as opening and closing
+        (5, 17, 0, 2),
+        (5, 50, 0, 1),
+        (5, 5, 0, kernel_steps.MOST_STEPS),
+        (5, 17, 20, kernel_steps.MOST_STEPS),
+        (5, 17, 3, 3),
+        (100, 102, 20, 2),  # the steps of a window take at most 250 ms
+        (500, 501, 20, 1),
     ],
 )
-def test_a_window_has_so_many_steps_that_they_cost_as_much_as_it(
-    plain_ms: float, took_ms: float, fixed_ms: float, expected: int
+def test_a_window_has_many_steps_until_there_are_enough(
+    plain_ms: float, took_ms: float, missing: int, expected: int
 ) -> None:
-    assert steps_for(steps_of(3, plain_ms=plain_ms, took_ms=took_ms), round(1e6 * fixed_ms)) == expected
+    assert steps_for(steps_of(3, plain_ms=plain_ms, took_ms=took_ms), 24_000_000, missing) == expected
 
 
 def test_a_window_has_fewer_steps_if_they_have_many_kernels() -> None:
@@ -240,4 +242,4 @@ def test_a_window_has_fewer_steps_if_they_have_many_kernels() -> None:
     kernel = kernel_windows.LaunchedKernel("gemm", (1, 1, 1), (1, 1, 1), 32, 0, 0)
     for _ in range(40_000):
         step.burst.add(("step",), kernel, 1)
-    assert steps_for(steps, 10**9) == 2
+    assert steps_for(steps, 10**9, 20) == 2
