@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.hot_path import HotPath, chosen
-from cbtop.profiler.instrument.call_attribute import forget, of_host, put, standing
+from cbtop.profiler.instrument.call_attribute import forget, of_host, plain_call, put, standing
 from cbtop.profiler.instrument.capturing import Capture, captures
 from cbtop.profiler.instrument.torch_internals import (
     SYMBOLIC_MODES,
@@ -302,7 +302,7 @@ class NotedCall(CallWrapper):
             capture.failed(error)
         try:
             # the same as `plain`, but without its frame
-            result = module._call_impl(*args, **kwargs) if instead is None else instead(*args, **kwargs)  # type: ignore[union-attr]  # alive while it is called
+            result = (plain_call(module) if instead is None else instead)(*args, **kwargs)
         # The module may raise an exception. For example, checkpointing ends a recomputed forward pass early by an
         # exception.
         except BaseException:
