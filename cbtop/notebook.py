@@ -1,0 +1,195 @@
+"""`%load_ext cbtop`: the magic `%%cbtop`, which times a cell of a notebook by layer and brick."""
+
+# Rules
+# - Nothing is printed. The figures are a display of the notebook, so that stdout has only what the cell prints.
+# - IPython is not imported. It calls `load_ipython_extension`, so it is there.
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from cbtop.commands.shared.ring_view import view_of
+from cbtop.daemon.source import Source
+from cbtop.errors import UsageError
+from cbtop.protocol.ended import rings_of_latest
+from cbtop.protocol.errors import ProtocolError
+from cbtop.protocol.ring_reader import Batch, RingReader
+from cbtop.protocol.runtime_directory import runtime_directory
+from cbtop.reports.html import html_part
+from cbtop.reports.text import text_report
+from cbtop.viewmodels.source import SourceView
+
+if TYPE_CHECKING:
+    from cbtop.profiler.profiler import BrickProfiler
+
+MAGIC = "cbtop"
+TEXT_SECTIONS = ("bricks", "layers")
+NOTHING = (
+    "cbtop: no step was recorded. A cell is timed if it calls a torch model of several layers, in a kernel that has "
+    "imported torch in an earlier cell, or if it uses a BrickProfiler."
+)
+
+
+class Shell(Protocol):
+    """The parts of IPython's InteractiveShell that are used here."""
+
+    user_ns: dict[str, Any]
+    compile: Any
+    display_pub: Any
+    magics_manager: Any
+
+    def register_magic_function(self, func: Any, magic_kind: str, magic_name: str) -> None: ...
+    def transform_cell(self, raw_cell: str) -> str: ...
+    def transform_ast(self, node: ast.Module) -> ast.Module: ...
+
+
+def load_ipython_extension(shell: Shell) -> None:
+    """Add the magics `%%cbtop` and `%cbtop`. IPython calls this function for `%load_ext cbtop`."""
+    shell.register_magic_function(CellTimer(shell), "line_cell", MAGIC)
+
+
+def unload_ipython_extension(shell: Shell) -> None:
+    """Remove the magics. IPython calls this function for `%unload_ext cbtop`."""
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop(MAGIC, None)
+
+
+class CellTimer:
+    """Runs a cell, and shows what its models did.
+
+    `%%cbtop [--phase NAME]` times a cell, and `%cbtop STATEMENT` a statement. A model that the cell calls is attached
+    at its first call, and detached after the cell. Records of other profilers of this process are shown, too.
+    """
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._profiler: BrickProfiler | None = (
+            None  # one profiler for all cells, because each one keeps two files open
+        )
+
+    def __call__(self, line: str, cell: str | None = None) -> object:
+        phase = None if cell is None else _phase(line)
+        before = dict(_produced())
+        attached = self._attach()
+        try:
+            return self._run(line if cell is None else cell)
+        finally:
+            if attached is not None:
+                attached.end()
+            self._show(list(_views(before, phase)))
+
+    def _attach(self) -> _AttachedModels | None:
+        """Attach models at their first call from now on. Returns None without torch, or if `cbtop run` does so."""
+        if "torch" not in sys.modules:
+            return None
+        # imported here, because this import needs torch
+        from cbtop.profiler.instrument import attachment
+        from cbtop.profiler.profiler import BrickProfiler
+
+        if attachment.installed() is not None:
+            return None
+        if self._profiler is None:
+            self._profiler = BrickProfiler()
+        before = attachment.attachments()
+        attachment.install(self._profiler)
+        return _AttachedModels(before, self._profiler)
+
+    def _run(self, source: str) -> object:
+        """Run a cell in the user's namespace. Returns the value of its last expression, or None without one."""
+        shell = self._shell
+        code = shell.transform_cell(source)
+        tree = shell.transform_ast(ast.parse(code))
+        name = shell.compile.cache(code)  # so that a traceback shows the lines of the cell
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, name, "exec"), shell.user_ns)
+        if last is None:
+            return None
+        return eval(compile(ast.Expression(last.value), name, "eval"), shell.user_ns)  # type: ignore[attr-defined]
+
+    def _show(self, views: list[SourceView]) -> None:
+        data = {"text/plain": text_report(views, TEXT_SECTIONS) if views else NOTHING}
+        if views:
+            data["text/html"] = html_part(views)
+        self._shell.display_pub.publish(data=data)
+
+
+@dataclass(frozen=True, slots=True)
+class _AttachedModels:
+    """The models that a cell calls. `before` are the attachments of the models that were attached before the cell."""
+
+    before: list[Any]
+    profiler: BrickProfiler
+
+    def end(self) -> None:
+        """Detach the models of the cell. On a GPU, wait for the times of their last steps."""
+        from cbtop.profiler.instrument import attachment
+
+        attachment.uninstall(self.before)
+        self.profiler.finalize()
+
+
+class _CellSource(Source):
+    """A ring of this process. Only the records of the cell count: those from the number `first` on."""
+
+    def __init__(self, ring: Path, first: int) -> None:
+        super().__init__(ring)
+        self._first = first
+
+    def _count(self, batch: Batch) -> None:
+        earlier = min(len(batch.node), max(0, self._first - (self._ring.read_to - len(batch.node))))
+        if earlier:
+            is_of_cell = np.arange(len(batch.node)) >= earlier
+            batch = replace(batch.only(is_of_cell), overwritten=batch.overwritten + earlier)
+        super()._count(batch)
+
+
+def _phase(line: str) -> str | None:
+    parser = argparse.ArgumentParser(prog=f"%%{MAGIC}", add_help=False, exit_on_error=False)
+    parser.add_argument("--phase")
+    try:
+        options, unknown = parser.parse_known_args(line.split())
+    except argparse.ArgumentError as error:
+        raise UsageError(f"%%{MAGIC}: {error}") from None
+    if unknown:
+        raise UsageError(f"%%{MAGIC}: {' '.join(unknown)} is unknown; the only option is --phase NAME")
+    phase: str | None = options.phase
+    return phase
+
+
+def _produced() -> Iterator[tuple[Path, int]]:
+    """Yield each ring of this process, and the number of records that were written into it."""
+    for path in _rings():
+        try:
+            ring = RingReader(path)
+        except (ProtocolError, OSError):
+            continue  # this ring cannot be read, so its records are not shown
+        yield path, ring.produced
+        ring.close()
+
+
+def _rings() -> list[Path]:
+    directory = runtime_directory()
+    return [Path(directory, name) for name in rings_of_latest(os.listdir(directory), os.getpid())]
+
+
+def _views(before: Mapping[Path, int], phase: str | None) -> Iterator[SourceView]:
+    """Yield the view of each ring with new records. `before` has the number of records before the cell."""
+    for path, produced in _produced():
+        if produced <= before.get(path, 0):
+            continue
+        source = _CellSource(path, before.get(path, 0))
+        try:
+            view = view_of(source, phase=phase, keeps_records=True)
+        finally:
+            source.close()
+        if view is not None and view.has_data:
+            yield view
