@@ -9,17 +9,18 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from cbtop.commands.shared.ring_view import view_of
 from cbtop.daemon.source import Source
 from cbtop.errors import UsageError
+from cbtop.profiler.instrument import temporary
+from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.ended import rings_of_latest
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.ring_reader import Batch, RingReader
@@ -27,9 +28,6 @@ from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.reports.html import html_part
 from cbtop.reports.text import text_report
 from cbtop.viewmodels.source import SourceView
-
-if TYPE_CHECKING:
-    from cbtop.profiler.profiler import BrickProfiler
 
 MAGIC = "cbtop"
 TEXT_SECTIONS = ("bricks", "layers")
@@ -79,29 +77,15 @@ class CellTimer:
     def __call__(self, line: str, cell: str | None = None) -> object:
         phase = None if cell is None else _phase(line)
         before = dict(_produced())
-        attached = self._attach()
+        if self._profiler is None:
+            self._profiler = BrickProfiler()
+        attached = temporary.begin(self._profiler)
         try:
             return self._run(line if cell is None else cell)
         finally:
             if attached is not None:
                 attached.end()
             self._show(list(_views(before, phase)))
-
-    def _attach(self) -> _AttachedModels | None:
-        """Attach models at their first call from now on. Returns None without torch, or if `cbtop run` does so."""
-        if "torch" not in sys.modules:
-            return None
-        # imported here, because this import needs torch
-        from cbtop.profiler.instrument import attachment
-        from cbtop.profiler.profiler import BrickProfiler
-
-        if attachment.installed() is not None:
-            return None
-        if self._profiler is None:
-            self._profiler = BrickProfiler()
-        before = attachment.attachments()
-        attachment.install(self._profiler)
-        return _AttachedModels(before, self._profiler)
 
     def _run(self, source: str) -> object:
         """Run a cell in the user's namespace. Returns the value of its last expression, or None without one."""
@@ -120,21 +104,6 @@ class CellTimer:
         if views:
             data["text/html"] = html_part(views)
         self._shell.display_pub.publish(data=data)
-
-
-@dataclass(frozen=True, slots=True)
-class _AttachedModels:
-    """The models that a cell calls. `before` are the attachments of the models that were attached before the cell."""
-
-    before: list[Any]
-    profiler: BrickProfiler
-
-    def end(self) -> None:
-        """Detach the models of the cell. On a GPU, wait for the times of their last steps."""
-        from cbtop.profiler.instrument import attachment
-
-        attachment.uninstall(self.before)
-        self.profiler.finalize()
 
 
 class _CellSource(Source):

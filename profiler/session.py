@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -164,6 +164,22 @@ class Report:
             yield f"recording has ended: {self.ended_why}"
 
 
+@dataclass(frozen=True, slots=True)
+class PhaseSums:
+    """Sums over all steps of a phase since the beginning. Bricks are known only in recorded steps.
+
+    `bricks_ns` has the exclusive time of each brick in steps that have ended. `uncounted` is the number of steps with
+    an unknown number of tokens.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    uncounted: int = 0
+    wall_ns: int = 0
+    recorded_ns: int = 0  # wall time of the recorded steps
+    bricks_ns: Mapping[str, int] = field(default_factory=dict)
+
+
 def _said_of(books: TimeBreakdown) -> list[str]:
     """Return notes for a reader of the time breakdowns `books`, for example about overlaps, cancelled steps or parts
     that exceed their whole.
@@ -266,6 +282,28 @@ class Session:
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
         """Return the statistics of the categories that ran, by category."""
         return {stats.category: stats for stats in category_stats(self._bricks())}
+
+    def phases(self) -> dict[str, PhaseSums]:
+        """Return the sums of each phase with an ended step, by the name of the phase."""
+        with self._reading:
+            totals = self._totals()
+            found = {}
+            for node in self._table.children[None]:
+                calls = totals.stats.calls([node.id]) if node.kind is NodeKind.STEP else None
+                if calls is None:
+                    continue
+                found[display_name(node)] = PhaseSums(
+                    steps=calls.count,
+                    tokens=calls.elements,
+                    uncounted=int(totals.stats.rare("uncounted", (node.id,))),
+                    wall_ns=calls.total_ns,
+                    recorded_ns=int(totals.stats.of_recorded("total_ns")[node.id]),
+                    bricks_ns={
+                        stats.name: stats.closed.exclusive_ns
+                        for stats in brick_stats(PhaseTotals.below(node, self._table, totals.stats))
+                    },
+                )
+            return found
 
     def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
         """Return the graph of all nodes that ran. The graph also has the nodes around them, and their kernels."""
