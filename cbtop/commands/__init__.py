@@ -30,6 +30,7 @@ COMMANDS = {
     "overhead": "measure what profiling costs on this machine",
     "doctor": "say what profiling finds on this machine, and what is missing",
     "completion": "print the script that completes commands and options in a shell",
+    "man": "print the manual page",
 }
 DEFAULT_COMMAND = "top"
 # Commands that need the packages of the extra `compute`. Some options of other commands need these packages, too.
