@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.graph_recorder import GraphRecorder
     from cbtop.profiler.recorder import Recorder
     from cbtop.profiler.scopes import Scopes
-    from cbtop.profiler.session import PhaseSums, Report, Session
+    from cbtop.profiler.session import StepSums, Report, Session
 
 
 class ReadBack:
@@ -55,7 +55,7 @@ class ReadBack:
         report = session.report() if window_s is None else session.window(window_s, self._now_ns())
         return replace(report, ended_why=self._ended_why())
 
-    def phases(self) -> dict[str, PhaseSums]:
+    def phases(self) -> dict[str, StepSums]:
         """Return the sums of each phase with an ended step, since the beginning. Each call reads only new records."""
         return self._opened().phases()
 

@@ -165,7 +165,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseSums:
+class StepSums:
     """Sums over all steps of a phase since the beginning. Bricks are known only in recorded steps.
 
     `bricks_ns` has the exclusive time of each brick in steps that have ended. `uncounted` is the number of steps with
@@ -283,7 +283,7 @@ class Session:
         """Return the statistics of the categories that ran, by category."""
         return {stats.category: stats for stats in category_stats(self._bricks())}
 
-    def phases(self) -> dict[str, PhaseSums]:
+    def phases(self) -> dict[str, StepSums]:
         """Return the sums of each phase with an ended step, by the name of the phase."""
         with self._reading:
             totals = self._totals()
@@ -292,7 +292,7 @@ class Session:
                 calls = totals.stats.calls([node.id]) if node.kind is NodeKind.STEP else None
                 if calls is None:
                     continue
-                found[display_name(node)] = PhaseSums(
+                found[display_name(node)] = StepSums(
                     steps=calls.count,
                     tokens=calls.elements,
                     uncounted=int(totals.stats.rare("uncounted", (node.id,))),

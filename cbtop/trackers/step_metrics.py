@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cbtop.profiler.instrument import temporary
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.session import PhaseSums
+from cbtop.profiler.session import StepSums
 from cbtop.protocol.vocabulary import is_warm_up
 
 PREFIX = "cbtop/"
@@ -34,7 +34,7 @@ class StepMetrics:
         self._bricks = bricks
         self._has_begun = False
         self._attached: temporary.TemporaryAttachments | None = None
-        self._last: dict[str, PhaseSums] = {}
+        self._last: dict[str, StepSums] = {}
 
     def begin(self) -> None:
         """Measure from now on. A second call changes nothing."""
@@ -52,7 +52,7 @@ class StepMetrics:
             self._attached.end()
         self._attached, self._has_begun = None, False
 
-    def _phases(self) -> dict[str, PhaseSums]:
+    def _phases(self) -> dict[str, StepSums]:
         profiler = temporary.installed() or self._own
         return {} if profiler is None else profiler.stats.phases()
 
@@ -65,16 +65,16 @@ class StepMetrics:
             return {}
         before, self._last = self._last, self._phases()
         changes = [
-            _change(before.get(phase, PhaseSums()), now)
+            _change(before.get(phase, StepSums()), now)
             for phase, now in self._last.items()
             if phase.startswith(TRAIN) and not is_warm_up(phase)
         ]
-        longest = max(changes, key=lambda change: change.wall_ns, default=PhaseSums())
+        longest = max(changes, key=lambda change: change.wall_ns, default=StepSums())
         return {f"{PREFIX}{name}": value for name, value in _metrics(longest, self._bricks).items()}
 
 
-def _change(before: PhaseSums, now: PhaseSums) -> PhaseSums:
-    return PhaseSums(
+def _change(before: StepSums, now: StepSums) -> StepSums:
+    return StepSums(
         steps=now.steps - before.steps,
         tokens=now.tokens - before.tokens,
         uncounted=now.uncounted - before.uncounted,
@@ -84,7 +84,7 @@ def _change(before: PhaseSums, now: PhaseSums) -> PhaseSums:
     )
 
 
-def _metrics(steps: PhaseSums, bricks: int) -> dict[str, float]:
+def _metrics(steps: StepSums, bricks: int) -> dict[str, float]:
     if not steps.steps or not steps.wall_ns:
         return {}
     found = {"step_ms": steps.wall_ns / 1e6 / steps.steps}
@@ -97,7 +97,7 @@ def _metrics(steps: PhaseSums, bricks: int) -> dict[str, float]:
     return found
 
 
-def _parts(steps: PhaseSums) -> Mapping[str, int]:
+def _parts(steps: StepSums) -> Mapping[str, int]:
     """Return the time of each part in recorded steps. A brick without a part of its own belongs to the forward."""
     found: dict[str, int] = {}
     for name, ns in steps.bricks_ns.items():
