@@ -70,13 +70,16 @@ class CellTimer:
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
-        self._profiler: BrickProfiler | None = (
-            None  # one profiler for all cells, because each one keeps two files open
-        )
+        # one profiler for all cells, because each one keeps two files open
+        self._profiler: BrickProfiler | None = None
 
     def __call__(self, line: str, cell: str | None = None) -> object:
         phase = None if cell is None else _phase(line)
-        before = dict(_produced())
+        try:
+            before = dict(_produced())
+        except ProtocolError as error:
+            self._shell.display_pub.publish(data={"text/plain": f"cbtop: nothing is recorded: {error}"})
+            return self._run(line if cell is None else cell)
         if self._profiler is None:
             self._profiler = BrickProfiler()
         attached = temporary.begin(self._profiler)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.graph_recorder import GraphRecorder
     from cbtop.profiler.recorder import Recorder
     from cbtop.profiler.scopes import Scopes
-    from cbtop.profiler.session import StepSums, Report, Session
+    from cbtop.profiler.session import Report, Session, StepSums
 
 
 class ReadBack:

@@ -121,6 +121,15 @@ def test_a_statement_is_timed_and_a_cell_without_steps_says_so(
     assert capsys.readouterr().out == ""
 
 
+def test_without_a_safe_directory_the_cell_runs_and_the_reason_is_shown(
+    shell: FakeShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(tmp_path / "file"))
+    assert timed(shell, "1 + 1") == 2
+    assert shell.shown[0]["text/plain"].startswith("cbtop: nothing is recorded: ")
+
+
 def test_the_extension_is_found_in_the_package_and_is_removed(shell: FakeShell) -> None:
     assert cbtop.load_ipython_extension is load_ipython_extension  # type: ignore[attr-defined]
     unload_ipython_extension(shell)

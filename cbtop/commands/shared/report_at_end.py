@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import BinaryIO
 from cbtop.errors import CbtopError, UsageError
 from cbtop.protocol.limits import reason
 
+STDERR = 2
 # A terminal sends these signals to the command, too. This process must outlive them, because it writes the report.
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 # These signals are sent to this process alone, so they are passed on.
@@ -95,11 +95,17 @@ def _write(out: BinaryIO, report: str, recording: str) -> None:
     except (CbtopError, OSError) as error:
         os.unlink(report)
         why = reason(error) if isinstance(error, OSError) else "no process of the command has recorded a step"
-        sys.stderr.write(f"cbtop: {report} is not written: {why}\n")
+        _say(f"{report} is not written: {why}")
         return
     if damage:
-        sys.stderr.write(f"cbtop: {damage}\n")
-    sys.stderr.write(f"cbtop: report: {report}\n")
+        _say(damage)
+    _say(f"report: {report}")
+
+
+def _say(line: str) -> None:
+    """Write a line to stderr, if that is possible. A line in Python's buffer could change the exit code."""
+    with suppress(OSError):
+        os.write(STDERR, f"cbtop: {line}\n".encode(errors="replace"))
 
 
 def _end_by(number: int) -> None:

@@ -62,6 +62,16 @@ def test_a_signal_ends_both_and_without_steps_there_is_no_report(tmp_path: Path)
     assert not report.exists()
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
+def test_where_nothing_can_be_printed_the_report_is_written(tmp_path: Path) -> None:
+    report = tmp_path / "run.html"
+    words = [*CBTOP, "run", "--report", str(report), "--", sys.executable, "-c", PROGRAM]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=full, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 7
+    assert "decode: 50 steps" in report.read_text(encoding="utf-8")
+
+
 def test_a_signal_is_passed_on_to_the_command(tmp_path: Path) -> None:
     script = "trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done"
     words = [*CBTOP, "run", "--report", str(tmp_path / "run.html"), "--", "sh", "-c", script]
