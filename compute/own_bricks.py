@@ -18,6 +18,7 @@ from cbtop.compute.own_contracts import (
     KeepsContract,
     broken_conditions,
     in_order,
+    inputs_of,
     on_host,
     reference_of,
     resolved,
@@ -71,7 +72,7 @@ def cases_of(brick: OwnBrick, cases: str | None) -> Iterator[tuple[str, tuple[An
     if brick.contract is None:
         raise ContractError(f"{brick.name} has no contract with cases; pass --cases module:function")
     for number in range(len(brick.contract.cases)):
-        yield f"case {number + 1}", tuple(in_order(brick.contract, brick.contract.inputs_of(number)))
+        yield f"case {number + 1}", tuple(in_order(brick.contract, inputs_of(brick.contract, number)))
 
 
 def verify_brick(brick: OwnBrick, calls: Iterable[tuple[str, tuple[Any, ...]]]) -> list[Verified]:
@@ -215,8 +216,8 @@ def lint(path: Path) -> list[str]:
     return list(dict.fromkeys(_lint_cases(contract)))
 
 
-def _lint_cases(contract: OwnContract) -> Iterator[str]:
-    """Yield what the cases show: conditions that do not hold, and faults that no case reveals."""
+def _lint_cases(contract: OwnContract) -> list[str]:
+    """Return what the cases show: conditions that do not hold, or else the faults that no case reveals."""
     count = len(contract.outputs)
     unseen = {_in_output(fault, place, count) for fault in contract.output_faults for place in range(count)}
     unseen |= {one.name for one in contract.conditions}
@@ -228,16 +229,21 @@ def _lint_cases(contract: OwnContract) -> Iterator[str]:
             contract.name, BrickCategory.OTHER, checks=(EqualsReference(contract), KeepsContract(contract))
         ),
     )
+    faults: list[str] = []
     for number in range(len(contract.cases)):
-        inputs = contract.inputs_of(number)
         try:
+            inputs = inputs_of(contract, number)
             output = brick.function(*in_order(contract, inputs))
             failed = broken_conditions(contract, values_of(contract, inputs, output))
-        except Exception as error:  # noqa: BLE001 - the author's reference failed, and this is what is reported
-            yield f"case {number + 1}: the reference raises {type(error).__name__}: {error}"
+        except ContractError as error:
+            faults.append(str(error).removeprefix(f"{contract.path}: "))
             continue
-        yield from (f"case {number + 1}: {name} does not hold" for name in failed)
+        except Exception as error:  # noqa: BLE001 - the author's reference failed, and this is what is reported
+            faults.append(f"case {number + 1}: the reference raises {type(error).__name__}: {error}")
+            continue
+        faults += [f"case {number + 1}: {name} does not hold" for name in failed]
         if not failed:
             found = list(_planted(brick, tuple(in_order(contract, inputs)), output))
             unseen -= {name for name, is_found in found if is_found}
-    yield from (f"{name}: no case falsifies it" for name in sorted(unseen))
+    # A case that failed may have revealed the rest.
+    return faults or [f"{name}: no case falsifies it" for name in sorted(unseen)]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.contracts.own import OwnContract, read_own
+from cbtop.compute.contracts.own import BFLOAT16, NUMPY, Drawn, OwnContract, read_own
 from cbtop.compute.errors import ContractError
 from cbtop.profiler.checks import Check, CheckOutcome, Equivalent
 
@@ -61,6 +61,30 @@ def reference_of(contract: OwnContract) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = found
     return function
+
+
+def inputs_of(contract: OwnContract, number: int) -> dict[str, Any]:
+    """Return the inputs of a case, as the brick gets them. Raises ContractError without the library or the device."""
+    values = contract.values_of(number)
+    if contract.arrays == NUMPY:
+        return values
+    library, _, device = contract.arrays.partition(":")
+    try:
+        module: Any = import_module(library)
+    except ImportError as error:
+        raise ContractError(f"{contract.path}: arrays: {error}") from error
+    if device and not getattr(module, device).is_available():
+        raise ContractError(f"{contract.path}: arrays: {library} has no device {device} here")
+    found = {}
+    for name, value in values.items():
+        recipe = contract.cases[number][name]
+        if isinstance(value, np.ndarray) and library == "torch":
+            value = module.from_numpy(value).to(device or "cpu")
+            value = value.bfloat16() if isinstance(recipe, Drawn) and recipe.dtype == BFLOAT16 else value
+        elif isinstance(value, np.ndarray):
+            value = module.asarray(value)
+        found[name] = value
+    return found
 
 
 def in_order(contract: OwnContract, inputs: Mapping[str, Any]) -> list[Any]:

@@ -13,10 +13,13 @@ from cbtop.compute.contracts.reader import TERMS, TermsReader, document_of
 from cbtop.compute.contracts.terms import Terms
 from cbtop.compute.errors import ContractError
 
-KEYS = (*TERMS, "outputs", "reference", "cases")
+KEYS = (*TERMS, "outputs", "reference", "cases", "arrays")
 # A contract of cbtop's own kernels has this key. Their inputs and references are in Python.
 OF_KERNEL = "performance"
-DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
+DTYPES = ("float16", "float32", "float64", "bfloat16", "int8", "int32", "int64", "uint8")
+BFLOAT16 = "bfloat16"  # NumPy has no such type: the values are drawn in float32
+# the libraries of the arrays that a brick gets, each with a device if it has several
+NUMPY, ARRAYS = "numpy", ("numpy", "torch", "torch:cuda", "cupy")
 MAX_VALUES = 1 << 24  # limit for the values of an input
 MAX_FILE_BYTES = 1 << 20
 
@@ -34,11 +37,12 @@ class Drawn:
     high: float | None = None
 
     def values(self, random: np.random.Generator) -> Any:
+        dtype = np.dtype("float32" if self.dtype == BFLOAT16 else self.dtype)
         if self.low is None or self.high is None:
-            return random.standard_normal(self.shape).astype(self.dtype)
-        if np.dtype(self.dtype).kind in "iu":
-            return random.integers(round(self.low), round(self.high), self.shape, endpoint=True).astype(self.dtype)
-        return random.uniform(self.low, self.high, self.shape).astype(self.dtype)
+            return random.standard_normal(self.shape).astype(dtype)
+        if dtype.kind in "iu":
+            return random.integers(round(self.low), round(self.high), self.shape, endpoint=True).astype(dtype)
+        return random.uniform(self.low, self.high, self.shape).astype(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +50,22 @@ class OwnContract(Terms):
     """A contract of a brick. `outputs` are the arguments that the brick returns, in this order.
 
     `reference` is `module:function`, a slow function with the same meaning. Each of the `cases` has a value for every
-    input.
+    input. `arrays` is the library of the arrays in the cases, one of ARRAYS.
     """
 
     path: Path
     outputs: tuple[str, ...]
     reference: str
     cases: tuple[Mapping[str, Drawn | float], ...]
+    arrays: str
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The arguments that a call gets, in the order of the contract."""
         return tuple(name for name in self.arguments if name not in self.outputs)
 
-    def inputs_of(self, number: int) -> dict[str, Any]:
-        """Return the inputs of a case. They are the same at every call."""
+    def values_of(self, number: int) -> dict[str, Any]:
+        """Return the inputs of a case, as arrays of NumPy and numbers. They are the same at every call."""
         random = np.random.default_rng([number, len(self.arguments)])
         case = self.cases[number]
         return {name: one.values(random) if isinstance(one, Drawn) else one for name, one in case.items()}
@@ -76,7 +81,10 @@ def read_own(path: Path) -> OwnContract:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ContractError(f"{path}: {why}") from error
     reader = TermsReader(str(path))
-    said = reader.mapping("the file", document_of(str(path), text), KEYS)
+    document = document_of(str(path), text)
+    if isinstance(document, dict):
+        document.setdefault("arrays", NUMPY)
+    said = reader.mapping("the file", document, KEYS)
     terms = reader.fields(path.stem, {key: said[key] for key in TERMS})
     outputs = reader.texts("outputs", said["outputs"])
     if unknown := [name for name in outputs if name not in terms["arguments"]]:
@@ -86,9 +94,16 @@ def read_own(path: Path) -> OwnContract:
     reference = reader.text("reference", said["reference"])
     if not all(reference.partition(":")):
         raise reader.wrong("reference", f"is {reference!r}; module:function is expected")
+    if said["arrays"] not in ARRAYS:
+        raise reader.wrong("arrays", f"is {said['arrays']!r}; {', '.join(ARRAYS)} are known")
     inputs = [name for name in terms["arguments"] if name not in outputs]
     cases = tuple(_cases(reader, said["cases"], inputs))
-    return OwnContract(**terms, path=path, outputs=outputs, reference=reference, cases=cases)
+    drawn = [value for case in cases for value in case.values() if isinstance(value, Drawn)]
+    if said["arrays"] == NUMPY and any(one.dtype == BFLOAT16 for one in drawn):
+        raise reader.wrong("arrays", f"is numpy, which has no {BFLOAT16}; torch has it")
+    return OwnContract(
+        **terms, path=path, outputs=outputs, reference=reference, cases=cases, arrays=said["arrays"]
+    )  # fmt: skip
 
 
 def is_of_kernel(path: Path) -> bool:

@@ -59,6 +59,16 @@ def no_cases():
     return iter(())
 
 
+def torch_norm(x, weight, epsilon):
+    x = x.double()
+    return (x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight).to(weight.dtype)
+
+
+@profiler.timed(BrickDefinition.of(BrickId.RMS_NORM, contract=Path(__file__).with_name("rms.yaml")))
+def fast_torch_norm(x, weight, epsilon):
+    return (x.float() * (x.float().square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight).to(weight.dtype)
+
+
 def halves(x):
     return x[:, ::2], x[:, 1::2]
 """

@@ -95,6 +95,8 @@ def test_other_checks_of_a_definition_stay(module: Any, tmp_path: Path) -> None:
         ("low: 0.5", "dtype: float8", "case 2: weight: has the dtype 'float8'; dtypes are float16"),
         ("low: 0.5", "low: .inf", "case 2: weight: low: is inf; a number is expected"),
         ("cases:", "cases: []\nnothing:", "the file: 'nothing' is no key"),
+        ("cases:", "arrays: jax\ncases:", "arrays: is 'jax'; numpy, torch, torch:cuda, cupy are known"),
+        ("low: 0.5", "dtype: bfloat16", "arrays: is numpy, which has no bfloat16; torch has it"),
     ],
 )  # fmt: skip
 def test_a_wrong_key_is_named_with_its_file(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -136,8 +138,8 @@ def test_the_inputs_of_a_case_have_their_shapes_and_bounds(tmp_path: Path) -> No
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
     contract = read_own(path)
-    first, second = contract.inputs_of(0), contract.inputs_of(1)
+    first, second = contract.values_of(0), contract.values_of(1)
     assert (first["x"].shape, first["x"].dtype, first["epsilon"]) == ((1, 8), np.float32, 0.01)
     assert set(second["weight"].tolist()) == {3, 4, 5}
     assert second["weight"].dtype == np.int8
-    assert np.array_equal(contract.inputs_of(1)["x"], second["x"])
+    assert np.array_equal(contract.values_of(1)["x"], second["x"])

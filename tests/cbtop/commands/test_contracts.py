@@ -111,6 +111,31 @@ def test_a_fault_of_a_contract_is_named(
     assert printed.err == "cbtop: 1 of 1 contract failed: rms.yaml\n"
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", "1.0e-5"), ("bfloat16", "1.0e-2")])
+def test_a_brick_of_torch_gets_tensors(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, tolerance: str
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: make torch")
+    text = CONTRACT.replace("plain_rms_norm", "torch_norm").replace("cases:", "arrays: torch\ncases:")
+    text = text.replace("1.0e-5", tolerance).replace("[1, 8]", f"{{shape: [1, 8], dtype: {dtype}, low: -1}}")
+    text = text.replace("weight: [8]", f"weight: {{shape: [8], dtype: {dtype}, low: 2, high: 4}}")
+    write(tmp_path, name, text)
+    assert main(["verify", f"{name}:fast_torch_norm"]) == 0
+    assert "2 of 2 pass" in capsys.readouterr().out
+    assert main(["contracts", "lint", "rms.yaml"]) == 0
+
+
+def test_a_device_that_is_not_there_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    text = CONTRACT.replace("plain_rms_norm", "torch_norm").replace("cases:", "arrays: torch:cuda\ncases:")
+    write(tmp_path, name, text)
+    assert main(["contracts", "lint", "rms.yaml"]) == 4
+    assert capsys.readouterr().out == "✗ rms.yaml\n  arrays: torch has no device cuda here\n"
+    assert main(["verify", f"{name}:fast_torch_norm"]) == 2
+
+
 def test_two_outputs_are_falsified_one_by_one(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "equations: odd and even columns\narguments: [x, left, right]\noutputs: [left, right]\n"
