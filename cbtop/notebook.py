@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,11 +26,13 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.reports.html import html_part
+from cbtop.reports.overview import brick_lines
 from cbtop.reports.text import text_report
 from cbtop.viewmodels.source import SourceView
 
 MAGIC = "cbtop"
-TEXT_SECTIONS = ("bricks", "layers")
+TEXT_SECTIONS = ("layers",)
+TEXT_BRICKS = 12  # the number of bricks in the text
 NOTHING = (
     "cbtop: no step was recorded. A cell is timed if it calls a torch model of several layers, in a kernel that has "
     "imported torch in an earlier cell, or if it uses a BrickProfiler."
@@ -75,38 +77,52 @@ class CellTimer:
 
     def __call__(self, line: str, cell: str | None = None) -> object:
         phase = None if cell is None else _phase(line)
+        run = self._compiled(line if cell is None else cell)
         try:
             before = dict(_produced())
         except ProtocolError as error:
             self._shell.display_pub.publish(data={"text/plain": f"cbtop: nothing is recorded: {error}"})
-            return self._run(line if cell is None else cell)
+            return run()
         if self._profiler is None:
             self._profiler = BrickProfiler()
         attached = temporary.begin(self._profiler)
         try:
-            return self._run(line if cell is None else cell)
+            return run()
         finally:
             if attached is not None:
                 attached.end()
             self._show(list(_views(before, phase)))
 
-    def _run(self, source: str) -> object:
-        """Run a cell in the user's namespace. Returns the value of its last expression, or None without one."""
+    def _compiled(self, source: str) -> Callable[[], object]:
+        """Return a function that runs a cell in the user's namespace, and returns the value of its last expression.
+
+        Raises SyntaxError.
+        """
         shell = self._shell
         code = shell.transform_cell(source)
         tree = shell.transform_ast(ast.parse(code))
         name = shell.compile.cache(code)  # so that a traceback shows the lines of the cell
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, name, "exec"), shell.user_ns)
-        if last is None:
-            return None
-        return eval(compile(ast.Expression(last.value), name, "eval"), shell.user_ns)  # type: ignore[attr-defined]
+        value = ast.Expression(
+            last.value if isinstance(last, ast.Expr) else ast.Constant(None, lineno=1, col_offset=0)
+        )
+        statements, expression = compile(tree, name, "exec"), compile(ast.fix_missing_locations(value), name, "eval")
+
+        def run() -> object:
+            exec(statements, shell.user_ns)
+            return eval(expression, shell.user_ns)
+
+        return run
 
     def _show(self, views: list[SourceView]) -> None:
-        data = {"text/plain": text_report(views, TEXT_SECTIONS) if views else NOTHING}
+        data = {"text/plain": "\n\n".join(map(_text, views)) or NOTHING}
         if views:
             data["text/html"] = html_part(views)
         self._shell.display_pub.publish(data=data)
+
+
+def _text(view: SourceView) -> str:
+    return "\n".join([text_report([view], TEXT_SECTIONS), "", *brick_lines(view, TEXT_BRICKS)])
 
 
 class _CellSource(Source):

@@ -40,6 +40,10 @@ def resolved(name: str) -> Any:
         found: Any = import_module(module)
     except ImportError as error:
         raise ContractError(f"{name}: {error}") from error
+    except ContractError:  # of a BrickDefinition in the module
+        raise
+    except Exception as error:  # the author's module failed, and this is what is reported
+        raise ContractError(f"{name}: importing {module} raises {type(error).__name__}: {error}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise ContractError(f"{name}: there is no {part!r} in {getattr(found, '__name__', module)}")

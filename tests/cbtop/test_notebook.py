@@ -103,6 +103,19 @@ def test_a_failing_cell_shows_its_figures_and_raises_its_error(shell: FakeShell)
     assert "decode: 2 steps" in shell.shown[0]["text/plain"]
 
 
+def test_a_cell_that_does_not_parse_shows_nothing(shell: FakeShell) -> None:
+    with pytest.raises(SyntaxError):
+        timed(shell, "1 +")
+    assert shell.shown == []
+
+
+def test_the_text_has_layers_bricks_and_verdicts_once(shell: FakeShell) -> None:
+    timed(shell, STEP.format(times=9, name="decode"))
+    text = shell.shown[0]["text/plain"]
+    assert text.count("Layer 0") == text.count("RmsNorm ") == 1
+    assert text.count("verdicts") <= 1
+
+
 def test_a_cell_chooses_its_phase_and_a_wrong_option_is_named(shell: FakeShell) -> None:
     both = STEP.format(times=9, name="decode") + STEP.format(times=2, name="prefill")
     timed(shell, both, "--phase prefill")

@@ -133,6 +133,19 @@ def test_a_name_without_an_object_is_named(name: str, said: str) -> None:
         resolved(name)
 
 
+def test_a_module_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_bricks.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ContractError, match="importing failing_bricks raises ZeroDivisionError: division by zero"):
+        resolved("failing_bricks:brick")
+
+
+def test_without_the_extra_a_definition_with_a_contract_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cbtop.compute.own_contracts", None)
+    with pytest.raises(ImportError, match=r"a contract needs pip install 'cbtop\[compute\]'"):
+        BrickDefinition.of(BrickId.RMS_NORM, contract="mine.yaml")
+
+
 def test_the_inputs_of_a_case_have_their_shapes_and_bounds(tmp_path: Path) -> None:
     text = CONTRACT.replace("{shape: [64], low: 0.5, high: 2}", "{shape: [64], dtype: int8, low: 3, high: 5}")
     path = tmp_path / "mine.yaml"
