@@ -25,8 +25,9 @@ import numpy as np
 from benchmarks.base import Figure, Ratio, interleaved_cpu_ns
 from benchmarks.decode import half_a_billion
 from cbtop.compute.backends import cpu_backend
-from cbtop.compute.contracts import Checks, Condition, Contract, contract
+from cbtop.compute.contracts import Condition, Contract, contract
 from cbtop.compute.contracts.conditions import Failed
+from cbtop.compute.contracts.terms import Checks
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import model_to_run
 from cbtop.compute.demo_model import demo_model

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         SyncMode,
         TransferDirection,
     )
+    from cbtop.reading.compared import diff
     from cbtop.reading.live import live
     from cbtop.reading.recording import Recording, read
     from cbtop.tuning.tuner import BrickTuner
@@ -46,7 +47,10 @@ _HOMES = {
     "Manifest": "cbtop.protocol.messages",
     "measure_ceilings": "cbtop.compute.ceilings",
     "attach": "cbtop.profiler.instrument",
+    "diff": "cbtop.reading.compared",
     "live": "cbtop.reading.live",
+    "load_ipython_extension": "cbtop.notebook",
+    "unload_ipython_extension": "cbtop.notebook",
     "read": "cbtop.reading.recording",
     "BrickProfiler": "cbtop.profiler.profiler",
     "BrickTuner": "cbtop.tuning.tuner",
@@ -105,6 +109,7 @@ __all__ = [
     "Work",
     "__version__",
     "attach",
+    "diff",
     "live",
     "measure_ceilings",
     "read",

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO, cast
 
@@ -144,6 +145,11 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {_in_one_line(message)}\ntry: {self.prog} --help\n")
 
+    def options(self) -> list[str]:
+        """Return the long options that the help shows."""
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        return [name for action in shown for name in action.option_strings if name.startswith("--")]
+
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         (file or sys.stderr).write(message)
         sys.stdout.flush()
@@ -162,7 +168,7 @@ def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
     if getattr(command, "TAKES_COMMAND", False):
         options.command = own
     if unknown:
-        hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
+        hint = _hint(parser, unknown) or ("" if name else f"; commands come first: {', '.join(COMMANDS)}")
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if name in NEED_ENGINE:
         # This module is imported only if a command needs it, because every import at the top of this file delays all
@@ -173,8 +179,19 @@ def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
     return command, options
 
 
+def _hint(parser: _Parser, unknown: Sequence[str]) -> str:
+    """Return a hint to the option that is nearest to the first unknown one, or "" if no option is near."""
+    # This module is imported only to report an error, because every import at the top of this file delays all
+    # commands.
+    from cbtop.commands.shared.names import nearest
+
+    option = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+    found = nearest(option, parser.options()) if option else ""
+    return f"; did you mean {found}?" if found else ""
+
+
 def _in_full(arguments: list[str]) -> list[str]:
-    """Replace `help [COMMAND]` by `[COMMAND] --help`, and a recording by its replay.
+    """Replace `help [COMMAND]` by `[COMMAND] --help`, a recording by its replay, and process ids by `--source`.
 
     Exits with an error if the command does not exist.
     """
@@ -185,6 +202,9 @@ def _in_full(arguments: list[str]) -> list[str]:
         return [*_in_full(rest), HELP_OPTION]
     if first.endswith(RECORDING_SUFFIX):
         return ["replay", *arguments]
+    if first.isdecimal():
+        pids = list(takewhile(str.isdecimal, arguments))
+        return [*(f"--source={pid}" for pid in pids), *arguments[len(pids) :]]
     if first and not first.startswith("-") and first not in COMMANDS:
         # This module is imported only to report an error, because every import at the top of this file delays all
         # commands.
@@ -198,7 +218,7 @@ def _load(name: str) -> Command:
     return cast(Command, import_module(f"cbtop.commands.{name.replace('-', '_')}"))
 
 
-def _parser(command: Command, name: str | None) -> argparse.ArgumentParser:
+def _parser(command: Command, name: str | None) -> _Parser:
     others = "\n".join(f"  {key:<13}{line}" for key, line in COMMANDS.items())
     parser = _Parser(
         prog=f"cbtop {name}" if name else "cbtop",

@@ -79,9 +79,11 @@ class Finite:
 
     @property
     def name(self) -> str:
+        """The name of the check on screens and in reports."""
         return "finite"
 
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
+        """Return whether all values of `output` are finite. Raises ValueError if it has no values."""
         arrays = list(_arrays(output))
         _require_values(arrays)
         found = next((bad for bad in map(_not_finite, arrays) if bad), "")
@@ -97,9 +99,11 @@ class Bounded:
 
     @property
     def name(self) -> str:
+        """The name of the check on screens and in reports."""
         return f"from {self.low:g} to {self.high:g}"
 
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
+        """Return whether all values of `output` are within the bounds. Raises ValueError if it has no values."""
         least, most = math.inf, -math.inf
         for array in _arrays(output):
             if _not_finite(array) == "NaN":
@@ -124,10 +128,12 @@ class Equivalent:
 
     @property
     def name(self) -> str:
+        """The name of the check on screens and in reports."""
         name = getattr(self.reference, "__name__", "")
         return f"equals {name if name.isidentifier() else 'reference'}"
 
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
+        """Return whether `output` equals the result of the reference for these arguments."""
         with _without_gradients():
             expected = list(_arrays(self.reference(*args, **kwargs)))
         found = list(_arrays(output))

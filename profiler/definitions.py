@@ -5,7 +5,9 @@ layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
+from importlib import import_module
+from os import PathLike
 from typing import Any
 
 from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
@@ -34,7 +36,9 @@ class BrickDefinition:
     `name` is shown on every screen. Use the display name of a BrickId, or any other name. Two definitions in one
     layer are two nodes, even if both are called RmsNorm. `label` is your own word for this place (`q_proj`), which
     distinguishes such nodes on the screen. `budget` is the allowed cost: a time per token, or a rate for the declared
-    bytes. `checks` are conditions on the output, see checks.py.
+    bytes. `checks` are conditions on the output, see checks.py. `contract` is the path of a contract file, whose
+    conditions and reference become checks, too. It needs the extra `compute`. Raises ContractError if the file is not
+    valid.
     """
 
     name: str
@@ -46,8 +50,9 @@ class BrickDefinition:
     budget: Budget | None = None
     label: str = ""
     checks: tuple[Check, ...] = ()
+    contract: InitVar[str | PathLike[str]] = ""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, contract: str | PathLike[str]) -> None:
         if type(self.budget) not in (TokenBudget, ByteBudget, type(None)):
             raise TypeError(f"budget is {self.budget!r}; a TokenBudget or a ByteBudget is wanted")
         for check in self.checks:
@@ -57,6 +62,8 @@ class BrickDefinition:
                 )
             if not isinstance(check.name, str):
                 raise TypeError(f"the name of the check {check!r} is {check.name!r}; a str is expected")
+        if contract:
+            object.__setattr__(self, "checks", (*self.checks, *_checks_of(contract)))
 
     @classmethod
     def of(
@@ -69,6 +76,7 @@ class BrickDefinition:
         budget: Budget | None = None,
         label: str = "",
         checks: tuple[Check, ...] = (),
+        contract: str | PathLike[str] = "",
     ) -> BrickDefinition:
         """Return the definition of a well-known brick, with the name and category of its BrickId.
 
@@ -79,7 +87,20 @@ class BrickDefinition:
                 f"{brick!r} is not a BrickId; "
                 f"pass a BrickId, or write BrickDefinition({brick!r}, BrickCategory.OTHER)"
             )
-        return cls(brick.display_name, brick.category, brick, backend, work, kernels, budget, label, checks)
+        return cls(
+            brick.display_name, brick.category, brick, backend, work, kernels, budget, label, checks, contract
+        )  # fmt: skip
+
+
+def _checks_of(contract: str | PathLike[str]) -> tuple[Check, ...]:
+    """Return the checks of a contract file. Raises ImportError without the extra `compute`."""
+    try:
+        # Contracts are read by the floor above, which a profiled process otherwise never loads.
+        own_contracts: Any = import_module("cbtop.compute.own_contracts")
+    except ImportError as error:
+        raise ImportError(f"a contract needs pip install 'cbtop[compute]' ({error})") from error
+    checks: tuple[Check, ...] = own_contracts.checks_of(contract)
+    return checks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

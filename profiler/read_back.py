@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.graph_recorder import GraphRecorder
     from cbtop.profiler.recorder import Recorder
     from cbtop.profiler.scopes import Scopes
-    from cbtop.profiler.session import Report, Session
+    from cbtop.profiler.session import Report, Session, StepSums
 
 
 class ReadBack:
@@ -54,6 +54,10 @@ class ReadBack:
         session = self._opened()
         report = session.report() if window_s is None else session.window(window_s, self._now_ns())
         return replace(report, ended_why=self._ended_why())
+
+    def phases(self) -> dict[str, StepSums]:
+        """Return the sums of each phase with an ended step, since the beginning. Each call reads only new records."""
+        return self._opened().phases()
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
         """Return the statistics of one brick over all layers, or None if the brick did not run."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.markup import plain, share_bar, table_html
 from cbtop.profiler.analysis.node_columns import ANY_STEP
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.stats import NodeStats, sane
@@ -104,6 +105,39 @@ class Report:
 
     def __str__(self) -> str:
         """Return the report as text, as `print(profiler.report())` shows it."""
+        lines = [self._first_line()]
+        for stats in self.bricks:
+            share = "  n/a" if (percent := self._percent(stats)) is None else f"{percent:5.1f}%"
+            calls = stats.calls
+            mean_us, name = calls.mean_ns / 1e3, sanitise(stats.name)
+            lines.append(f"  {name:20} {mean_us:10.2f}µs incl avg ({share} excl) [{calls.count} samples]")
+        for category in self.categories:
+            lines.append(f"  {category.category.display_name:20} {category.exclusive_ns / 1e3:10.2f}µs excl total")
+        return "\n".join([*lines, *(f"  {note}" for note in self._notes())])
+
+    def _repr_html_(self) -> str:
+        """Return the report as HTML: the shares of the bricks, and a table. Notebooks call this method to show it."""
+        shares = [(sanitise(stats.name), self._percent(stats) or 0.0) for stats in self.bricks]
+        rows = [("brick", "category", "calls", "µs a call, inclusive", "share of steps, exclusive")]
+        rows += [
+            (
+                sanitise(stats.name),
+                stats.category.display_name,
+                f"{stats.calls.count:,}",
+                f"{stats.calls.mean_ns / 1e3:,.1f}",
+                "n/a" if (percent := self._percent(stats)) is None else f"{percent:.1f} %",
+            )
+            for stats in self.bricks
+        ]
+        outside = ("not in bricks", 100 * (1 - self.coverage) if self.coverage is not None else 0.0)
+        notes = "".join(f"<p>{plain(note)}</p>" for note in self._notes())
+        return f"<p>{plain(self._first_line())}</p>{share_bar([*shares, outside])}{table_html(rows)}{notes}"
+
+    def _percent(self, stats: BrickStats) -> float | None:
+        """Return the exclusive time of a brick in percent of the recorded steps. Returns None without such steps."""
+        return 100 * stats.closed.exclusive_ns / self.recorded_ns if self.recorded_ns else None
+
+    def _first_line(self) -> str:
         rate = "n/a" if self.tokens_per_sec is None else f"{self.tokens_per_sec:.1f} tokens/s"
         if self.tokens_per_sec_in_steps is not None:
             rate += f" ({self.tokens_per_sec_in_steps:.1f} in steps)"
@@ -114,25 +148,36 @@ class Report:
         sample = f"a sample, one step in {self.sample_every:,}: " if self.sample_every > 1 else ""
         recorded = "" if self.recorded_steps == self.steps else f" ({self.recorded_steps} recorded)"
         steps = f"{self.steps} steps{recorded}, {self.tokens} tokens"
-        lines = [f"{sample}{span}{steps}, {self.wall_ns / 1e3:.1f}µs, {rate}, {coverage}"]
-        for stats in self.bricks:
-            share = f"{100 * stats.closed.exclusive_ns / self.recorded_ns:5.1f}%" if self.recorded_ns else "  n/a"
-            calls = stats.calls
-            mean_us, name = calls.mean_ns / 1e3, sanitise(stats.name)
-            lines.append(f"  {name:20} {mean_us:10.2f}µs incl avg ({share} excl) [{calls.count} samples]")
-        for category in self.categories:
-            lines.append(f"  {category.category.display_name:20} {category.exclusive_ns / 1e3:10.2f}µs excl total")
+        return f"{sample}{span}{steps}, {self.wall_ns / 1e3:.1f}µs, {rate}, {coverage}"
+
+    def _notes(self) -> Iterator[str]:
+        """Yield what a reader must know of the time breakdowns and of lost records."""
         for phase, books in self.books:
-            lines += [f"  {sanitise(phase)}: {said}" for said in _said_of(books)]
+            yield from (f"{sanitise(phase)}: {said}" for said in _said_of(books))
         if self.outside and self.books:
-            lines.append(f"  {_added_up(self.outside)} outside of steps")
+            yield f"{_added_up(self.outside)} outside of steps"
         if self.overwritten:
-            lines.append(f"  {self.overwritten} records were overwritten before they were read")
+            yield f"{self.overwritten} records were overwritten before they were read"
         if self.rejected:
-            lines.append(f"  {self.rejected} records named no node, or ran backwards")
+            yield f"{self.rejected} records named no node, or ran backwards"
         if self.ended_why:
-            lines.append(f"  recording has ended: {self.ended_why}")
-        return "\n".join(lines)
+            yield f"recording has ended: {self.ended_why}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """Sums over all steps of a phase since the beginning. Bricks are known only in recorded steps.
+
+    `bricks_ns` has the exclusive time of each brick in steps that have ended. `uncounted` is the number of steps with
+    an unknown number of tokens.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    uncounted: int = 0
+    wall_ns: int = 0
+    recorded_ns: int = 0  # wall time of the recorded steps
+    bricks_ns: Mapping[str, int] = field(default_factory=dict)
 
 
 def _said_of(books: TimeBreakdown) -> list[str]:
@@ -237,6 +282,28 @@ class Session:
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
         """Return the statistics of the categories that ran, by category."""
         return {stats.category: stats for stats in category_stats(self._bricks())}
+
+    def phases(self) -> dict[str, StepSums]:
+        """Return the sums of each phase with an ended step, by the name of the phase."""
+        with self._reading:
+            totals = self._totals()
+            found = {}
+            for node in self._table.children[None]:
+                calls = totals.stats.calls([node.id]) if node.kind is NodeKind.STEP else None
+                if calls is None:
+                    continue
+                found[display_name(node)] = StepSums(
+                    steps=calls.count,
+                    tokens=calls.elements,
+                    uncounted=int(totals.stats.rare("uncounted", (node.id,))),
+                    wall_ns=calls.total_ns,
+                    recorded_ns=int(totals.stats.of_recorded("total_ns")[node.id]),
+                    bricks_ns={
+                        stats.name: stats.closed.exclusive_ns
+                        for stats in brick_stats(PhaseTotals.below(node, self._table, totals.stats))
+                    },
+                )
+            return found
 
     def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
         """Return the graph of all nodes that ran. The graph also has the nodes around them, and their kernels."""

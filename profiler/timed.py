@@ -55,6 +55,7 @@ def timed(
                 check(brick, result, *args, **kwargs)
             return result
 
+        setattr(timed_function, "__brick__", brick)  # noqa: B010 - `cbtop verify` reads it; mypy knows no such name
         return timed_function
 
     return decorate

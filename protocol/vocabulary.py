@@ -22,6 +22,7 @@ class BrickCategory(IntEnum):
 
     @property
     def display_name(self) -> str:
+        """The name that is shown to users, for example `Attention`."""
         return _CATEGORY_NAMES[self]
 
 
@@ -60,6 +61,7 @@ class BrickId(IntEnum):
 
     @property
     def category(self) -> BrickCategory:
+        """The category that this brick belongs to."""
         return _BRICK_CATEGORIES[self]
 
     @classmethod

@@ -11,10 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.cbtop.made_recordings import made_recording
+from tests.integration.hosts import CBTOP
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-OWN = ["loop", "self_verifying", "threads", "async_requests", "torch_model", "two_ranks"]
-BRICKS = {"loop": "DownProjection", "self_verifying": "AttentionSoftmax", "threads": "Combine"}
+OWN = ["loop", "self_verifying", "own_contract", "threads", "async_requests", "torch_model", "two_ranks"]
+BRICKS = {
+    "loop": "DownProjection",
+    "own_contract": "RmsNorm",
+    "self_verifying": "AttentionSoftmax",
+    "threads": "Combine",
+}
 
 
 def _run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -57,6 +63,16 @@ def test_the_live_example_prints_rates_of_what_runs(runtime: Path) -> None:
     assert re.match(r"loop\.py decode \d+", line)
 
 
+def test_the_example_with_a_contract_is_verified_and_linted(runtime: Path) -> None:
+    for words, said in (
+        (["verify", "own_contract:rms_norm"], "2 of 2 pass; 22 faults were planted"),
+        (["contracts", "lint", "."], "✓ rms_norm.yaml"),
+    ):
+        done = subprocess.run([*CBTOP, *words], capture_output=True, text=True, timeout=60, cwd=EXAMPLES)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert said in done.stdout
+
+
 def test_the_example_for_a_gpu_says_what_it_needs(runtime: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -76,4 +92,6 @@ def test_the_gate_records_base_runs_and_judges_a_new_one(runtime: Path, tmp_path
 
 def test_every_example_is_in_the_table() -> None:
     listed = re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
-    assert sorted(listed) == sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh"))
+    assert sorted(listed) == sorted(
+        path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh", ".yaml")
+    )

@@ -25,11 +25,13 @@ COMMANDS = {
     "bench": "measure tokens/s of a model, as llama-bench does",
     "tune": "find the setting that a model runs fastest with, from its measured bricks",
     "verify": "check every kernel against its reference, and every check against planted faults",
+    "contracts": "check contract files of your own bricks",
     "calibrate": "measure the roofs of this machine's processor and GPUs, and keep them",
     "overhead": "measure what profiling costs on this machine",
     "doctor": "say what profiling finds on this machine, and what is missing",
     "completion": "print the script that completes commands and options in a shell",
+    "man": "print the manual page",
 }
 DEFAULT_COMMAND = "top"
 # Commands that need the packages of the extra `compute`. Some options of other commands need these packages, too.
-NEED_ENGINE = frozenset({"demo", "bench", "tune", "verify", "overhead"})
+NEED_ENGINE = frozenset({"demo", "bench", "tune", "verify", "contracts", "overhead"})

@@ -43,5 +43,5 @@ def _add_command(parser: argparse.ArgumentParser, name: str, file: Mapping[str, 
     """Add the arguments of `cbtop completion`. `file` is the completion of arguments that are paths."""
     import_module(f"cbtop.commands.{name.replace('-', '_')}").add_arguments(parser)
     for action in parser._actions:
-        if action.type is Path:
+        if action.type is Path or str(action.metavar).startswith("FILE"):
             action.complete = file  # type: ignore[attr-defined]  # shtab reads this attribute

@@ -69,25 +69,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _export_html(options: argparse.Namespace) -> int:
     """Write an HTML report that shows a recording at its end."""
-    from cbtop.feeds.replay import ReplayFeed
-    from cbtop.reports.html import html_report
+    # Imported here, because reports load slowly.
+    from cbtop.commands.shared.html_file import document_of
 
     if options.file is None:
         raise UsageError(f"{HTML} needs a recording; `cbtop --headless --format {HTML}` reports on what runs")
-    try:
-        feed = ReplayFeed(options.file, selected=() if options.source is None else (options.source,))
-    except (RecordingError, VersionError) as error:
-        raise UsageError(str(error)) from error
-    with feed, ExitStack() as opened:
-        feed.follow_records(True)
-        feed.seek(feed.duration_s)
-        views = [view for one in feed.sources() if (view := feed.view(one.key)) is not None and view.has_data]
-        if not views:
-            who = "" if options.source is None else f" of --source {options.source}"
-            raise NoDataError(f"{options.file} holds no data{who}")
-        out = opened.enter_context(_opened(options))
-        damage = f"{feed.status()}: what they held is missing" if feed.damage else ""
-        out.write(f"{html_report(views, feed.replay(), damage=damage)}\n".encode())
+    document, damage = document_of(options.file, () if options.source is None else (options.source,))
+    with ExitStack() as opened:
+        opened.enter_context(_opened(options)).write(document)
     if damage:
         raise UntrustedError(damage)
     return 0

@@ -54,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # A hidden option for `cbtop run`, with the value PID:DESCRIPTOR. With this option, `cbtop record` records new
     # processes until the process PID has ended. The recorder writes a byte to DESCRIPTOR when the recording begins.
     parser.add_argument("--beside", help=argparse.SUPPRESS)
+    # A hidden option for `cbtop run --report`, whose recording is temporary. The recorder does not mention the file.
+    parser.add_argument("--temporary", action="store_true", help=argparse.SUPPRESS)
     add_connect_arguments(parser)
 
 
@@ -91,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
         silent_s = recorder.silent_s
         line.clear()
         recorder.close()
+    if options.temporary and recorder.has_begun:
+        return 0  # `cbtop run` reads the recording, and reports what is missing in it.
     sys.stderr.write(_summary(recorder, options, time.monotonic() - begun_s))
     if recorder.is_full and not recorder.tallies:
         raise UsageError(

@@ -38,6 +38,7 @@ examples:
   cbtop run --watch -- python generate.py        open the screen in this terminal
   cbtop run -- torchrun --nproc-per-node 2 train.py
   cbtop run --record run.cbtop -- python eval.py
+  cbtop run --report run.html -- python eval.py  a report for a browser at the end: one file, without scripts
   cbtop run --overhead 0.2% -- uvicorn app:app   with less overhead
   cbtop run --quiet -- python batch.py           without a summary at the end
   cbtop run --guard=stop --overhead 100% -- python train.py    stop at the first NaN or Inf in any step
@@ -80,7 +81,10 @@ PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "cbtop run [--watch] [--quiet] [--guard[=WHAT]] [--overhead PERCENT] [--record FILE] -- COMMAND …"
+    parser.usage = (
+        "cbtop run [--watch] [--quiet] [--guard[=WHAT]] [--overhead PERCENT] [--record FILE] "
+        "[--report FILE] -- COMMAND …"
+    )
     parser.add_argument(
         "--watch", action="store_true",
         help="open the screen in this terminal: one view shows the output of COMMAND, whose input is empty; Ctrl-C "
@@ -95,6 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for name, (value, default, says) in OPTIONS.items():
         parser.add_argument(name, default=default, metavar=value, help=says)
+    parser.add_argument(
+        "--report", metavar="FILE",
+        help="when COMMAND has ended, write an HTML report of the whole run into FILE, such as run.html; COMMAND is "
+        "then a child of this process, and --overhead is as with --record",
+    )  # fmt: skip
     parser.add_argument("command", nargs="...", metavar="-- COMMAND …", help="the program")
 
 
@@ -132,8 +141,11 @@ def run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise UsageError("run what? cbtop run -- python serve.py")
-    overhead_percent, guard = _allowed(options.overhead, options.record), _checked(options.guard)
+    overhead_percent = _allowed(options.overhead, options.report if options.record is None else options.record)
+    guard = _checked(options.guard)
     if options.watch:
+        if options.report is not None:
+            raise UsageError("--report and --watch exclude each other; watch with `cbtop` in another terminal")
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
         # The modules of a screen are imported only here, because importing them takes a third of a second.
@@ -151,15 +163,34 @@ def run(options: argparse.Namespace) -> int:
 
     for number, found in options.signals.items():
         signal.signal(number, found)
+    if options.report is not None:
+        # Imported here, because these modules load slowly.
+        from cbtop.commands.shared.report_at_end import run_with_report
+
+        def become_recorded(record: str, held: int) -> int:
+            is_temporary = options.record is None
+            return become(command, overhead_percent, record, options.quiet, guard, held, is_temporary=is_temporary)
+
+        return run_with_report(become_recorded, options.report, options.record)
     return become(command, overhead_percent, options.record, options.quiet, guard)
 
 
-def become(command: list[str], overhead_percent: float, record: str | None, quiet: bool, guard: str | None) -> int:
+def become(
+    command: list[str],
+    overhead_percent: float,
+    record: str | None,
+    quiet: bool,
+    guard: str | None,
+    held: int | None = None,
+    *,
+    is_temporary: bool = False,
+) -> int:
     """Replace this process by `command`. If `record` is not None, the run is recorded into that file.
 
     Returns an exit code only if the command cannot be run. With `quiet`, no summary is printed when the command ends.
     `guard` is the setting of the guard (the check for wrong values such as NaN). If it is None, the setting in the
-    environment is used.
+    environment is used. The processes for the recording and the summary hold the descriptor `held` open until they
+    are done. If `is_temporary` is true, they do not mention the recording.
     """
     said = []
     if isolating := isolating_option(command):
@@ -175,7 +206,7 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
         if record is not None and os.path.exists(record):
             _say(f"{record} exists: choose another name, or remove it")
             return 2
-        if record is not None and not _record_beside(record):
+        if record is not None and not _record_beside(record, held, is_temporary=is_temporary):
             return 2  # The recorder has already printed why it could not start.
     except OSError as error:
         _say(f"no recorder could be started: {error.strerror}")
@@ -184,7 +215,8 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
         # If no descriptor, process or disk space is left, the process for the summary cannot be made. Run the command
         # without a summary then.
         with suppressed(OSError):
-            _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
+            shown = None if is_temporary else record
+            _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], shown, held)
     for line in said:  # Print these lines only now, because nothing can keep the command from running any longer.
         _say(line)
     # Python ignores SIGPIPE and SIGXFSZ. An ignored signal would stay ignored in the command, so restore the
@@ -224,7 +256,7 @@ def _has_pythons_locale() -> bool:
     return False
 
 
-def _record_beside(path: str) -> bool:
+def _record_beside(path: str, held: int | None = None, *, is_temporary: bool = False) -> bool:
     """Start a recorder that ends with this process, and wait until the recording has begun.
 
     Returns False if the recorder fails. The recorder is detached, so the command has no unexpected child. The
@@ -234,7 +266,10 @@ def _record_beside(path: str) -> bool:
     begun, says = os.pipe()
     os.set_inheritable(says, True)
     command = [sys.executable, "-m", "cbtop", "record", "-o", path, "--beside", f"{os.getpid()}:{says}"]
+    command += ["--temporary"] * is_temporary
     if _is_detached_child():
+        if held is not None:
+            os.set_inheritable(held, True)
         try:
             os.execv(command[0], command)
         finally:
@@ -244,7 +279,7 @@ def _record_beside(path: str) -> bool:
         return bool(heard.read(1))
 
 
-def _summarize_at_end(mark: str, record: str | None) -> None:
+def _summarize_at_end(mark: str, record: str | None, held: int | None = None) -> None:
     """Start a process that prints a summary of the run when the command ends. Raises OSError if it cannot be started.
 
     The new process is not a child of the command. The new process waits on a FIFO, which is next to the file that
@@ -262,7 +297,8 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
         try:
             from cbtop.commands.shared.run_end import summarize_at_end
 
-            summarize_at_end(fifo, command, path, pid, "cbtop" if record is None else f"cbtop replay {record}")
+            next_command = "cbtop" if record is None else f"cbtop replay {record}"
+            summarize_at_end(fifo, command, path, pid, next_command, held)
         finally:
             os._exit(0)
 

@@ -41,6 +41,7 @@ DESCRIPTION = "attach to whatever runs"
 EPILOG = """\
 examples:
   cbtop                              watch every instrumented process of yours
+  cbtop 4242                         watch only this process; more pids for several
   cbtop --headless --once            print one report and exit: for CI and pipes
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
   cbtop --headless --once --view sources    every process, and what cbtop itself costs

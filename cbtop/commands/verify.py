@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -40,12 +41,15 @@ DESCRIPTION = (
     "must hold before and after a call. Then plant the faults that the contract names; one that no check finds is a "
     "failure, too. With --model also every brick of a model, in both kinds of pass, and its logits beside those of a "
     "pass in float64 over 140 random tokens. With --against no kernel is checked: the weights of two files of a "
-    "model are compared, and what each layer predicts. A tensor fails if its error is more than that of its format."
+    "model are compared, and what each layer predicts. A tensor fails if its error is more than that of its format. "
+    "With module:function, the checks of this brick of yours are evaluated instead, on the cases of its contract."
 )
 EPILOG = """\
 examples:
   cbtop verify                                  all kernels: about a minute
   cbtop verify DownProjection                   those that one brick runs
+  cbtop verify my_norms:fast_rms_norm           a brick of yours, on the cases of its contract
+  cbtop verify my_norms:soft --cases my_norms:cases    a brick without a contract, on arguments that a function yields
   cbtop verify --model qwen2.5-1.5b-q4_k_m.gguf
   cbtop verify --model q4.gguf --against f16.gguf    the error of each tensor, and of each layer's prediction
   cbtop verify --backend cuda                   the kernels of a GPU
@@ -60,8 +64,15 @@ AGAINST_SCHEMA = "cbtop.verify-against/1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "brick", nargs="?", metavar="BRICK", help="only what this brick runs, and whole passes (default: everything)"
-    )
+        "brick", nargs="?", metavar="BRICK",
+        help="only what this brick runs, and whole passes (default: everything); or module:function, a function that "
+        "`BrickProfiler.timed` has wrapped with a BrickDefinition",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cases", metavar="MODULE:FUNCTION",
+        help="with module:function: a function that yields a tuple of arguments for each call to try (default: the "
+        "cases of the brick's contract)",
+    )  # fmt: skip
     parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="check the bricks of this model, too")
     parser.add_argument(
         "--against", type=Path, metavar="FILE.gguf", help="compare the weights of --model with this file of it"
@@ -87,6 +98,10 @@ def run(options: argparse.Namespace) -> int:
         return _compare_files(options, line)
     if options.min_cosine is not None:
         raise UsageError("--min-cosine is a limit of --against; pass both")
+    if options.brick and ":" in options.brick:
+        return _verify_own(options)
+    if options.cases:
+        raise UsageError("--cases belongs to a brick of yours: cbtop verify module:function --cases module:function")
     line.show("loading kernels")
     # Imported here, because Numba loads slowly.
     from cbtop.compute.errors import ComputeError
@@ -113,7 +128,33 @@ def run(options: argparse.Namespace) -> int:
         # If the user chose one brick, keep the checks of whole passes through the model. Only these checks run the
         # brick with its real inputs.
         model = [result for result in model if options.brick == result.brick or result.assertion == WHOLE_PASS]
-    sys.stdout.write(FORMATS[options.format](kernels, model))
+    return _print(options.format, kernels, model)
+
+
+def _verify_own(options: argparse.Namespace) -> int:
+    """Verify a brick of the user."""
+    if options.model or options.backend != "cpu" or options.format == "sarif":
+        raise UsageError(
+            "module:function takes no --model and no --backend cuda; its formats are text, json and junit"
+        )
+    # Imported here, because Numba loads slowly.
+    from cbtop.compute.errors import ContractError
+    from cbtop.compute.own_bricks import cases_of, own_brick, verify_brick
+
+    sys.path.insert(0, os.getcwd())  # the module is the user's
+    try:
+        brick = own_brick(options.brick)
+        found = verify_brick(brick, cases_of(brick, options.cases))
+    except ContractError as error:
+        raise UsageError(str(error)) from error
+    return _print(options.format, found, [])
+
+
+def _print(form: str, kernels: Sequence[Verified], model: Sequence[CheckResult]) -> int:
+    """Print the results. Raises FailedCheckError if a check failed, or did not find a fault."""
+    from cbtop.compute.workload import WHOLE_PASS
+
+    sys.stdout.write(FORMATS[form](kernels, model))
     sys.stdout.flush()
     failed = [f"{one.kernel} ({one.how or 'as it is'}){_beside(one)}" for one in kernels if not one.passed]
     failed += [
@@ -307,7 +348,7 @@ def _beside(one: Verified) -> str:
     """Return a text with the implementation that a kernel was compared with, or "" if that was the reference."""
     from cbtop.compute.verification import REFERENCE
 
-    return "" if one.peer == REFERENCE else f" beside {one.peer}"
+    return "" if one.peer in (REFERENCE, "") else f" beside {one.peer}"
 
 
 def _error(one: Verified | CheckResult) -> str:

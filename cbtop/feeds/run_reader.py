@@ -4,6 +4,7 @@ steps.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,14 +15,16 @@ from cbtop.comparison.phase_rates import IN_STEPS, SAMPLES, STEPS, TOKENS, Phase
 from cbtop.comparison.runs import Run, StepGroup, TooShort, kernels_of, part_of
 from cbtop.comparison.step_blocks import LEAST_STEPS, StepBlocks
 from cbtop.comparison.training_parts import TrainingParts
+from cbtop.errors import NoDataError, UntrustedError, UsageError
 from cbtop.feeds.feed import FeedSnapshot, gpus_of
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.feeds.run_contents import contents_of
+from cbtop.feeds.run_file import is_run_file, read_runs
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.device_messages import Device, DeviceSample
-from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
 from cbtop.protocol.messages import (
     Heartbeat,
     RecordBatch,
@@ -64,6 +67,35 @@ class _Read:
     @property
     def record(self) -> SourceRecord:
         return self.seen.record
+
+
+def saved_runs(path: Path, source: str | None) -> list[Run]:
+    """Return the runs in a file of runs, or the run of the process `source` in a recording.
+
+    Raises the same errors as `only_run`, and UsageError for a file of runs that is not valid.
+    """
+    return read_runs(path) if is_run_file(path) else [only_run(path, source)]
+
+
+def only_run(path: Path, source: str | None) -> Run:
+    """Return the only run of a recording. If it has several runs, return the run that `source` names.
+
+    Raises UsageError if the file is not a recording, or if it has several processes and `source` names none. Raises
+    NoDataError if no process has recorded two steps, and UntrustedError if the contents do not fit in memory.
+    """
+    try:
+        found = runs_in(path, [source] if source else [])
+    except (RecordingError, VersionError) as error:
+        raise UsageError(str(error)) from error
+    except DecodeError as error:
+        raise UntrustedError(f"{path}: {error}") from error
+    if not found:
+        which = f" by --source {source}" if source else ""
+        raise NoDataError(f"{path.name}: no process{which} has recorded two steps in it")
+    if len(found) > 1:
+        known = ", ".join(f"{run.surroundings.pid} ({os.path.basename(run.surroundings.program)})" for run in found)
+        raise UsageError(f"{path.name}: several processes; choose one with --source: {known}")
+    return found[0]
 
 
 def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:

@@ -113,14 +113,25 @@ class Recording:
 
     def verdicts(self) -> ColumnTable:
         """Return the verdicts at the end of the recording. `cbtop replay --headless` shows the same verdicts."""
+        return _verdicts(self._views())
+
+    def _repr_html_(self) -> str:
+        """Return the report of the recording at its end. Notebooks call this method to show it."""
+        # imported here, because reports load slowly and tables do not need them
+        from cbtop.reports.html import html_part
+
+        return html_part(self._views(keeps_records=True))
+
+    def _views(self, *, keeps_records: bool = False) -> list[SourceView]:
+        """Return the views of the processes at the end of the recording."""
         # imported here, because views load slowly and tables do not need them
         from cbtop.feeds.replay import ReplayFeed
 
         with ReplayFeed(self.path) as feed:
+            feed.follow_records(keeps_records)
             if feed.range_s is None:
                 feed.seek(feed.duration_s)
-            views = [view for source in feed.sources() if (view := feed.view(source.key)) and view.has_data]
-        return _verdicts(views)
+            return [view for source in feed.sources() if (view := feed.view(source.key)) and view.has_data]
 
     def close(self) -> None:
         """Close the recording. Tables that were returned before stay valid."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from cbtop import units
 from cbtop.profiler.analysis.layers import MIN_PEERS
-from cbtop.reports.html_drawings import COLORS, GRAY, plain, roofline_drawing, step_drawing
+from cbtop.profiler.analysis.markup import COLORS, GRAY, plain, share_bar
+from cbtop.reports.html_drawings import roofline_drawing, step_drawing
 from cbtop.reports.tables import Table
 from cbtop.reports.text import (
     PROVENANCE_LINE,
@@ -30,26 +31,37 @@ from cbtop.viewmodels.time_travel import ReplayView
 MAX_LAYERS, MAX_LAYER_BRICKS = 200, 16  # of the heat map
 ALL_SECTIONS = ("training", "bricks", "categories", "layers", "roofline", "tree", "trace")
 
+SCOPE = "cbtop"  # class of the element that holds a report
+# Every rule applies only inside SCOPE, because a notebook puts reports into its own page.
 STYLE = """
-:root{color-scheme:light dark;--text:#1b1f24;--dim:#656d76;--line:#d0d7de;--page:#fff;--tile:#f6f8fa}
-@media(prefers-color-scheme:dark){:root{--text:#e6edf3;--dim:#8b949e;--line:#30363d;--page:#0d1117;--tile:#161b22}}
-body{font:14px/1.5 system-ui,sans-serif;color:var(--text);background:var(--page);max-width:1100px;margin:2em auto;
-padding:0 1em}
-h1{font-size:1.5em;margin:0}h2{font-size:1.15em;border-bottom:1px solid var(--line);margin:2em 0 .6em}
-.dim,p{color:var(--dim)}pre{overflow-x:auto;font:12px/1.45 ui-monospace,monospace}
-.tiles{display:flex;flex-wrap:wrap;gap:.8em;margin:1em 0}
-.tile{background:var(--tile);border:1px solid var(--line);border-radius:8px;padding:.6em 1em;min-width:8em}
-.tile b{display:block;font-size:1.5em;color:var(--text)}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:.25em .6em;text-align:right;border-bottom:1px solid var(--line)}
-th:first-child,td:first-child{text-align:left}td .bar{display:inline-block;height:.7em;border-radius:2px}
-.bar-of-step{display:flex;height:26px;border-radius:6px;overflow:hidden;border:1px solid var(--line)}
-.verdict{border-left:4px solid var(--line);padding:.3em .8em;margin:.5em 0;background:var(--tile)}
-.error{border-color:#d1242f}.warning{border-color:#bf8700}.note{border-color:#4f7cff}
-.heat{overflow-x:auto}.heat td{min-width:3.6em}.heat td:first-child{white-space:nowrap}
-svg{width:100%;height:auto}svg text{font:11px system-ui;fill:var(--text)}
-svg .axis{stroke:var(--dim)}svg .roof{stroke:#d1242f;stroke-dasharray:4 3}svg.step text{fill:#fff}
-.key span{margin-right:1.2em}.key i{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.3em}
+.cbtop{color-scheme:light dark;--text:#1b1f24;--dim:#656d76;--line:#d0d7de;--page:#fff;--tile:#f6f8fa;
+font:14px/1.5 system-ui,sans-serif;color:var(--text);background:var(--page);max-width:1100px;padding:0 1em}
+@media(prefers-color-scheme:dark){
+.cbtop{--text:#e6edf3;--dim:#8b949e;--line:#30363d;--page:#0d1117;--tile:#161b22}
+}
+.cbtop h1{font-size:1.5em;margin:0}
+.cbtop h2{font-size:1.15em;border-bottom:1px solid var(--line);margin:2em 0 .6em}
+.cbtop .dim,.cbtop p{color:var(--dim)}
+.cbtop pre{overflow-x:auto;font:12px/1.45 ui-monospace,monospace;color:var(--text);background:var(--page)}
+.cbtop .tiles{display:flex;flex-wrap:wrap;gap:.8em;margin:1em 0}
+.cbtop .tile{background:var(--tile);border:1px solid var(--line);border-radius:8px;padding:.6em 1em;min-width:8em}
+.cbtop .tile b{display:block;font-size:1.5em;color:var(--text)}
+.cbtop table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+.cbtop th,.cbtop td{padding:.25em .6em;text-align:right;border-bottom:1px solid var(--line);color:var(--text);
+background:var(--page)}
+.cbtop th:first-child,.cbtop td:first-child{text-align:left}
+.cbtop td .bar{display:inline-block;height:.7em;border-radius:2px}
+.cbtop .verdict{border-left:4px solid var(--line);padding:.3em .8em;margin:.5em 0;background:var(--tile)}
+.cbtop .error{border-color:#d1242f}.cbtop .warning{border-color:#bf8700}.cbtop .note{border-color:#4f7cff}
+.cbtop .heat{overflow-x:auto}.cbtop .heat td{min-width:3.6em}.cbtop .heat td:first-child{white-space:nowrap}
+.cbtop svg{width:100%;height:auto}.cbtop svg text{font:11px system-ui;fill:var(--text)}
+.cbtop svg .axis{stroke:var(--dim)}.cbtop svg .roof{stroke:#d1242f;stroke-dasharray:4 3}
+.cbtop svg.step text{fill:#fff}
+"""
+PAGE_STYLE = """
+:root{color-scheme:light dark;background:#fff}
+@media(prefers-color-scheme:dark){:root{background:#0d1117}}
+body{max-width:1100px;margin:2em auto}
 """
 
 
@@ -66,14 +78,30 @@ def html_report(
     title = " · ".join(dict.fromkeys(view.program for view in sources if view.program)) or "cbtop"
     when = f"<p>{plain(replay_text(replay))}</p>" if replay is not None else ""
     lost = f'<div class="verdict error">{plain(damage)}</div>' if damage else ""
-    body = "".join(_process(view, rows or AS_THEY_COME) for view in sources) or "<p>No process has data.</p>"
+    body = _processes(sources, rows or AS_THEY_COME)
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{plain(title)} — cbtop</title><style>{STYLE}</style></head><body>"
+        f"<title>{plain(title)} — cbtop</title><style>{PAGE_STYLE}{STYLE}</style></head>"
+        f'<body class="{SCOPE}">'
         f"<h1>{plain(title)}</h1>{when}{lost}{body}"
         f'<p class="dim">cbtop {plain(__version__)}. {plain(PROVENANCE_LINE)}.</p></body></html>'
     )
+
+
+def html_part(sources: Sequence[SourceView], lost: str = "") -> str:
+    """Return the report as a part of another page, such as a notebook. `lost` says what is missing in it."""
+    missing = f'<div class="verdict error">{plain(lost)}</div>' if lost else ""
+    return in_scope(f"{missing}{_processes(sources, AS_THEY_COME)}")
+
+
+def in_scope(content: str) -> str:
+    """Return `content` with the style of reports, as a part of another page."""
+    return f'<div class="{SCOPE}"><style>{STYLE}</style>{content}</div>'
+
+
+def _processes(sources: Sequence[SourceView], rows: RowChoice) -> str:
+    return "".join(_process(view, rows) for view in sources) or "<p>No process has data.</p>"
 
 
 def _process(view: SourceView, rows: RowChoice) -> str:
@@ -142,21 +170,7 @@ def _step_bar(view: SourceView) -> str:
         shares = [(row.name, row.percent or 0.0) for row in view.categories]
         shares += [(gap.name, 100 * gap.us / books.wall_us) for gap in books.gaps]
         shares.append(("unattributed", 100 * books.unattributed_us / books.wall_us))
-    shown = [(name, percent, _color(name, number)) for number, (name, percent) in enumerate(shares) if percent > 0]
-    bar = "".join(
-        f'<div style="width:{percent:.2f}%;background:{color}" title="{plain(name)} {percent:.1f} %"></div>'
-        for name, percent, color in shown
-    )
-    key = "".join(
-        f'<span><i style="background:{color}"></i>{plain(name)} {percent:.1f} %</span>'
-        for name, percent, color in shown
-    )
-    return f'<div class="bar-of-step">{bar}</div><p class="key">{key}</p>'
-
-
-def _color(name: str, number: int) -> str:
-    """Return the color of a category. Other parts of a step get colors by their `number`."""
-    return COLORS.get(name) or f"hsl({(47 * number) % 360} 30% 55%)"
+    return share_bar(shares)
 
 
 def _bricks(view: SourceView) -> str:

@@ -1,12 +1,12 @@
-"""Inline SVG drawings of the HTML report: one step as a flame chart, and the roofline."""
+"""Inline SVG drawings: one step as a flame chart, the roofline, and the changes of bricks between two runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 
 from cbtop import units
+from cbtop.profiler.analysis.markup import COLORS, GRAY, plain
 from cbtop.viewmodels.lanes import Gap, TimelineSpan
 from cbtop.viewmodels.roofline import CeilingRow, RooflineView
 from cbtop.viewmodels.timeline import TimelineView
@@ -15,13 +15,8 @@ WIDTH, ROW, CHARACTER = 1000, 18, 6.4  # in pixels; the drawing is scaled to the
 MAX_BLOCKS = 4_000  # maximum number of blocks of a step; smaller ones are left out first
 HEIGHT, LEFT, BOTTOM = 420, 70, 40  # of the roofline
 LINE = 12
-GRAY = "#9aa0a6"
-COLORS = {"Norm": "#4c9f70", "Attention": "#4f7cff", "FFN": "#c98a2b", "Other": "#a06cd5"}
-
-
-def plain(words: str) -> str:
-    """Return `words` as text for HTML: markup is escaped, and control characters are replaced."""
-    return escape("".join(one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in words))
+CHANGE_LABEL = 20  # in pixels; room at both ends of the bars of changes
+LONGER, SHORTER = "#d1242f", "#2da44e"
 
 
 def step_drawing(timeline: TimelineView | None) -> str:
@@ -68,6 +63,25 @@ def _block(one: TimelineSpan | Gap, step: TimelineSpan, row: int) -> str:
         f"<g><title>{name}: {units.exact(one.duration_ns)}{f', in {where}' if where else ''}</title>"
         f'<rect x="{x:.2f}" y="{ROW * row}" width="{width:.2f}" height="{ROW - 1}" fill="{color}"/>{words}</g>'
     )
+
+
+def change_drawing(changes: Sequence[tuple[str, float]], unit: str) -> str:
+    """Return the changes of times as bars, longer times to the right. Return "" if nothing has changed."""
+    largest = max((abs(delta) for _, delta in changes), default=0.0)
+    if not largest:
+        return ""
+    middle, room = WIDTH / 2, WIDTH / 2 - CHANGE_LABEL
+    rows = []
+    for row, (name, delta) in enumerate(changes):
+        width = room * abs(delta) / largest
+        x, color = (middle, LONGER) if delta > 0 else (middle - width, SHORTER)
+        at, anchor = (middle - 6, "end") if delta > 0 else (middle + 6, "start")
+        label = plain(f"{name} {'+' if delta > 0 else '-'}{units.number(abs(delta))} {unit}")
+        rows.append(
+            f'<rect x="{x:.1f}" y="{ROW * row}" width="{width:.1f}" height="{ROW - 1}" fill="{color}"/>'
+            f'<text x="{at:.1f}" y="{ROW * row + 13}" text-anchor="{anchor}">{label}</text>'
+        )
+    return f'<svg viewBox="0 0 {WIDTH} {ROW * len(changes)}" role="img">{"".join(rows)}</svg>'
 
 
 def roofline_drawing(roofs: RooflineView) -> str:

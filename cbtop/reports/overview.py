@@ -50,7 +50,7 @@ def overview_report(
 def bricks_and_verdicts(view: SourceView, most: int) -> list[str]:
     """Return the lines about one source, with at most `most` bricks and its worst verdicts."""
     found = _verdicts(view)
-    return [*_bricks(view, most), *(["", *found] if found else [])]
+    return [*brick_lines(view, most), *(["", *found] if found else [])]
 
 
 def _source(view: SourceView, rows: RowChoice, room: int) -> list[str]:
@@ -68,7 +68,7 @@ def _source(view: SourceView, rows: RowChoice, room: int) -> list[str]:
         foot_text(view).splitlines(),
     ]
     left = room - sum(len(part) + 1 for part in parts if part)
-    parts.insert(-2, _bricks(shown, max(MIN_BRICKS, min(left - 2, MAX_BRICKS))))
+    parts.insert(-2, brick_lines(shown, max(MIN_BRICKS, min(left - 2, MAX_BRICKS))))
     lines: list[str] = []
     for part in parts:
         lines += ["", *part] if part and lines else part
@@ -81,7 +81,7 @@ def _verdicts(view: SourceView) -> list[str]:
     return [*lines, f"  {units.counted(more, 'more verdict')}"] if more > 0 else lines
 
 
-def _bricks(view: SourceView, most: int) -> list[str]:
+def brick_lines(view: SourceView, most: int) -> list[str]:
     """Return the bricks that take the most time. If the user has chosen an order, return the first bricks in this
     order.
     """

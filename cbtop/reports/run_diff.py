@@ -17,7 +17,10 @@ from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import Run
 from cbtop.comparison.tails import tails_of
 from cbtop.exporters.differential import DiffStack, folded, speedscope
+from cbtop.profiler.analysis.markup import plain, table_html
 from cbtop.reports.calls import calls_fields
+from cbtop.reports.html import in_scope
+from cbtop.reports.html_drawings import change_drawing
 from cbtop.reports.other_changes import other_changes
 from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
@@ -78,6 +81,26 @@ def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
                 lines += ["", "</details>"] if title else []
         lines += ["", escaped(power(part))]
     return "\n".join(lines)
+
+
+def diff_html(found: RunDiff) -> str:
+    """Return the comparison of two runs as a part of another page, such as a notebook."""
+    causes = causes_of(found.base, found.now)
+    lines = [f"<h2>{plain(f'{named(found.base)} → {named(found.now)}')}</h2>"]
+    lines += [f"<p>{plain(note)}</p>" for note in (*found.notes, *_conditions(causes), *_graph(causes, found))]
+    if found.why_not:
+        return in_scope(
+            "".join([*lines, f'<div class="verdict warning">not comparable: {plain(found.why_not)}</div>'])
+        )
+    lines += [f"<p>{plain(line)}</p>" for line in rate_lines(found)]
+    for part in found.parts:
+        lines += [f"<h2>{plain(head(part))}</h2>", *(f"<p>{plain(line)}</p>" for line in _sums(part))]
+        lines += [f'<div class="verdict">{plain(line)}</div>' for line in _verdicts(found, part, causes)]
+        lines.append(change_drawing([(place.name, place.delta_us) for place in part.bricks], f"µs/{part.unit}"))
+        tables = [places for places in (part.bricks, part.layers, _listed_cells(part)) if places]
+        lines += [table_html(_rows(part, places, causes)) for places in tables]
+        lines.append(f"<p>{plain(power(part))}</p>")
+    return in_scope("".join(lines))
 
 
 def diff_tree(found: RunDiff) -> str:

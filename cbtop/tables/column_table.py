@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.profiler.analysis.markup import table_html
 from cbtop.tables.typed_column import TypedColumn
+
+SHOWN_ROWS = 10  # of a table in a notebook
 
 
 class ColumnTable:
@@ -36,6 +39,14 @@ class ColumnTable:
     def __repr__(self) -> str:
         return f"<{self._length:,} rows of {', '.join(self._columns)}>"
 
+    def _repr_html_(self) -> str:
+        """Return the first rows as HTML. Notebooks call this method to show the table."""
+        shown = np.arange(min(SHOWN_ROWS, self._length))
+        columns = [one.rows(shown).to_numpy() for one in self._columns.values()]
+        rows = zip(*[[_cell(value) for value in column] for column in columns], strict=True)
+        more = f"<p>{self._length:,} rows</p>" if self._length > SHOWN_ROWS else ""
+        return f"{table_html([self.columns, *rows])}{more}"
+
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The names of the table's columns."""
@@ -53,15 +64,7 @@ class ColumnTable:
 
         Texts are an array of `str` or None. Integers with unknown values are float64, with NaN where unknown.
         """
-        column = self.typed(name)
-        if column.texts is not None:
-            # The code of a missing text is -1 (NO_TEXT), which selects the last element. So append None.
-            texts = np.array([*column.texts, None], np.object_)
-            found: NDArray[Any] = texts[column.values]
-            return found
-        if column.is_known is None or column.is_known.all():
-            return column.values
-        return np.where(column.is_known, column.values, np.nan)
+        return self.typed(name).to_numpy()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Return a capsule with the table for libraries that read Arrow data. Raises UsageError without the extra
@@ -71,6 +74,13 @@ class ColumnTable:
         from cbtop.tables.arrow import arrow_table
 
         return arrow_table(self._columns, "the Arrow interface of a table").__arrow_c_stream__(requested_schema)
+
+
+def _cell(value: Any) -> str:
+    """Return a value as text: "" if it is unknown, and six digits of a fraction."""
+    if value is None or value != value:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)
 
 
 def joined_columns(parts: Sequence[dict[str, TypedColumn]]) -> dict[str, TypedColumn]:

@@ -59,6 +59,17 @@ class TypedColumn:
         known = None if self.is_known is None else self.is_known[indices]
         return TypedColumn(self.values[indices], self.texts, known)
 
+    def to_numpy(self) -> NDArray[Any]:
+        """Return the column as an array, with None for a missing text, and NaN for an unknown number."""
+        if self.texts is not None:
+            # The code of a missing text is -1 (NO_TEXT), which selects the last element. So append None.
+            texts = np.array([*self.texts, None], np.object_)
+            found: NDArray[Any] = texts[self.values]
+            return found
+        if self.is_known is None or self.is_known.all():
+            return self.values
+        return np.where(self.is_known, self.values, np.nan)
+
     def known(self) -> NDArray[np.bool_] | None:
         """Return a mask of the rows that have a value, or None if all rows have one."""
         if self.texts is None:

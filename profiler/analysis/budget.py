@@ -31,6 +31,7 @@ class TokenBudget:
 
     @property
     def tokens_per_sec(self) -> float:
+        """The rate that uses the whole budget."""
         return 1e6 / self.us_per_token
 
     def is_met(self, us_per_token: float) -> bool:
@@ -60,6 +61,7 @@ class ByteBudget:
         return cls(page_bytes / us_per_page / 1e3)
 
     def us_per_page(self, page_bytes: int = PAGE_BYTES) -> float:
+        """Return the microseconds that `page_bytes` bytes take at the required rate."""
         return page_bytes / self.gb_per_sec / 1e3
 
     def is_met(self, gb_per_sec: float) -> bool:

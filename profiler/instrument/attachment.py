@@ -11,7 +11,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -49,6 +49,7 @@ from cbtop.profiler.instrument.given_names import models_of, said_by
 from cbtop.profiler.instrument.kernel_steps import KernelSteps
 from cbtop.profiler.instrument.manifests import manifest_of
 from cbtop.profiler.instrument.model_call import ModelCall
+from cbtop.profiler.instrument.model_handle import ModelHandle
 from cbtop.profiler.instrument.module_tree import (
     WeakModuleDict,
     kinds_of,
@@ -75,8 +76,7 @@ from cbtop.profiler.instrument.wrapping import follow_host, is_compiled, is_symb
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
-# The first layers and the first matrix products, this many of each, check the mode (autocast and adapters) of a
-# step. A check takes 0.2 us.
+# This many first layers and first matrix products check the mode (autocast and adapters) of a step, 0.2 us each.
 MAX_ASKING = 2
 MOST_TRIES = 3  # after this number of exceptions from signal handlers, cbtop does not attach to a model any longer
 _lock = threading.RLock()
@@ -94,7 +94,7 @@ compile_steps()
 compile_lookup()
 
 
-class Attachment:
+class Attachment(ModelHandle):
     """The instrumentation of one model. The model is timed from `begin` to `detach`."""
 
     def __init__(
@@ -471,14 +471,15 @@ def install(profiler: BrickProfiler) -> None:
     once_imported(GENERATION, _functions.wrap_generate)
 
 
-def uninstall() -> None:
-    """Stop attaching models, and detach all attached models."""
+def uninstall(kept: Collection[Attachment] = ()) -> None:
+    """Stop attaching models, and detach all attached models except those in `kept`."""
     global _profiler
-    _profiler = None
-    stop_awaiting()
-    for attachment in attachments():
+    _profiler = meeting.first_call = None
+    stop_awaiting(GENERATION if kept else "")
+    for attachment in set(attachments()) - set(kept):
         attachment.detach()
-    end()
+    if not kept:
+        end()
     _candidates.clear()
     with _lock:
         if not len(_attached):  # no model is attached any longer: all were detached or freed

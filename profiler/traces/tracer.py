@@ -76,22 +76,27 @@ class ModelTracer:
         self._current = TracedPass(position)
 
     def record_layer_activation(self, trace: LayerActivationTrace) -> None:
+        """Add the activations of a layer to the current pass, if the configuration asks for them."""
         if self._current and self.config.trace_activations:
             self._current.activations.append(trace)
 
     def record_attention(self, trace: AttentionWeightTrace) -> None:
+        """Add the attention weights of a layer to the current pass, if the configuration asks for them."""
         if self._current and self.config.trace_attention:
             self._current.attention.append(trace)
 
     def record_logits(self, trace: LogitEvolutionTrace) -> None:
+        """Set the logits of the current pass, if the configuration asks for them."""
         if self._current and self.config.trace_logits:
             self._current.logits = trace
 
     def record_quant_error(self, trace: QuantizationErrorTrace) -> None:
+        """Add a quantization error to the current pass, if the configuration asks for it."""
         if self._current and self.config.trace_quant_error:
             self._current.quant_errors.append(trace)
 
     def record_kv_state(self, trace: KvCacheStateTrace) -> None:
+        """Set the state of the KV cache of the current pass, if the configuration asks for it."""
         if self._current and self.config.trace_kv_cache:
             self._current.kv_state = trace
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import cbtop
+from cbtop import cli
 from cbtop.cli import main
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND
 from cbtop.reports import DEVICES, SOURCES, VIEWS
@@ -215,7 +216,8 @@ cli.main(["doctor"])
     ],
 )
 def test_the_limit_that_was_reached_is_said(tmp_path: Path, limit: str, arguments: list[str], said: str) -> None:
-    shell = ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", sys.executable, *arguments]
+    # Without -B, Python may write a file of bytecode that ends at the limit, and fail to read it later.
+    shell = ["bash", "-c", f'ulimit {limit}; exec "$@"', "bash", sys.executable, "-B", *arguments]
     with (tmp_path / "out").open("wb") as out:
         done = subprocess.run(shell, stdout=out, stderr=subprocess.PIPE, text=True, check=False, timeout=DEADLINE_S)
     assert done.stderr == f"cbtop: {said}\n"
@@ -245,6 +247,10 @@ def test_every_sign_of_ours_has_its_ascii() -> None:
         (["recrod"], "unknown command 'recrod'; did you mean record? there are demo"),
         (["help", "recrod"], "unknown command 'recrod'; did you mean record? there are demo"),
         (["help", "record", "ls"], "unrecognized arguments: ls"),
+        (["--fromat", "json"], "unrecognized arguments: --fromat json; did you mean --format?"),
+        (["replay", "run.cbtop", "--sped=2"], "unrecognized arguments: --sped=2; did you mean --speed?"),
+        (["12", "--fromat"], "unrecognized arguments: --fromat; did you mean --format?"),
+        (["demo", "12"], "unrecognized arguments: 12"),
         (["--once", "nonsense"], "unrecognized arguments: nonsense; commands come first: demo"),
         (["--headless", "--timeout", "abc"], "'abc' is not a time"),
         (["--timeout", "nan"], "'nan' is not a time"),
@@ -260,6 +266,14 @@ def test_what_is_not_known_is_named_and_ends_with_2(
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert complaint in capsys.readouterr().err
+
+
+def test_a_pid_is_the_process_to_show(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._in_full(["12", "13", "--once"]) == ["--source=12", "--source=13", "--once"]
+    assert main(["4194999", "--headless", "--once", "--timeout", "0.1"]) == 3
+    assert main(["--source", "4194999", "--headless", "--once", "--timeout", "0.1"]) == 3
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == second
 
 
 def test_an_error_is_one_line_whatever_the_name_that_it_repeats(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import threading
 from itertools import count
 from pathlib import Path
@@ -45,6 +46,18 @@ def test_an_unprintable_name_does_not_make_printing_the_report_fail(profiler: Br
     text.encode("utf-8")
     assert all(line.isprintable() for line in text.splitlines())
     assert "a\ufffdD800\ufffd001B[2J" in text
+
+
+def test_a_notebook_shows_the_figures_of_the_report(profiler: BrickProfiler) -> None:
+    with profiler.step("decode", tokens=1), profiler.brick("<Mine>"):
+        pass
+    report = profiler.report()
+    shown = report._repr_html_()
+    (brick,) = report.bricks
+    assert html.unescape(shown).startswith(f"<p>{str(report).splitlines()[0]}</p><svg ")
+    assert f"{100 * brick.closed.exclusive_ns / report.recorded_ns:.1f} %</td>" in shown
+    assert "&lt;Mine&gt;</td>" in shown
+    assert "<Mine>" not in shown
 
 
 def test_f110_category_sums_are_those_of_their_bricks(profiler: BrickProfiler) -> None:

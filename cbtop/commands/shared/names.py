@@ -29,7 +29,13 @@ def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str
     """
     names = tuple(known)
     meant = {name.casefold(): name for name in names} | dict(other_names or {})
-    begun = [name for name in meant if text and name.startswith(text.casefold())]
-    nearest = begun or get_close_matches(text.casefold(), meant, n=1)
-    hint = f"did you mean {meant[nearest[0]]}? " if nearest else ""
+    found = nearest(text.casefold(), meant)
+    hint = f"did you mean {meant[found]}? " if found else ""
     return f"unknown {what} {text!r}; {hint}there are {', '.join(names) or 'none'}"
+
+
+def nearest(text: str, known: Iterable[str]) -> str:
+    """Return the first name that begins with `text`, or the name that is most like it, or "" if none is."""
+    names = tuple(known)
+    begun = [name for name in names if text and name.startswith(text)]
+    return next(iter(begun or get_close_matches(text, names, n=1)), "")

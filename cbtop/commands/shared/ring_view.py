@@ -13,13 +13,17 @@ from cbtop.viewmodels.source import SourceView, source_view
 from cbtop.viewmodels.verdicts import judged
 
 
-def record_of(source: Source) -> SourceRecord | None:
-    """Read all records of `source`. Returns None if it cannot be read."""
+def record_of(source: Source, *, keeps_records: bool = False) -> SourceRecord | None:
+    """Read all records of `source`. Returns None if it cannot be read.
+
+    With `keeps_records`, the result has the newest single records, too. A drawing of one step needs them.
+    """
     source.poll()
     while source.is_behind:
         source.poll()
     store = Store()
-    for message in source.snapshot():
+    store.keep_records(keeps_records)
+    for message in (*source.snapshot(), *source.records()):
         store.apply(message)
     return store.sources.get(source.key)
 
@@ -28,21 +32,24 @@ def view_of(
     source: Source,
     waiting_percent: float | None = None,
     process: Callable[[int], SourceRecord | None] = lambda pid: None,
+    phase: str | None = None,
+    *,
+    keeps_records: bool = False,
 ) -> SourceView | None:
     """Read all records of `source`. Returns its view with verdicts, or None if the source cannot be read.
 
     The process waited for a processor during `waiting_percent` of its last seconds. The value is None if it is
     unknown. If the source is a worker of an engine, `process` returns the record of the engine's process. The view
-    shows the phase that the screen shows first. If no step of this phase is recorded, the view shows the phase with
-    the most time.
+    shows `phase`, by default the one that the screen shows first. If no step of this phase is recorded, the view
+    shows the phase with the most time. `record_of` describes `keeps_records`.
     """
-    record = record_of(source)
+    record = record_of(source, keeps_records=keeps_records)
     if record is None:
         return None
     ceilings = list(StoredRoofs().over(record))
     pid = record.serving.engine_pid
     engine = None if pid is None or record.serving.is_engine else process(pid)
-    view = source_view(record, ceilings=ceilings, engine=engine)
+    view = source_view(record, phase, ceilings=ceilings, engine=engine)
     if view.steps is None and view.phases:
         longest = max(view.phases, key=lambda steps: steps.union_us or 0)
         view = source_view(record, longest.phase, ceilings=ceilings, engine=engine)

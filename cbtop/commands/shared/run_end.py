@@ -34,13 +34,16 @@ MAX_PROCESSES = 4096
 END = b"end"
 
 
-def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_command: str) -> None:
+def summarize_at_end(
+    fifo: int, pidfd: int | None, path: str, pid: int, next_command: str, held: int | None = None
+) -> None:
     """Print a summary when process `pid` ends, or when it announces its end through `fifo`.
 
     `pidfd` becomes readable when the process ends. `pidfd` is None if the kernel has no such descriptors. `path` is
-    the path of the FIFO. `next_command` is printed as the last line of the summary.
+    the path of the FIFO. `next_command` is printed as the last line of the summary. The descriptor `held` is closed
+    when the summary is printed.
     """
-    _close_all_but({fifo, pidfd})
+    _close_all_but({fifo, pidfd, held})
     try:
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # Without this limit, numpy starts one thread per processor.
         os.nice(LESS_URGENT)
@@ -57,6 +60,8 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
     finally:
         with suppressed(OSError):  # If this run was killed, a later run may have removed the FIFO.
             os.unlink(path)
+        if held is not None:
+            os.close(held)
     if watched.roofs is not None:
         os.close(fifo)  # `cbtop run` waits until this FIFO is closed. Close it now, because the summary is printed.
         with open(os.devnull, "r+b", buffering=0) as nothing:

@@ -19,9 +19,9 @@ from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.process_group import end_group
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.show import add_connect_arguments, positive_seconds, viewer_keys
-from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
+from cbtop.errors import CbtopError, NoDataError, UsageError
 from cbtop.protocol.endpoint import runtime_dir
-from cbtop.protocol.errors import DecodeError, KeysError, RecordingError, VersionError
+from cbtop.protocol.errors import KeysError, RecordingError
 
 if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
     from cbtop.client.stream_recorder import StreamRecorder
@@ -86,17 +86,15 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
     Raises UsageError if `where` is invalid, or if a recording has several processes and the options name none. Raises
     NoDataError if nothing was recorded.
     """
-    from cbtop.feeds.run_file import is_run_file, read_runs
+    from cbtop.feeds.run_reader import only_run, saved_runs
 
     path = Path(where)
-    if is_run_file(path):
-        return read_runs(path)
     if where.isdecimal() and not path.exists():
         with TemporaryDirectory(prefix="cbtop-") as directory:
             live = Path(directory) / f"pid {where}"
             _record(live, options, options.duration)
-            return [_only(live, options.source or where)]
-    return [_only(path, options.source)]
+            return [only_run(live, options.source or where)]
+    return saved_runs(path, options.source)
 
 
 def run_of_command(
@@ -109,6 +107,7 @@ def run_of_command(
     reaches its time limit.
     """
     from cbtop.commands.shared.machine_pace import machine_pace
+    from cbtop.feeds.run_reader import only_run
 
     with TemporaryDirectory(prefix="check-", dir=runtime_dir()) as directory:
         before = os.environ.get(RUNTIME_VARIABLE)
@@ -117,7 +116,7 @@ def run_of_command(
             path = Path(directory) / name
             before_it = machine_pace()
             _record_command(command, title, options, path, launch)
-            return replace(_only(path, options.source), paces=(before_it, machine_pace()))
+            return replace(only_run(path, options.source), paces=(before_it, machine_pace()))
         finally:
             if before is None:
                 del os.environ[RUNTIME_VARIABLE]
@@ -202,22 +201,3 @@ def _is_read(recorder: StreamRecorder) -> bool:
     """Return whether all processes have ended and the daemon has read all of their data."""
     sources = recorder.store.sources.values()
     return bool(sources) and all(one.has_ended and not one.is_unread for one in sources)
-
-
-def _only(path: Path, source: str | None) -> Run:
-    """Return the only run of a recording. If it has several runs, return the run that `source` names."""
-    from cbtop.feeds.run_reader import runs_in
-
-    try:
-        found = runs_in(path, [source] if source else [])
-    except (RecordingError, VersionError) as error:
-        raise UsageError(str(error)) from error
-    except DecodeError as error:
-        raise UntrustedError(f"{path}: {error}") from error
-    if not found:
-        which = f" by --source {source}" if source else ""
-        raise NoDataError(f"{path.name}: no process{which} has recorded two steps in it")
-    if len(found) > 1:
-        known = ", ".join(f"{run.surroundings.pid} ({os.path.basename(run.surroundings.program)})" for run in found)
-        raise UsageError(f"{path.name}: several processes; choose one with --source: {known}")
-    return found[0]

@@ -11,6 +11,7 @@ from cbtop.profiler.analysis.graph.json_text import to_json
 from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
 from cbtop.profiler.analysis.graph.rich_tree import to_rich_tree
 from cbtop.profiler.analysis.graph.roofline import RooflineDistances, roofline_distance
+from cbtop.profiler.analysis.graph.svg import to_html, to_svg
 from cbtop.profiler.analysis.graph.tree import TreeNode, to_ascii_tree, to_tree_node
 
 if TYPE_CHECKING:
@@ -44,6 +45,14 @@ class ExecutionGraph(RecordedGraph):
     def to_dot(self) -> str:
         """Return the graph in the language of Graphviz: `dot -Tsvg` draws it."""
         return to_dot(self)
+
+    def to_svg(self) -> str:
+        """Return the graph as an SVG element: blocks as wide as their time. Returns "" if no node has a time."""
+        return to_svg(self)
+
+    def _repr_html_(self) -> str:
+        """Return the drawing and the tree. Notebooks call this method to show the graph."""
+        return to_html(self)
 
     def to_json(self) -> str:
         """Return `{"nodes": […], "edges": […], "dropped": 0}` as ASCII text, with times in ns and sizes in bytes.

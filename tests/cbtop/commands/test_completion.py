@@ -38,9 +38,10 @@ def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
     answer cbtop export --form
     answer cbtop export run.cbtop --format parq
     answer cbtop replay run
+    answer cbtop run --report run
     """
     done = subprocess.run(["bash", "-c", asked], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:4] == ["replay", "--format", "parquet", "run.cbtop"]
+    assert done.stdout.split("\n")[:5] == ["replay", "--format", "parquet", "run.cbtop", "run.cbtop"]
 
 
 def test_without_shtab_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

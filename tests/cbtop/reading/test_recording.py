@@ -23,6 +23,7 @@ from cbtop.protocol.errors import ProtocolError, RecordingError
 from cbtop.protocol.recording import RecordingOrigin, RecordingWriter
 from tests.cbtop.made_recordings import made_recording
 from tests.cbtop.made_serving import record_served
+from tests.cbtop.reports.test_html import parsed
 from tests.integration.hosts import cbtop as command
 from tests.representatives import first_by_default
 
@@ -48,6 +49,15 @@ def made(runtime: Path, tmp_path: Path) -> Path:
 def test_importing_cbtop_loads_no_numpy_for_read_and_live() -> None:
     program = "import cbtop, sys; assert not {'numpy', 'zmq', 'msgpack'} & {*sys.modules}; cbtop.read; cbtop.live"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_notebook_shows_the_report_of_a_recording(made: Path) -> None:
+    with cbtop.read(made) as run:
+        shown = run._repr_html_()
+    parsed(shown)
+    assert "decode: 20 steps" in shown
+    assert 'class="step"' in shown  # one step as a flame chart
+    assert "<body" not in shown
 
 
 @every_recording

@@ -121,3 +121,23 @@ def test_duckdb_reads_a_table_by_its_name() -> None:
     rows = duckdb.sql("select * from calls").fetchall()
     assert rows == list(zip(*VALUES.values(), strict=True))
     assert len(calls) == len(rows)
+
+
+def test_a_notebook_shows_the_first_rows_and_their_number() -> None:
+    names = [f"<{number}>" for number in range(11)] + [None]
+    table = ColumnTable(
+        {
+            "name": TypedColumn.of_texts(names, {}),
+            "us": TypedColumn.of_numbers([1 / 3, None, *[1e9] * 10], np.float64),
+            "calls": TypedColumn.of_numbers([7] * 12, np.int64),
+        }
+    )
+    shown = table._repr_html_()
+    assert shown.count("<tr>") == 1 + 10
+    assert "&lt;9&gt;</td>" in shown
+    assert "&lt;10&gt;" not in shown
+    assert ">0.333333</td>" in shown
+    assert ">7</td>" in shown
+    assert ">nan</td>" not in shown
+    assert shown.endswith("<p>12 rows</p>")
+    assert "<p>" not in ColumnTable({"calls": TypedColumn.of_numbers([7], np.int64)})._repr_html_()

@@ -1,0 +1,60 @@
+"""`cbtop contracts lint`: check contract files without running the bricks that they describe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from cbtop.errors import FailedCheckError, UsageError
+from cbtop.units import counted
+
+DESCRIPTION = (
+    "Check contract files of bricks. All keys are there and all expressions parse; the reference is found, and its "
+    "parameters are the inputs; in every case the conditions hold for the reference; and for each condition and each "
+    "fault there is a case in which the fault is found. Only the reference is called, and not the brick."
+)
+EPILOG = """\
+examples:
+  cbtop contracts lint contracts/               every .yaml file in a folder
+  cbtop contracts lint rms_norm.yaml
+  cbtop contracts lint contracts/ --format json
+
+A module of a reference is found from the working directory. `cbtop verify module:function` runs a brick itself.
+
+exit codes: 0 no fault, 1 runtime error, 2 usage or no contract file, 4 a file has a fault
+"""
+SCHEMA = "cbtop.contracts-lint/1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("lint",), help="what to do")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder, or one file")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="of what is printed (default: text)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    # Imported here, because Numba loads slowly.
+    from cbtop.compute.own_bricks import contract_files, lint
+
+    if not options.folder.exists():
+        raise UsageError(f"{options.folder}: No such file or directory")
+    files = contract_files(options.folder)
+    if not files:
+        raise UsageError(f"{options.folder} has no contract file; their names end with .yaml")
+    sys.path.insert(0, os.getcwd())  # references are modules of the user
+    faults = {str(path): lint(path) for path in files}
+    if options.format == "json":
+        sys.stdout.write(json.dumps({"schema": SCHEMA, "files": faults}) + "\n")
+    else:
+        for path, found in faults.items():
+            sys.stdout.write(f"{'✗' if found else '✓'} {path}\n" + "".join(f"  {fault}\n" for fault in found))
+    sys.stdout.flush()
+    wrong = [path for path, found in faults.items() if found]
+    if wrong:
+        raise FailedCheckError(f"{len(wrong)} of {counted(len(files), 'contract')} failed: {', '.join(wrong[:3])}")
+    return 0

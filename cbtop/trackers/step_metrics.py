@@ -1,0 +1,108 @@
+"""The metrics of the training steps since the last call, as a tracker takes them: names and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cbtop.profiler.instrument import temporary
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.session import StepSums
+from cbtop.protocol.vocabulary import is_warm_up
+
+PREFIX = "cbtop/"
+TRAIN = "train"
+SAMPLE_EVERY = 10  # One training step in this many is recorded inside. All steps are counted and timed.
+BRICKS = 5
+# The parts of a step that have a brick of their own. The names of bricks are those of docs/training.md.
+PARTS = {
+    "DataWait": "data_wait", "Loss": "loss", "BackwardEnd": "backward", "GradientSync": "communication",
+    "ClipGradients": "clip", "Optimizer": "optimizer", "ZeroGrad": "zero_grad",
+}  # fmt: skip
+PASSES = {" backward": "backward", " recompute": "backward"}  # the part of bricks whose names end like this
+FORWARD, OTHER = "forward", "other"
+
+
+class StepMetrics:
+    """Measures the training steps of this process between calls of `since_last`.
+
+    Models are attached at their first call from `begin` to `end`. Under `cbtop run`, all models are attached already,
+    and its profiler is read. `bricks` is the number of the costliest bricks with a metric of their own.
+    """
+
+    def __init__(self, profiler: BrickProfiler | None = None, bricks: int = BRICKS) -> None:
+        self._own = profiler
+        self._bricks = bricks
+        self._has_begun = False
+        self._attached: temporary.TemporaryAttachments | None = None
+        self._last: dict[str, StepSums] = {}
+
+    def begin(self) -> None:
+        """Measure from now on. A second call changes nothing."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        if not temporary.are_attached():
+            self._own = self._own or BrickProfiler(sample_every=SAMPLE_EVERY)
+            self._attached = temporary.begin(self._own)
+        self._last = self._phases()
+
+    def end(self) -> None:
+        """Detach the models. A second call changes nothing."""
+        if self._attached is not None:
+            self._attached.end()
+        self._attached, self._has_begun = None, False
+
+    def _phases(self) -> dict[str, StepSums]:
+        profiler = temporary.installed() or self._own
+        return {} if profiler is None else profiler.stats.phases()
+
+    def since_last(self) -> dict[str, float]:
+        """Return the metrics of the training steps since the last call. Empty if none has ended, or in the warm-up.
+
+        `step_ms` and `tokens_per_sec` are of all steps. The percentages are of the recorded steps.
+        """
+        if not self._has_begun:
+            return {}
+        before, self._last = self._last, self._phases()
+        changes = [
+            _change(before.get(phase, StepSums()), now)
+            for phase, now in self._last.items()
+            if phase.startswith(TRAIN) and not is_warm_up(phase)
+        ]
+        longest = max(changes, key=lambda change: change.wall_ns, default=StepSums())
+        return {f"{PREFIX}{name}": value for name, value in _metrics(longest, self._bricks).items()}
+
+
+def _change(before: StepSums, now: StepSums) -> StepSums:
+    return StepSums(
+        steps=now.steps - before.steps,
+        tokens=now.tokens - before.tokens,
+        uncounted=now.uncounted - before.uncounted,
+        wall_ns=now.wall_ns - before.wall_ns,
+        recorded_ns=now.recorded_ns - before.recorded_ns,
+        bricks_ns={name: ns - before.bricks_ns.get(name, 0) for name, ns in now.bricks_ns.items()},
+    )
+
+
+def _metrics(steps: StepSums, bricks: int) -> dict[str, float]:
+    if not steps.steps or not steps.wall_ns:
+        return {}
+    found = {"step_ms": steps.wall_ns / 1e6 / steps.steps}
+    if steps.tokens and not steps.uncounted:
+        found["tokens_per_sec"] = 1e9 * steps.tokens / steps.wall_ns
+    if steps.recorded_ns > 0:
+        found |= {f"percent/{part}": 100 * ns / steps.recorded_ns for part, ns in _parts(steps).items()}
+        costliest = sorted(steps.bricks_ns.items(), key=lambda brick: -brick[1])[:bricks]
+        found |= {f"brick_percent/{name}": 100 * ns / steps.recorded_ns for name, ns in costliest if ns > 0}
+    return found
+
+
+def _parts(steps: StepSums) -> Mapping[str, int]:
+    """Return the time of each part in recorded steps. A brick without a part of its own belongs to the forward."""
+    found: dict[str, int] = {}
+    for name, ns in steps.bricks_ns.items():
+        passes = (part for ending, part in PASSES.items() if name.endswith(ending))
+        part = PARTS.get(name) or next(passes, FORWARD)
+        found[part] = found.get(part, 0) + ns
+    found[OTHER] = max(0, steps.recorded_ns - sum(found.values()))
+    return {part: ns for part, ns in found.items() if ns > 0}

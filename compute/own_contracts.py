@@ -1,0 +1,153 @@
+"""The checks of a brick with a contract file: its conditions hold, and it equals its reference."""
+
+# Rules
+# - The reference is imported at the first check, because the module with the brick may also have the reference.
+# - Conditions are evaluated on arrays of NumPy, so values on a device are copied to the host.
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.contracts.own import BFLOAT16, NUMPY, Drawn, OwnContract, read_own
+from cbtop.compute.errors import ContractError
+from cbtop.profiler.checks import Check, CheckOutcome, Equivalent
+
+HALVES = ("float16", "bfloat16")
+
+
+def checks_of(path: str | PathLike[str]) -> tuple[Check, ...]:
+    """Return the checks that a contract file makes. Raises ContractError if the file is missing or invalid."""
+    contract = read_own(Path(path))
+    return EqualsReference(contract), KeepsContract(contract)
+
+
+@cache
+def resolved(name: str) -> Any:
+    """Return the object with this name, `module:object`. Raises ContractError if there is none."""
+    module, _, path = name.partition(":")
+    if not module or not path:
+        raise ContractError(f"{name!r} is no name of an object; module:object is expected")
+    try:
+        found: Any = import_module(module)
+    except ImportError as error:
+        raise ContractError(f"{name}: {error}") from error
+    except ContractError:  # of a BrickDefinition in the module
+        raise
+    except Exception as error:  # the author's module failed, and this is what is reported
+        raise ContractError(f"{name}: importing {module} raises {type(error).__name__}: {error}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ContractError(f"{name}: there is no {part!r} in {getattr(found, '__name__', module)}")
+        found = getattr(found, part)
+    return found
+
+
+def reference_of(contract: OwnContract) -> Callable[..., Any]:
+    """Return the reference of a contract. Raises ContractError unless its parameters are the contract's inputs."""
+    found = resolved(contract.reference)
+    if not callable(found):
+        raise ContractError(f"{contract.path}: reference: {contract.reference} is no function")
+    parameters = tuple(inspect.signature(found).parameters)
+    if set(parameters) != set(contract.inputs):
+        expected = ", ".join(contract.inputs)
+        raise ContractError(
+            f"{contract.path}: reference: the parameters of {contract.reference} are {', '.join(parameters)}; "
+            f"those of the contract are {expected}"
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def inputs_of(contract: OwnContract, number: int) -> dict[str, Any]:
+    """Return the inputs of a case, as the brick gets them. Raises ContractError without the library or the device."""
+    values = contract.values_of(number)
+    if contract.arrays == NUMPY:
+        return values
+    library, _, device = contract.arrays.partition(":")
+    try:
+        module: Any = import_module(library)
+    except ImportError as error:
+        raise ContractError(f"{contract.path}: arrays: {error}") from error
+    if device and not getattr(module, device).is_available():
+        raise ContractError(f"{contract.path}: arrays: {library} has no device {device} here")
+    found = {}
+    for name, value in values.items():
+        recipe = contract.cases[number][name]
+        if isinstance(value, np.ndarray) and library == "torch":
+            value = module.from_numpy(value).to(device or "cpu")
+            value = value.bfloat16() if isinstance(recipe, Drawn) and recipe.dtype == BFLOAT16 else value
+        elif isinstance(value, np.ndarray):
+            value = module.asarray(value)
+        found[name] = value
+    return found
+
+
+def in_order(contract: OwnContract, inputs: Mapping[str, Any]) -> list[Any]:
+    """Return inputs in the order of the parameters of the reference."""
+    return [inputs[name] for name in inspect.signature(reference_of(contract)).parameters]
+
+
+def values_of(contract: OwnContract, inputs: Mapping[str, Any], output: Any) -> tuple[Any, ...]:
+    """Return the values that the conditions of a contract are evaluated on. Raises ValueError for missing outputs."""
+    outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
+    named = dict(inputs) | dict(zip(contract.outputs, outputs, strict=True))
+    return tuple(on_host(named[name]) for name in contract.arguments)
+
+
+def on_host(value: Any) -> Any:
+    """Return an array of any library as a contiguous array of NumPy. Returns any other value unchanged."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float().numpy() if str(value.dtype).removeprefix("torch.") in HALVES else value.numpy()
+    elif hasattr(value, "get") and hasattr(value, "dtype"):
+        value = value.get()
+    if not isinstance(value, np.ndarray):
+        return value
+    return np.ascontiguousarray(value, np.float32 if value.dtype == np.float16 else value.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class EqualsReference:
+    """The check that the output equals that of the contract's reference, within its tolerance."""
+
+    contract: OwnContract
+
+    @property
+    def name(self) -> str:
+        return f"equals {self.contract.reference.partition(':')[2]}"
+
+    def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
+        return Equivalent(reference_of(self.contract), self.contract.tolerance).evaluate(output, args, kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepsContract:
+    """The check that all conditions of the contract hold. The note names those that do not."""
+
+    contract: OwnContract
+
+    @property
+    def name(self) -> str:
+        return f"contract {self.contract.name}"
+
+    def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
+        bound = inspect.signature(reference_of(self.contract)).bind(*args, **kwargs)
+        bound.apply_defaults()
+        failed = broken_conditions(self.contract, values_of(self.contract, bound.arguments, output))
+        return CheckOutcome(not failed, note="; ".join(failed))
+
+
+def broken_conditions(contract: OwnContract, values: Sequence[Any]) -> list[str]:
+    """Return the names of the conditions that do not hold for the values of one call."""
+    conditions = contract.check_before(tuple(values)) if contract.preconditions else []
+    conditions += contract.check_after(tuple(values), tuple(values)) if contract.postconditions else []
+    return [name for name, holds in conditions if not holds]

@@ -1,0 +1,157 @@
+"""`cbtop contracts lint` and `cbtop verify module:function`, on the bricks of docs/contracts.md."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cbtop.cli import main
+from cbtop.compute.contracts import FOLDER
+from cbtop.compute.own_contracts import resolved
+from tests.compute.made_bricks import CONTRACT, write
+
+
+@pytest.fixture
+def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Write a module with bricks into the working directory. Returns its name."""
+    module = f"bricks_{tmp_path.name.replace('-', '_')}"
+    write(tmp_path, module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    resolved.cache_clear()
+    yield module
+    sys.modules.pop(module, None)
+
+
+def test_the_brick_of_the_page_passes_and_its_faults_are_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", f"{name}:fast_rms_norm"]) == 0
+    printed = capsys.readouterr().out
+    assert "case 2  reference" in printed
+    assert printed.endswith("2 of 2 pass; 22 faults were planted\n")
+    assert main(["verify", f"{name}:fast_rms_norm", "--format", "json"]) == 0
+    (first, _) = json.loads(capsys.readouterr().out)["kernels"]
+    assert (first["contract"], first["bricks"], first["passed"]) == ("rms", ["RmsNorm"], True)
+
+
+@pytest.mark.parametrize(
+    ("brick", "said"),
+    [
+        ("inexact", "inexact case 1: fails equals plain_rms_norm"),
+        ("raising", "raising case 2: fails the call raises RuntimeError: no kernel"),
+    ],
+)
+def test_a_wrong_brick_fails_its_checks(name: str, capsys: pytest.CaptureFixture[str], brick: str, said: str) -> None:
+    assert main(["verify", f"{name}:{brick}"]) == 4
+    printed = capsys.readouterr()
+    assert said in printed.out
+    assert "(case 1) and 1 more failed" in printed.err
+    assert main(["verify", f"{name}:{brick}", "--format", "junit"]) == 4
+    assert '<testsuite name="kernels" tests="2" failures="2"' in capsys.readouterr().out
+
+
+def test_checks_that_are_too_weak_are_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", f"{name}:softmax", "--cases", f"{name}:cases"]) == 4
+    printed = capsys.readouterr().out
+    assert "MISSED: scaled by 1.5, two outputs swapped, an output left out" in printed
+    assert "a NaN" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{}:softmax"], "softmax has no contract with cases; pass --cases module:function"),
+        (["{}:softmax", "--cases", "{}:no_cases"], "no_cases yields no arguments"),
+        (["{}:without_checks"], "without_checks is not a function with @profiler.timed(BrickDefinition"),
+        (["{}:nothing"], "there is no 'nothing' in "),
+        (["{}:softmax", "--format", "sarif"], "its formats are text, json and junit"),
+        (["--cases", "{}:cases"], "--cases belongs to a brick of yours"),
+    ],
+)
+def test_what_cannot_be_verified_is_named(
+    name: str, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["verify", *(argument.format(name) for argument in arguments)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_contract_of_the_page_and_our_own_have_no_fault(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["contracts", "lint", "."]) == 0
+    assert capsys.readouterr().out == "✓ rms.yaml\n"
+    assert main(["contracts", "lint", str(FOLDER)]) == 0
+    assert "✗" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("epsilon > 0: {", "epsilon >= 0: {", "precondition epsilon >= 0: no case falsifies it"),
+        ("{epsilon: 0}\n    the", "{epsilon: epsilon}\n    the", "epsilon left out: no case falsifies it"),
+        ("finite(x): {x: x / 0}", "all(x > 5): {x: x / 0}", "case 1: precondition all(x > 5) does not hold"),
+        ("plain_rms_norm", "softmax", "reference: the parameters of "),
+        ("plain_rms_norm", "gone", "there is no 'gone' in "),
+        ("plain_rms_norm", "profiler", ":profiler is no function"),
+        ("a NaN,", "an odd fault,", "falsification.outputs: 'an odd fault' is unknown; faults are scaled by 1.5"),
+        ("equations", "equation", "the file: 'equation' is no key"),
+        ("finite(out)", "finite(out", "'finite(out' is no expression"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_contract_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    assert old in CONTRACT
+    write(tmp_path, name, CONTRACT.replace(old, new, 1))
+    assert main(["contracts", "lint", "rms.yaml", "--format", "json"]) == 4
+    printed = capsys.readouterr()
+    (faults,) = json.loads(printed.out)["files"].values()
+    assert any(said in fault for fault in faults), faults
+    assert printed.err == "cbtop: 1 of 1 contract failed: rms.yaml\n"
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", "1.0e-5"), ("bfloat16", "1.0e-2")])
+def test_a_brick_of_torch_gets_tensors(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, tolerance: str
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: make torch")
+    text = CONTRACT.replace("plain_rms_norm", "torch_norm").replace("cases:", "arrays: torch\ncases:")
+    text = text.replace("1.0e-5", tolerance).replace("[1, 8]", f"{{shape: [1, 8], dtype: {dtype}, low: -1}}")
+    text = text.replace("weight: [8]", f"weight: {{shape: [8], dtype: {dtype}, low: 2, high: 4}}")
+    write(tmp_path, name, text)
+    assert main(["verify", f"{name}:fast_torch_norm"]) == 0
+    assert "2 of 2 pass" in capsys.readouterr().out
+    assert main(["contracts", "lint", "rms.yaml"]) == 0
+
+
+def test_a_device_that_is_not_there_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    text = CONTRACT.replace("plain_rms_norm", "torch_norm").replace("cases:", "arrays: torch:cuda\ncases:")
+    write(tmp_path, name, text)
+    assert main(["contracts", "lint", "rms.yaml"]) == 4
+    assert capsys.readouterr().out == "✗ rms.yaml\n  arrays: torch has no device cuda here\n"
+    assert main(["verify", f"{name}:fast_torch_norm"]) == 2
+
+
+def test_two_outputs_are_falsified_one_by_one(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "equations: odd and even columns\narguments: [x, left, right]\noutputs: [left, right]\n"
+        "reference: my_norms:halves\ntolerance: 0\npreconditions: {}\n"
+        "postconditions: {finite(right): {right: right / 0}}\n"
+        "falsification: {outputs: [a NaN, scaled by 1.5], arguments: {negated: {x: -x}}}\ncases: [{x: [3, 8]}]\n"
+    )
+    write(tmp_path, name, text)
+    assert main(["contracts", "lint", "rms.yaml"]) == 0
+    write(tmp_path, name, text.replace("finite(right): {right: right / 0}", "finite(left): {right: right / 0}"))
+    assert main(["contracts", "lint", "rms.yaml"]) == 4
+    assert "postcondition finite(left): no case falsifies it" in capsys.readouterr().out
+
+
+def test_a_folder_without_contracts_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["contracts", "lint", str(tmp_path)]) == 2
+    assert "has no contract file; their names end with .yaml" in capsys.readouterr().err
+    assert main(["contracts", "lint", str(tmp_path / "none")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""Step metrics are those of the training steps since the last call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import cbtop.trackers
+from cbtop import BrickProfiler
+from cbtop.trackers.step_metrics import StepMetrics
+from tests.cbtop.recorded import Clock, profiler_in
+
+
+def train(profiler: BrickProfiler, clock: Clock, forward_us: int, phase: str = "train", tokens: int = 8) -> None:
+    """Record a step: the forward, twice this time for the backward, and 40 µs for the optimizer and in no brick."""
+    with profiler.step(phase, tokens=tokens):
+        for name, us in (("UpProjection", forward_us), ("UpProjection backward", 2 * forward_us), ("Optimizer", 30)):
+            with profiler.brick(name):
+                clock.now_ns += 1000 * us
+        clock.now_ns += 10_000
+
+
+@pytest.fixture
+def made(runtime: Path) -> tuple[StepMetrics, BrickProfiler, Clock]:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    metrics = StepMetrics(profiler, bricks=2)
+    metrics.begin()
+    return metrics, profiler, clock
+
+
+def test_only_the_steps_since_the_last_call_count(made: tuple[StepMetrics, BrickProfiler, Clock]) -> None:
+    metrics, profiler, clock = made
+    for _ in range(3):
+        train(profiler, clock, 120)
+    assert metrics.since_last() == {
+        "cbtop/step_ms": pytest.approx(0.4),
+        "cbtop/tokens_per_sec": pytest.approx(20_000),
+        "cbtop/percent/forward": pytest.approx(30),
+        "cbtop/percent/backward": pytest.approx(60),
+        "cbtop/percent/optimizer": pytest.approx(7.5),
+        "cbtop/percent/other": pytest.approx(2.5),
+        "cbtop/brick_percent/UpProjection backward": pytest.approx(60),
+        "cbtop/brick_percent/UpProjection": pytest.approx(30),
+    }
+    train(profiler, clock, 20)
+    assert metrics.since_last()["cbtop/step_ms"] == pytest.approx(0.1)
+    assert metrics.since_last() == {}
+
+
+def test_warm_up_evaluation_and_unknown_tokens_are_left_out(
+    made: tuple[StepMetrics, BrickProfiler, Clock],
+) -> None:
+    metrics, profiler, clock = made
+    train(profiler, clock, 120, "train (warm-up)")
+    train(profiler, clock, 120, "forward")
+    assert metrics.since_last() == {}
+    train(profiler, clock, 120, tokens=0)
+    assert "cbtop/tokens_per_sec" not in metrics.since_last()
+
+
+def test_before_begin_and_after_end_there_are_no_metrics(runtime: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(runtime, clock)
+    metrics = StepMetrics(profiler)
+    assert metrics.since_last() == {}
+    train(profiler, clock, 120)
+    metrics.begin()
+    metrics.begin()
+    assert metrics.since_last() == {}  # that step was before
+    metrics.end()
+    train(profiler, clock, 120)
+    assert metrics.since_last() == {}
+    metrics.end()
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cbtop.trackers.StepMetrics is StepMetrics
+    monkeypatch.setitem(__import__("sys").modules, "cbtop.trackers.lightning_callback", None)
+    with pytest.raises(
+        ImportError, match=r"^cbtop.trackers.LightningCallback needs lightning; pip install lightning"
+    ):
+        _ = cbtop.trackers.LightningCallback
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = cbtop.trackers.Nothing  # type: ignore[attr-defined]
