@@ -402,6 +402,11 @@ class DemoFeed(Feed):
             if source.key == own or ((hello := hellos[source.key]) is not None and hello.job == job)
         )
 
+    @property
+    def starting(self) -> str:
+        is_running = self._process.poll() is None
+        return f"the demo's workload (pid {self._process.pid})" if is_running and not self.sources() else ""
+
     def finished(self) -> FeedEnd | None:
         """If the demo's workload has failed, return its exit code and its last message. Otherwise return None."""
         if not (self._process.poll() or 0) > 0:
