@@ -55,7 +55,7 @@ from cbtop.viewmodels.time_travel import ReplayView
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
-    "excl is without the bricks that ran inside (derived), incl and p50 to max with them; incl avg × count = incl"
+    "times are µs: excl without the bricks that ran inside (derived), incl with them; incl avg × count = incl"
 )
 TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one second of the last 60 (derived)"
 HOST_LINE = "host: the median call, without bricks inside; launches: kernels a step; both of the newest steps"
