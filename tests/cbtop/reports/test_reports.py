@@ -52,6 +52,17 @@ def test_the_text_report_is_as_agreed(view: SourceView) -> None:
     assert text == golden.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("source", [samples.CHECKED, samples.STALLED, samples.COMPARED])
+def test_each_number_of_four_digits_or_more_in_text_has_separators(source: SourceView) -> None:
+    lost = replace(source.loss, produced=2_901_234, received=2_900_000, dropped=1_234, rejected=5_678, left_out=9_876)
+    bricks = tuple(replace(row, count=12_345_678, uncounted=43_210) for row in source.bricks)
+    text = REPORTS["text"]([replace(source, loss=lost, bricks=bricks)], [*SECTIONS])
+    bare = re.sub(r"pid \d+|\d{4}-\d\d-\d\d|\(\d+ elem\)|[├└│].*|^ *\d+  \S+ ", "", text, flags=re.MULTILINE)
+    assert re.findall(r"(?<![\w.,])\d{4,}", bare) == []
+    assert "12,345,678" in text
+    assert "records: 2,901,234 produced = 2,900,000 received + 1,234 dropped (5,678 rejected)" in text
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_section_can_be_had_alone(view: SourceView, section: str) -> None:
     alone, whole = REPORTS["text"]([view], [section]), REPORTS["text"]([view], list(SECTIONS))
