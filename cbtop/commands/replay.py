@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         if options.at is not None:
             feed.seek(options.at)
         elif feed.range_s is None:
-            feed.seek(feed.duration_s if headless else feed.search.first_data_s(feed.main_source))
+            feed.seek(feed.duration_s if headless else feed.search.first_data_s(feed.search.main_source))
         return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from functools import cached_property
 from itertools import chain, islice
 
 from cbtop.client.store import Store
@@ -98,10 +99,12 @@ class RecordingSearch:
         """
         return any(isinstance(said, StatsUpdate) and any(said.count) for _, said in self._said())
 
+    @cached_property
     def main_source(self) -> str | None:
-        """Return the key of the process to show first: the command that `cbtop run` ran, if it has steps.
+        """The key of the process to show first, whatever the moment.
 
-        Otherwise it is the process with the most steps. Return None if no selected process has steps.
+        It is the command that `cbtop run` ran, if it has steps. Otherwise it is the process with the most steps. None
+        if no selected process has steps.
 
         The recording is read from its last keyframe on.
         """

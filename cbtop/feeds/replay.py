@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 
 from cbtop.client import DEFAULT_WINDOW_S
@@ -90,18 +89,13 @@ class ReplayFeed(StoreViews):
         """
         return super().merged(mode, key, phase, window=window or self.range_s is not None)
 
-    @cached_property
-    def main_source(self) -> str | None:
-        """The key of the process that is shown first, whatever the moment.
-
-        It is the command that was recorded, or the process with the most steps. None if no process has steps. A
-        daemon's history has no main process.
-        """
-        return None if self._is_history else self.search.main_source()
-
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Return every visible source: the main one, then the others, the newest live one first."""
-        return tuple(sorted(super().sources(), key=lambda one: one.key != self.main_source))
+        """Return every visible source: the main one, then the others, the newest live one first.
+
+        A daemon's history has no main source.
+        """
+        main = None if self._is_history else self.search.main_source
+        return tuple(sorted(super().sources(), key=lambda one: one.key != main))
 
     @property
     def duration_s(self) -> float:

@@ -252,7 +252,9 @@ class StepCalls(Capture):
         if nodes:
             ends = _last_nodes(nodes[-1][1])
             unfinished = list(range(len(ends)))
-            handles += [node.register_hook(functools.partial(self._done, unfinished)) for node in ends]
+            handles += [
+                node.register_hook(functools.partial(_node_ended, unfinished, self._nodes_ended)) for node in ends
+            ]
 
     def _owner(self, number: int) -> int:
         """Return the innermost call that has made the node of autograd with the number `number`."""
@@ -261,11 +263,6 @@ class StepCalls(Capture):
 
     def _reached(self, owner: int, gradients: Any) -> None:
         self._runs.append((clock.perf_counter_ns(), owner))
-
-    def _done(self, unfinished: list[int], inputs: Any, outputs: Any) -> None:
-        unfinished.pop()
-        if not unfinished:
-            self._nodes_ended()
 
     def _nodes_ended(self) -> None:
         """The last node of a backward pass has run."""
@@ -465,12 +462,19 @@ def _nodes_behind(roots: Iterable[Any]) -> list[tuple[int, Any]]:
     return found
 
 
+def _node_ended(unfinished: list[int], all_ended: Callable[[], None], inputs: Any, outputs: Any) -> None:
+    """Note that one of the last nodes has run. `unfinished` has one entry for each of them that has not."""
+    unfinished.pop()
+    if not unfinished:
+        all_ended()
+
+
 def _last_nodes(node: Any) -> list[Any]:
     """Return the nodes that run last if `node` has the lowest number: `node`, and the nodes that add its gradients to
     weights.
     """
     after = dict.fromkeys(after for after, _ in node.next_functions if after is not None)
-    return [node, *(each for each in after if each._sequence_nr() >= _ACCUMULATES)]
+    return [node, *(each for each in after if hasattr(each, "variable"))]
 
 
 def _is_layer(key: Hashable) -> bool:

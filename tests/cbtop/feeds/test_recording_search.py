@@ -86,7 +86,8 @@ def test_a_replay_opens_on_the_command_else_on_the_most_steps(
         feed.seek(feed.duration_s)
         assert feed.sources()[0].key == keys[shown]
     with ReplayFeed(path, is_history=True) as history:
-        assert history.main_source is None
+        history.seek(history.duration_s)
+        assert [one.key for one in history.sources()] == sorted(keys, key=keys.index, reverse=True)
 
 
 @pytest.mark.parametrize("run_id", ["", "x:", "12x,3:", "-4:", "99999999:", "٣:"])
