@@ -17,6 +17,7 @@ from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import Run
 from cbtop.comparison.tails import tails_of
 from cbtop.exporters.differential import DiffStack, folded, speedscope
+from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.reports.calls import calls_fields
 from cbtop.reports.other_changes import other_changes
 from cbtop.reports.tables import Table, table
@@ -397,7 +398,7 @@ def _moved(part: PartDiff) -> list[tuple[str, PlaceDiff]]:
     explains the layer.
     """
     moved = [("slower", place) for place in part.slower]
-    moved += [("faster", place) for place in part.bricks if place.verdict == "faster"]
+    moved += [("faster", _most_of(part, place)) for place in part.bricks if place.verdict == "faster"]
     for place in (*part.bricks, *sorted(part.cells, key=lambda one: -abs(one.delta_us)), *part.layers):
         word = place.verdict
         if word in ("slower", "faster") and not any(
@@ -405,6 +406,18 @@ def _moved(part: PartDiff) -> list[tuple[str, PlaceDiff]]:
         ):
             moved.append((word, place))
     return moved
+
+
+def _most_of(part: PartDiff, brick: PlaceDiff) -> PlaceDiff:
+    """Return `brick` in the layer that has most of its saved time, or `brick` itself if no layer has.
+
+    `PartDiff.slower` does the same for bricks that became slower.
+    """
+    cells = [one for one in part.cells if one.brick == brick.brick and one.change]
+    saved = min(cells, key=lambda one: one.change.delta if one.change else 0.0, default=brick)
+    if len(cells) < MIN_PEERS or saved.verdict != "faster" or not saved.change or not brick.change:
+        return brick
+    return saved if saved.change.delta < brick.change.delta / 2 else brick
 
 
 def _explains(other: PlaceDiff, place: PlaceDiff) -> bool:
