@@ -44,13 +44,18 @@ class GradientHooks:
         self._scalers: dict[int, ScalerHistory] = {}
         self._has_failed = False
 
-    def follow(self, functions: TimedFunctions, times_clipping: Wrapper, *, is_compiled: bool) -> None:
-        """Look at scales, and at gradients before they are clipped. `times_clipping` wraps functions that clip, to
-        time them.
+    def follow(
+        self, functions: TimedFunctions, times: Callable[[TrainingPart], Wrapper], *, is_compiled: bool
+    ) -> None:
+        """Look at scales, and at gradients before they are clipped. `times` wraps functions, to time them as a part
+        of a training step.
 
         If a model is compiled, functions that compiled code may call are not replaced.
         """
-        functions.replace(torch.amp.GradScaler, "unscale_", self._unscales)
+        times_clipping, times_unscaling = times(TrainingPart.CLIP), times(TrainingPart.OPTIMIZER)
+        functions.replace(
+            torch.amp.GradScaler, "unscale_", lambda original: self._unscales(times_unscaling(original))
+        )
         functions.replace(torch.amp.GradScaler, "update", self._updates)
         if is_compiled:
             return
@@ -219,7 +224,7 @@ def _is_in_backward() -> bool:
     """Return whether a backward pass is running. If so, a hook of a weight has called the optimizer, which has only
     this weight.
     """
-    return training_here().clock.is_in is TrainingPart.BACKWARD
+    return training_here().clock.is_inside(TrainingPart.BACKWARD)
 
 
 def _computes_gradients(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

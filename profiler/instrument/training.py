@@ -6,7 +6,8 @@ Rules
   with gradients enabled is a forward of a training step. Other calls are steps of inference, as usual.
 - The first optimizer step after a backward ends the training step. Further optimizers after the same backward end no
   other step. Micro-batches with gradients that are added up are in one step.
-- The time of the thread is divided into the parts of the step without gaps, so the parts add up to the step.
+- The time of the thread is divided into the parts of the step, so the parts add up to the step. Only cbtop's own work
+  in the hooks of optimizers is in no part: the program would not spend that time by itself.
 - If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
 - Every training step is counted with its time. Some steps are also recorded in detail: the calls of their modules
   (training_calls.py), or on a GPU their kernels (training_kernels.py).
@@ -19,8 +20,9 @@ import statistics
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize, ref
 
 import torch
@@ -32,6 +34,7 @@ from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED,
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
+from cbtop.profiler.instrument.step_clock import MOST_RANGES, Parts, StepClock
 from cbtop.profiler.instrument.step_memory import NO_GPU
 from cbtop.profiler.instrument.training_calls import GRADIENT_SYNC, Part, StepCalls
 from cbtop.profiler.positions import finder
@@ -58,7 +61,6 @@ BRICKS = {
         (TrainingPart.ZERO_GRAD, "ZeroGrad"),
     )
 }
-MOST_RANGES = 8_000  # most ranges of time that are kept for the record of a step
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements of the parts of a model's steps
 EARLY = 4, 16  # after 4 steps and after 16 steps, the parts of steps are announced at once
 NEVER_NS = 1 << 62
@@ -66,93 +68,22 @@ NEVER_NS = 1 << 62
 # forward pass is shown as a separate step, as in inference.
 MOST_WITHOUT_BACKWARD, MOST_FORWARDS = 32, 4096
 
-Parts = dict[TrainingPart, int]  # part of a training step -> its time in ns
-
 
 class StepTimes(NamedTuple):
     """The times of the parts of one training step."""
 
-    wall_ns: int
+    wall_ns: int  # sum of the parts: the step without cbtop's own work
     parts: Parts
     communication: StepCommunication
 
 
-class StepClock:
-    """Divides the time of one thread between the parts of a training step.
+@dataclass(slots=True)
+class OptimizerCall:
+    """A running call of an optimizer's `step`."""
 
-    If parts are nested, time counts for the innermost part. From the end of a forward to the beginning of the next
-    part, time counts for the loss.
-    """
-
-    __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "changed", "has_backward", "parts", "ranges")
-
-    def __init__(self) -> None:
-        # a function that is called when a part of the step begins; its argument is the part
-        self.changed: Callable[[TrainingPart], None] | None = None
-        self.restart(None)
-
-    def restart(self, now_ns: int | None) -> None:
-        """Begin a step at `now_ns`. If `now_ns` is None, the step begins together with its next part."""
-        self.begun_ns, self._at_ns = now_ns, now_ns or 0
-        self._part = TrainingPart.OTHER
-        self._around: list[TrainingPart] = []
-        self.parts: Parts = {}
-        # Each item is a part of the step, its begin and its end in ns.
-        self.ranges: list[tuple[TrainingPart, int, int]] = []
-        self.has_backward = False
-
-    @property
-    def is_in(self) -> TrainingPart | None:
-        """The part of the step that the running call belongs to. None if no call of a part is running."""
-        return self._part if self._around else None
-
-    def begin(self, part: TrainingPart, now_ns: int) -> None:
-        """Begin a call that belongs to `part`."""
-        if self.begun_ns is None:
-            self.restart(now_ns)
-        self._count(now_ns)
-        self._around.append(self._part)
-        self._part = part
-        if self.changed is not None:
-            self.changed(part)
-
-    def end(self, now_ns: int) -> None:
-        """End the innermost call that belongs to a part."""
-        self._end(now_ns)
-        if self.changed is not None:
-            self.changed(self._part)
-
-    def _end(self, now_ns: int) -> None:
-        self._count(now_ns)
-        ended = self._part
-        if self._around:
-            self._part = self._around.pop()
-        if ended is TrainingPart.BACKWARD:
-            self.has_backward = True
-        if self._around and self._part not in (TrainingPart.OPTIMIZER, TrainingPart.LOSS):
-            return
-        if ended is TrainingPart.FORWARD:
-            self._part = TrainingPart.LOSS
-        elif ended is TrainingPart.BACKWARD:  # an optimizer's closure, or the loop itself, has called the backward
-            self._part = TrainingPart.OPTIMIZER if self._around else TrainingPart.OTHER
-
-    def finish(self, now_ns: int) -> tuple[int, Parts, list[tuple[TrainingPart, int, int]]]:
-        """End the step, and begin the next.
-
-        Returns three values of the ended step: its begin in ns, the times of its parts, and the ranges of its parts.
-        """
-        self._count(now_ns)
-        begun_ns = now_ns if self.begun_ns is None else self.begun_ns
-        parts, ranges = self.parts, self.ranges
-        self.restart(now_ns)
-        return begun_ns, parts, ranges
-
-    def _count(self, now_ns: int) -> None:
-        if self.begun_ns is not None:
-            self.parts[self._part] = self.parts.get(self._part, 0) + now_ns - self._at_ns
-            if len(self.ranges) < MOST_RANGES:
-                self.ranges.append((self._part, self._at_ns, now_ns))
-            self._at_ns = now_ns
+    depth: int  # number of parts around the call
+    # The arguments of torch's hook after the step. None until torch has called this hook.
+    ended: tuple[Any, Any, Any] | None = None
 
 
 class ThreadTraining:
@@ -168,12 +99,14 @@ class ThreadTraining:
         "own_ns",
         "phase_after_backward",
         "sequences",
+        "stepping",
         "steps",
         "tokens",
     )
 
     def __init__(self) -> None:
         self.clock = StepClock()
+        self.stepping: list[OptimizerCall] = []  # the running calls of optimizers' `step`, the innermost last
         self.forget()
 
     def forget(self) -> None:
@@ -381,7 +314,7 @@ class TrainingSteps:
             return
         here.stop_noting()
         calls, own_ns = here.calls, here.own_ns
-        times = StepTimes(now_ns - begun_ns, parts, here.communication)
+        times = StepTimes(sum(parts.values()), parts, here.communication)
         step = EndedStep(phase, here.tokens, here.sequences, begun_ns, now_ns, times, ranges)
         here.forget()
         model.path.publish(model.path.position, model.path.position.scope, 0, None, None)
