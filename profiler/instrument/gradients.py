@@ -269,6 +269,11 @@ class ThreadGradients:
         self._clipped: Gradients | Measurement | None = None
         self.clipped = 0  # number of parameters with gradients that the program has clipped
 
+    @property
+    def has_clips(self) -> bool:
+        """Whether the program has clipped gradients in this step."""
+        return self._clips > 0
+
     def clips_by_value(self) -> None:
         """Count a clipping of gradients by value, which computes no norm."""
         self._clips += 1

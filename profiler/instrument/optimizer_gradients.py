@@ -76,6 +76,12 @@ class OptimizerGradients:
         # The latest announced step with a norm, and the latest announced step with a fault.
         self._told: tuple[int, int] = 0, 0
 
+    def is_due(self) -> bool:
+        """Return whether `look` has anything to do in the current step."""
+        here, now_ns = gradients_here(), clock.perf_counter_ns()
+        is_small_due = bool(self._small) and here.small_budget.is_due(now_ns)
+        return is_small_due or here.has_clips or here.budget.is_due(now_ns) or bool(self._waiting)
+
     def look(self, model: TimedModel) -> None:
         """Look at the gradients of the current step, which trains `model`.
 

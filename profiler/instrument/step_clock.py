@@ -18,7 +18,7 @@ class StepClock:
     part, time counts for the loss. The time of cbtop's own work counts for no part.
     """
 
-    __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "changed", "has_backward", "parts", "ranges")
+    __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "changed", "has_backward", "own_ns", "parts", "ranges")
 
     def __init__(self) -> None:
         # a function that is called when a part of the step begins; its argument is the part
@@ -30,6 +30,7 @@ class StepClock:
         self.begun_ns, self._at_ns = now_ns, now_ns or 0
         self._part = TrainingPart.OTHER
         self._around: list[TrainingPart] = []
+        self.own_ns = 0  # time in ns of cbtop's own work, in no part
         self.parts: Parts = {}
         # Each item is a part of the step, its begin and its end in ns.
         self.ranges: list[tuple[TrainingPart, int, int]] = []
@@ -86,6 +87,7 @@ class StepClock:
         """
         self._count(from_ns)
         self._at_ns = until_ns
+        self.own_ns += until_ns - from_ns
         if self._around and self.ranges and self.ranges[-1][0] is self._part:
             _, begin_ns, end_ns = self.ranges[-1]
             self.ranges[-1] = self._part, begin_ns + until_ns - from_ns, end_ns + until_ns - from_ns

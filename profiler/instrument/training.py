@@ -75,6 +75,7 @@ class StepTimes(NamedTuple):
     wall_ns: int  # sum of the parts: the step without cbtop's own work
     parts: Parts
     communication: StepCommunication
+    own_ns: int = 0  # cbtop's own work in ns that is in no part, so far as it was timed
 
 
 @dataclass(slots=True)
@@ -309,12 +310,13 @@ class TrainingSteps:
         Also record the step, if it was chosen for recording.
         """
         model = self._steps()
+        hooks_ns = here.clock.own_ns
         begun_ns, parts, ranges = here.clock.finish(now_ns)
         if model is None:
             return
         here.stop_noting()
         calls, own_ns = here.calls, here.own_ns
-        times = StepTimes(sum(parts.values()), parts, here.communication)
+        times = StepTimes(sum(parts.values()), parts, here.communication, hooks_ns)
         step = EndedStep(phase, here.tokens, here.sequences, begun_ns, now_ns, times, ranges)
         here.forget()
         model.path.publish(model.path.position, model.path.position.scope, 0, None, None)
@@ -332,6 +334,7 @@ class TrainingSteps:
         self._prepare(model, here, ended_ns)
         self._next_ns = clock.perf_counter_ns()
         here.clock.restart(self._next_ns)  # the time of cbtop's own work at the end of this step belongs to no step
+        here.clock.own_ns = self._next_ns - now_ns
 
     def _prepare(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> None:
         """Prepare to record the step that begins now, if the recording must start before the step's first forward
@@ -369,7 +372,7 @@ class TrainingSteps:
         backward_ns = times.parts.get(TrainingPart.BACKWARD, 0)
         own_ns = min(own_ns, backward_ns)
         parts = times.parts | {TrainingPart.BACKWARD: backward_ns - own_ns}
-        latest.append(StepTimes(times.wall_ns - own_ns, parts, times.communication))
+        latest.append(StepTimes(times.wall_ns - own_ns, parts, times.communication, times.own_ns + own_ns))
         if self._is_time_to_tell(phase, len(latest)):
             self._tell(phase, latest)
 
@@ -410,9 +413,9 @@ class TrainingSteps:
                 found.append(PartTime(part, sum(each), round(statistics.median(each))))
         wall_ns = sum(one.wall_ns for one in latest)
         communication = together([one.communication for one in latest])
-        by_kernels = self._steps_by_kernels(phase)
+        by_kernels, own_ns = self._steps_by_kernels(phase), sum(one.own_ns for one in latest)
         profiler.announce(
-            TrainingTimes(phase, self._model, len(latest), wall_ns, tuple(found), communication, by_kernels)
+            TrainingTimes(phase, self._model, len(latest), wall_ns, tuple(found), communication, by_kernels, own_ns)
         )
         memory = self._memory(profiler, phase)
         if memory is not None:

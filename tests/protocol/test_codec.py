@@ -79,7 +79,7 @@ def training_times(
 ) -> TrainingTimes:
     communication = None if overlapped_ns is None else CommunicationTimes(tuple(parts), overlapped_ns)
     wall_ns = sum(part.sum_ns for part in parts)
-    return TrainingTimes(phase, model, steps, wall_ns, tuple(parts), communication, steps % 3)
+    return TrainingTimes(phase, model, steps, wall_ns, tuple(parts), communication, steps % 3, wall_ns // 7)
 
 
 STEPS = st.integers(0, 1 << 50)

@@ -323,6 +323,8 @@ def test_our_own_work_in_the_hooks_of_an_optimizer_is_in_no_part(
         loop.step()
         other.step()
     assert max(parts_ns(memory).values()) < 100e6
+    times = [one for one in memory.said if isinstance(one, TrainingTimes)][-1]
+    assert times.own_ns >= 100e6 * times.steps
 
 
 @pytest.mark.parametrize("has_scheduler", [False, True])
