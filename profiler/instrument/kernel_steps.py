@@ -32,7 +32,7 @@ import torch
 
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
-from cbtop.profiler.instrument.governor import SAMPLES, USED, median_of
+from cbtop.profiler.instrument.governor import LEAST_OF_INTERVAL, SAMPLES, USED, interval_of
 from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
 from cbtop.profiler.instrument.kernel_bursts import KernelRecording, PlacedCalls, bursts_of
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
@@ -45,7 +45,7 @@ LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 # Part of its share that a model uses once FLOOR steps are recorded. The rest is for costs that nothing measures, such
 # as the slower steps after a window, and the noise of the program itself.
 STEADY = 0.5
-LEAST_WINDOWS = 5  # the cost of windows (steps with CUPTI open) is announced after this many of them
+LEAST_WINDOWS = LEAST_OF_INTERVAL  # the cost of windows (steps with CUPTI open) is announced after this many
 LEAST_TOLD = 3  # an idle device is announced only after this many windows (steps with CUPTI open)
 MOSTLY = 0.8  # an idle device is announced if it was idle at the begin of at least this share of windows
 KEPT = 3  # number of newest windows (steps with CUPTI open) with kernels that are shown
@@ -198,8 +198,7 @@ class KernelSteps:
         profiler = self._steps.profiler
         ends: tuple[float | None, float | None, float | None] = None, None, None
         if self._windows >= LEAST_WINDOWS:
-            low, middle, high = median_of(sorted(self._costs_ns))
-            ends = percent, percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle))
+            ends = percent, *interval_of(percent, self._costs_ns)
         profiler.announce(Sampling(every, *ends, governor.allowed_percent))
         if self._windows == KEPT or (self._windows > KEPT and self._windows % TOLD_EVERY == 0):
             try:

@@ -30,7 +30,7 @@ import torch
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.capturing import captures
 from cbtop.profiler.instrument.communication_times import StepCommunication, together
-from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, median_of
+from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, interval_of
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
@@ -459,10 +459,10 @@ class TrainingSteps:
         used = max(LEAST_USED * share, USED * share - plain)
         self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
         percent = 100 * self._paid_ns / lived_ns
-        low, middle, high = median_of(sorted(self._costs_ns))
-        spread = (percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle)))
         every = max(1, round(self._seen / self._recorded))
-        model.profiler.announce(Sampling(every, percent, *spread, governor.allowed_percent))
+        model.profiler.announce(
+            Sampling(every, percent, *interval_of(percent, self._costs_ns), governor.allowed_percent)
+        )
 
 
 def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[BrickDefinition, int, int]]:
