@@ -50,7 +50,10 @@ LIMIT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class PartOfLoop:
-    """The median time (ms) of one part of a step in the latest steps: by the program's clocks, and by cbtop."""
+    """The mean time (ms) of one part of a step in the latest steps: by the program's clocks, and by cbtop.
+
+    Means are compared, because they add up: on a busy machine, the median of a sum is not the sum of medians.
+    """
 
     phase: str
     name: str
@@ -60,7 +63,7 @@ class PartOfLoop:
     )
     cbtop_ms: float
     step_ms: float  # the whole step, by the program's clocks
-    # cbtop's own work (mean, ms) that the program's clock may also have timed. It runs in the hooks of the optimizer.
+    # cbtop's own work (ms) that the program's clock has also timed. Most of it runs in the hooks of the optimizer.
     hooks_ms: float = 0.0
 
     @property
@@ -86,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             for part in measured(name, options.device, options.steps, options.overhead):
                 print(_line(part), flush=True)
-                off += [f"{name}: {part.phase}: {part.name}"] if part.is_off and part.name != STEP else []
+                off += [f"{name}: {part.phase}: {part.name}"] if part.is_off else []
         except ProgramError as error:
             print(f"  failed: {error}", flush=True)
             off.append(name)
@@ -109,10 +112,10 @@ def measured(name: str, device: str, steps: int, overhead: str) -> Iterator[Part
         for phase, clocks in bare.items():
             parts_ms, hooks_ms = _parts_ms(file, phase)
             print(f"  {phase:<13} cbtop's own work, in no part: {hooks_ms:.3f} ms a step", flush=True)
-            for part, bare_ms in clocks["p50_ms"].items():
-                own_ms = own[phase]["p50_ms"][part] if phase in own else math.nan
-                cbtop_ms, step_ms = parts_ms.get(part, math.nan), clocks["p50_ms"][STEP]
-                may_include_ms = hooks_ms if part == OPTIMIZER and phase in own else 0.0
+            for part, bare_ms in clocks["mean_ms"].items():
+                own_ms = own[phase]["mean_ms"][part] if phase in own else math.nan
+                cbtop_ms, step_ms = parts_ms.get(part, math.nan), own.get(phase, clocks)["mean_ms"][STEP]
+                may_include_ms = hooks_ms if part in (OPTIMIZER, STEP) and phase in own else 0.0
                 yield PartOfLoop(phase, part, bare_ms, own_ms, cbtop_ms, step_ms, may_include_ms)
 
 
@@ -122,14 +125,14 @@ def _clocks(output: str) -> Mapping[str, Any]:
 
 
 def _parts_ms(file: Path, phase: str) -> tuple[dict[str, float], float]:
-    """Return the median time (ms) of each part of the latest steps in a recording, with the sum of all parts. Also
-    return the mean time (ms) of cbtop's own work in a step.
+    """Return the mean time (ms) of each part of the latest steps in a recording, and of the whole step. Also return
+    the mean time (ms) of cbtop's own work in a step.
     """
     replay = [*CBTOP, "replay", str(file), "--headless", "--window", "all", "--format", "json", "--phase", phase]
     trainings = [source["training"] for source in json.loads(_output(replay))["sources"] if source["training"]]
     if not trainings:
         raise ProgramError(f"the recording has no training step of the phase {phase}")
-    found = {part["name"]: part["p50_us"] / 1e3 for part in trainings[0]["parts"]}
+    found = {part["name"]: part["mean_us"] / 1e3 for part in trainings[0]["parts"]}
     return found | {STEP: sum(found.values())}, trainings[0]["own_us"] / 1e3
 
 
