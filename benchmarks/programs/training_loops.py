@@ -49,7 +49,7 @@ class Clocks:
         return result
 
     def ended(self, phase="train"):
-        """End a step, and begin the next."""
+        """End a step, and begin the next. `phase` is the name of its kind of step."""
         now_s = self.now_s()
         if self.is_on:
             self.steps[phase].append({**self.parts, "step": now_s - self.begun_s})
@@ -79,6 +79,14 @@ class Hidden(nn.Module):
         for layer in self.layers[:-1]:
             x = layer(x).relu()
         return self.layers[-1](x)
+
+
+class Maker(Hidden):
+    """Makes samples from noise."""
+
+
+class Judge(Hidden):
+    """Tells the samples of a Maker from real ones."""
 
 
 class Checkpointed(nn.Module):
@@ -188,7 +196,7 @@ def checkpoints(device, clocks, steps):
 
 
 def gan(device, clocks, steps):
-    maker, judge = Hidden(64).to(device), Hidden(1).to(device)
+    maker, judge = Maker(64).to(device), Judge(1).to(device)
     of_maker, of_judge = (torch.optim.Adam(model.parameters(), lr=1e-4) for model in (maker, judge))
     real, noise = (torch.randn(64, 64, device=device) for _ in range(2))
     for _ in range(steps):
@@ -197,12 +205,12 @@ def gan(device, clocks, steps):
         loss = clocks("forward", judge, fake.detach()).mean() - clocks("forward", judge, real).mean()
         clocks("backward", loss.backward)
         clocks("optimizer", of_judge.step)
-        clocks.ended()
+        clocks.ended("Maker train")
         clocks("zero grad", of_maker.zero_grad)
         loss = -clocks("forward", judge, clocks("forward", maker, noise)).mean()
         clocks("backward", loss.backward)
         clocks("optimizer", of_maker.step)
-        clocks.ended("train Adam 2")
+        clocks.ended("Maker train Adam 2")
 
 
 def loader(device, clocks, steps):
