@@ -47,6 +47,9 @@ class TrainingMemory:
     retries: int = 0  # how often torch had no memory and emptied its cache, in the latest `counted_steps` steps
     counted_steps: int = 0
     why_unknown: str = ""
+    # The smallest peak of one of these steps, next to the largest, which is in `parts`; 0: unknown.
+    lowest_allocated_bytes: int = 0
+    lowest_reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.steps <= MAX_TIMED_STEPS or bool(self.steps) != bool(self.parts):
@@ -60,6 +63,8 @@ class TrainingMemory:
             self.retries,
             self.counted_steps,
             self.node,
+            self.lowest_allocated_bytes,
+            self.lowest_reserved_bytes,
         )
         if min(sizes) < 0 or max(sizes) >= MAX_QUANTITY:
             raise ValueError(f"{self.phase!r}: a quantity of memory is out of range: {sizes}")

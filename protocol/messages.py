@@ -276,8 +276,8 @@ class Sampling:
     """The sampling rate of a process from now on, and its profiling overhead if it is measured.
 
     The process records one step in `every`. The overhead, in percent of the time in steps, is between `low_percent`
-    and `high_percent` (95 % interval). These three figures are None if too few steps were measured. `allowed_percent`
-    is the highest allowed overhead.
+    and `high_percent` (95 % interval). These three figures are None if too few steps were measured. If only the
+    scatter is unknown, only the interval is None. `allowed_percent` is the highest allowed overhead.
     """
 
     every: int

@@ -58,7 +58,8 @@ class TrainingTimes:
 
     The sums of the parts add up to `wall_ns`, the sum of the steps' times. A message replaces the previous one of the
     same phase and model. `by_kernels` is the number of recorded steps whose kernels give the parts' times. It is 0 if
-    the host's clock timed all steps, or if the process is older than this field.
+    the host's clock timed all steps, or if the process is older than this field. `own_ns` is cbtop's own work in
+    these steps, so far as it was timed. It is in no part and not in `wall_ns`.
     """
 
     phase: str
@@ -69,10 +70,13 @@ class TrainingTimes:
     # None: the process did not wait for communication with another process.
     communication: CommunicationTimes | None = None
     by_kernels: int = 0
+    own_ns: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= MAX_TIMED_STEPS or not 0 < self.wall_ns < MAX_QUANTITY:
             raise ValueError(f"{self.phase!r}: {self.steps} steps of {self.wall_ns} ns together")
+        if not 0 <= self.own_ns < MAX_QUANTITY:
+            raise ValueError(f"{self.phase!r}: the own work of cbtop took {self.own_ns} ns")
         if not 0 <= self.by_kernels <= MAX_TIMED_STEPS:
             raise ValueError(f"{self.phase!r}: kernels of {self.by_kernels} steps; expected up to {MAX_TIMED_STEPS}")
         if len(self.parts) > MAX_STEP_PARTS or len({part.name for part in self.parts}) < len(self.parts):

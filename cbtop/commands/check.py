@@ -43,9 +43,10 @@ EPILOG = f"""\
 thresholds: [PHASE.]WHAT[@LAYER][.FIGURE] <= NUMBER[UNIT]
   PHASE    such as decode, or decode[batch=6] for only its steps of 6 sequences
   WHAT     a brick (RmsNorm), a category (attn, ffn, norm), step, tokens_per_sec, samples_per_sec, in_steps (tokens
-           a second of the time in steps), unattributed, loss; PHASE.FIGURE without WHAT is that of its step
+           a second of the time in steps), unattributed, loss; PHASE.FIGURE without WHAT is that of its step; of
+           training steps a part (train.backward), memory.allocated, memory.reserved
   FIGURE   p50 of a call (the default), p99, or per_token
-  UNIT     x (times the baseline), %, ns, us, ms, s;  also < > >= and, of loss, ==
+  UNIT     x (times the baseline), %, ns, us, ms, s, MB, GB;  also < > >= and, of loss, ==
 contents of a step, exact with three steps or more, on any machine: [PHASE.]WHAT == NUMBER|base
   WHAT     graph (==base), bricks, launches, transfers.h2d, allocations, graph_breaks, recompilations
 

@@ -16,6 +16,7 @@ from statistics import median
 
 from cbtop.comparison.contents import contents_together
 from cbtop.comparison.items import Brick
+from cbtop.comparison.memory_peaks import memory_together
 from cbtop.comparison.noise import MIN_LEARNED, Figure, learned
 from cbtop.comparison.part_diff import covers, moved_to, work_text
 from cbtop.comparison.phase_rates import rates_together
@@ -63,6 +64,7 @@ def together(runs: Sequence[Run]) -> Run:
         runs=len(order),
         gaps=tuple(gaps),
         rates=rates_together([run.rates for run in order], MIN_LEARNED),
+        memory=memory_together([run.memory for run in order]),
         contents=contents_together([run.contents for run in order]),
     )
 

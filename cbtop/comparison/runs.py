@@ -32,6 +32,7 @@ from cbtop.comparison.items import (
     median_of,
     place_times,
 )
+from cbtop.comparison.memory_peaks import PhaseMemory
 from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, slow_start, stretched
 from cbtop.comparison.phase_rates import PhaseRates
 from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
@@ -171,6 +172,7 @@ class Run:
     runs: int = 1  # number of runs that this run was averaged over
     gaps: tuple[MissingPart, ...] = ()  # steps and bricks that some of the averaged runs lack
     rates: tuple[PhaseRates, ...] = ()  # the rates of each phase over the whole run
+    memory: tuple[PhaseMemory, ...] = ()  # the peak memory of each phase with training steps on a GPU
     # The contents of the run's steps: layers, bricks and operations
     contents: Contents = field(default_factory=Contents)
 

@@ -26,6 +26,7 @@ from cbtop.comparison.rate_measures import NO_TOKENS, batch_measure, phase_measu
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.threshold_grammar import (
     FIGURES,
+    MEMORIES,
     RATES,
     STEP,
     UNATTRIBUTED,
@@ -36,7 +37,9 @@ from cbtop.comparison.training_measures import (
     ONLY_P50,
     Measure,
     bare_name,
+    memory_peak,
     part_p50,
+    phases_with_memory,
     training_part,
 )
 from cbtop.errors import UsageError
@@ -70,6 +73,8 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
         lost = found.now.lost_percent
         return [_judged(threshold, "records", (lost, lost), threshold.value, f"{number(lost)} % were lost")]
     phase = ".".join(threshold.names[:-1])
+    if name in MEMORIES:
+        return _of_memory(threshold, phase, found)
     # If a threshold needs no baseline, it also covers steps that only the new run has.
     known = found.parts if threshold.is_relative else found.parts + found.alone
     if name in RATES and threshold.batch is None:
@@ -137,6 +142,19 @@ def _of_phase(threshold: Threshold, phase: str, found: RunDiff) -> Judged:
         raise _no_such(threshold, "phase", phase, [one.phase for one in found.now.rates])
     measure = phase_measure(found, threshold.names[-1], phase, is_relative=threshold.is_relative)
     return _of_measure(threshold, phase if rates is None else rates.phase, measure)
+
+
+def _of_memory(threshold: Threshold, phase: str, found: RunDiff) -> list[Judged]:
+    """Judge the peak memory of the training steps of each phase. Raises UsageError if the new run does not train."""
+    base, now = found.base, found.now
+    steps = [part.phase for part in now.parts] + [part.phase for part in now.too_short]
+    phases = phases_with_memory(now.memory, steps)
+    chosen = [one for one in phases if phase in ("", one)]
+    if not chosen:
+        raise _no_such(threshold, "phase with training steps", phase, phases)
+    name, is_relative = threshold.names[-1], threshold.is_relative
+    measures = [memory_peak(base.memory, now.memory, one, name, is_relative=is_relative) for one in chosen]
+    return [_of_measure(threshold, one, measure) for one, measure in zip(chosen, measures, strict=True)]
 
 
 def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:

@@ -21,6 +21,7 @@ from cbtop.comparison.baseline import Surroundings
 from cbtop.comparison.contents import Break, Compiled, Contents, PhaseContents, Piece, PieceKind, Range, Total
 from cbtop.comparison.drift import Thirds
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
+from cbtop.comparison.memory_peaks import MemoryPeak, PhaseMemory
 from cbtop.comparison.noise import Figure
 from cbtop.comparison.phase_rates import RATE_UNITS, PhaseRates
 from cbtop.comparison.runs import Pace, Run, StepGroup, TooShort
@@ -123,6 +124,11 @@ def _run(run: Run) -> dict[str, Any]:
             [one.phase, one.steps, one.needed, one.time_us, one.work and list(one.work)] for one in run.too_short
         ],
         "rates": [_rates_out(rates) for rates in run.rates],
+        "memory": [
+            [one.phase, name, peak.most_bytes, peak.lowest_bytes, peak.bound_bytes]
+            for one in run.memory
+            for name, peak in one.peaks.items()
+        ],
         "kernels": [[*_brick_out(brick), list(names)] for brick, names in run.kernels.items()],
         "parts": [_part(part) for part in run.parts],
         "contents": _contents_out(run.contents),
@@ -205,6 +211,8 @@ def _decoded(document: object) -> Run:
         paces=tuple(_pace(one) for one in _list(said.get("paces", []), "paces", MAX_LISTED)),
         # Files of older versions contain no rates.
         rates=tuple(_rates_in(one) for one in _list(said.get("rates", []), "rates", MAX_LISTED)),
+        # Files of older versions contain no memory.
+        memory=_memory_in(_list(said.get("memory", []), "memory", MAX_LISTED)),
         failed_checks=tuple(
             _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
         ),
@@ -363,6 +371,17 @@ def _rates_in(document: object) -> PhaseRates:
         cached=_or_none(_positive)(said.get("cached"), "cached"),
         is_headline=said.get("is_headline") is True,
     )
+
+
+def _memory_in(rows: list[Any]) -> tuple[PhaseMemory, ...]:
+    found: dict[str, dict[str, MemoryPeak]] = {}
+    for row in rows:
+        phase, name, most, lowest, bound = _row(row, "memory", 5)
+        peak = MemoryPeak(_whole(most, "memory"), _whole(lowest, "memory"), _or_none(_whole)(bound, "memory"))
+        if not 0 < peak.lowest_bytes <= peak.most_bytes:
+            raise _WrongError(f"memory: {peak.lowest_bytes} to {peak.most_bytes} bytes; the least comes first")
+        found.setdefault(_text(phase, "memory"), {})[_text(name, "memory")] = peak
+    return tuple(PhaseMemory(phase, peaks) for phase, peaks in found.items())
 
 
 def _part_in(document: object) -> StepGroup:

@@ -5,12 +5,13 @@ steps.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
 from cbtop.client.source_record import SourceRecord
+from cbtop.comparison.memory_peaks import MemoryPeak, PhaseMemory, peaks_of, peaks_together
 from cbtop.comparison.phase_rates import IN_STEPS, SAMPLES, STEPS, TOKENS, PhaseRates, ShownRates, phase_rates
 from cbtop.comparison.runs import Run, StepGroup, TooShort, kernels_of, part_of
 from cbtop.comparison.step_blocks import LEAST_STEPS, StepBlocks
@@ -25,6 +26,7 @@ from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.device_messages import Device, DeviceSample
 from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
+from cbtop.protocol.memory_messages import TrainingMemory
 from cbtop.protocol.messages import (
     Heartbeat,
     RecordBatch,
@@ -34,10 +36,11 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.protocol.training_messages import TrainingTimes
-from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
+from cbtop.protocol.vocabulary import DeviceKind, NodeKind, SourceStatus
 from cbtop.viewmodels.selection import shown, shown_phase
 from cbtop.viewmodels.snapshot import surroundings_of
 from cbtop.viewmodels.stall import StallKind, stall_view
+from cbtop.viewmodels.training_memory import of_step
 
 
 @dataclass(slots=True)
@@ -57,6 +60,7 @@ class _Read:
     host: list[tuple[int, Device]] = field(default_factory=list)
     ran: tuple[int, SourceState] | None = None
     training: TrainingParts = field(default_factory=TrainingParts)
+    memory: dict[tuple[str, str], Mapping[str, MemoryPeak]] = field(default_factory=dict)  # by phase and model
 
     def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
         """Return the device samples that were taken while steps were recorded. Other samples are left out, because an
@@ -140,6 +144,9 @@ def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
                     for said in message.messages:
                         if isinstance(said, TrainingTimes):
                             source.training.take(said, source.blocks.steps)
+                        elif isinstance(said, TrainingMemory):
+                            key = said.phase, said.model
+                            source.memory[key] = peaks_together([source.memory.get(key, {}), peaks_of(said)])
                 elif isinstance(message, DeviceSample):
                     for each in read.values():
                         _take_sample(each, message)
@@ -228,6 +235,13 @@ def _rates(source: _Read) -> tuple[PhaseRates, ...]:
     return phase_rates(source.blocks.rates, record.nodes, on_screen, is_shown_whole=is_whole)
 
 
+def _memory(source: _Read) -> tuple[PhaseMemory, ...]:
+    """Return the peak memory of each phase with training steps."""
+    steps = [node for node in source.record.nodes.nodes if node.kind is NodeKind.STEP]
+    found = {display_name(node): of_step(source.memory, node) for node in steps}
+    return tuple(PhaseMemory(phase, peaks) for phase, peaks in found.items() if peaks)
+
+
 def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     record, table = source.record, source.record.nodes
     parts: list[StepGroup] = []
@@ -259,6 +273,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
         parts=tuple(parts),
         too_short=tuple(too_short),
         rates=_rates(source),
+        memory=_memory(source),
         kernels=kernels_of(table),
         lost=lost,
         seen=lost + tally.taken,

@@ -506,7 +506,7 @@ def _burst(times: KernelTimes) -> dict[str, Any]:
         "steps": times.steps,
         "launches": times.launches,
         "mean_us": times.mean_ns / 1e3,
-        "deviation_us": times.deviation_ns / 1e3,
+        "deviation_us": times.deviation_ns / 1e3 if times.launches > 1 else None,
         "min_us": times.min_ns / 1e3,
         "max_us": times.max_ns / 1e3,
         "maker": times.maker or None,

@@ -10,6 +10,7 @@ from typing import Any
 from cbtop.comparison.causes import THREADS, Causes, causes_of
 from cbtop.comparison.contents import BESIDE
 from cbtop.comparison.judged import BLIND_PERCENT
+from cbtop.comparison.memory_peaks import MemoryPeak, PeakChange, peak_changes
 from cbtop.comparison.noise import CONFIDENCE, Change
 from cbtop.comparison.part_diff import FOUND, PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.phase_rates import IN_STEPS, RATE_UNITS
@@ -148,6 +149,7 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
         "notes": list(found.notes),
         "confidence": CONFIDENCE,
         "rates": _rates_fields(found),
+        "memory": [_peak_fields(one) for one in _peaks(found)],
         "causes": asdict(causes_of(found.base, found.now)),
         "parts": [_part_fields(part) for part in found.parts],
     }
@@ -183,7 +185,29 @@ def rate_lines(found: RunDiff) -> list[str]:
             f"{one.phase}: {number(one.before)} → {number(one.now)} {one.unit}, "
             f"a {a_unit} takes {_percents(one.time_us)}{at} by the wall clock"
         )
-    return lines
+    # A single run is not compared, so its memory has no change.
+    return [*lines, *(f"{one.phase}: {one.name} {one.text}" for one in _peaks(found) if found.has_baseline)]
+
+
+def _peaks(found: RunDiff) -> list[PeakChange]:
+    phases = {part.phase for part in found.parts}
+    return [one for one in peak_changes(found.base.memory, found.now.memory) if one.phase in phases]
+
+
+def _peak_fields(one: PeakChange) -> dict[str, Any]:
+    return {
+        "phase": one.phase,
+        "name": one.name,
+        "before": _bytes_fields(one.before),
+        "now": _bytes_fields(one.now),
+        "ratio": one.ratio,
+        "verdict": one.verdict or None,
+    }
+
+
+def _bytes_fields(one: MemoryPeak) -> dict[str, int | None]:
+    """Return the bounds of a peak. `at_least_bytes` was seen, and `at_most_bytes` is torch's own peak."""
+    return {"at_least_bytes": one.most_bytes, "lowest_step_bytes": one.lowest_bytes, "at_most_bytes": one.bound_bytes}
 
 
 def sentence(part: PartDiff, place: PlaceDiff) -> str:

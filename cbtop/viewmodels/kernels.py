@@ -43,7 +43,7 @@ class KernelRow:
     launches_per_step: float
     kernel: KernelAttributes
     mean_us: float
-    deviation_us: float
+    deviation_us: float | None  # standard deviation of the launches; None for a single launch
     min_us: float
     max_us: float
     maker: KernelMaker = NO_MAKER
@@ -179,7 +179,7 @@ def _row(name: str, attributes: KernelAttributes, found: Sequence[KernelTimes], 
         launches_per_step=sum(one.launches / one.steps for one in found),
         kernel=attributes,
         mean_us=mean_ns / 1e3,
-        deviation_us=math.sqrt(max(0.0, squares - mean_ns**2)) / 1e3,
+        deviation_us=math.sqrt(max(0.0, squares - mean_ns**2)) / 1e3 if launches > 1 else None,
         min_us=min(one.min_ns for one in found) / 1e3,
         max_us=max(one.max_ns for one in found) / 1e3,
         maker=maker_of(name, attributes, found[0]),

@@ -19,7 +19,7 @@ from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.layers import BETWEEN, MIN_PEERS, layer_of_nodes
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind, is_training
+from cbtop.protocol.vocabulary import BACKWARD, BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
 P50_OF_A_CALL = "p50 µs a call"  # title of the column with times per call; other columns have µs per step
@@ -78,6 +78,11 @@ class LayerRow:
     # Median call in µs of each brick in this layer, in the order of LayersView.bricks, as measured.
     p50_cells: Lazy[tuple[float | None, ...]] = Lazy(())
     low_us: float | None = None  # lower end of the confidence interval of `p50_us`, or None if unknown
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether this is the backward pass of a layer."""
+        return self.stack.endswith(BACKWARD.strip())
 
     @property
     def is_odd(self) -> bool:

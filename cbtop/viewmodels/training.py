@@ -62,6 +62,8 @@ class TrainingView:
     # if unknown
     by_kernels: int = 0
     memory: TrainingMemoryView | None = None  # memory of the steps; None if the process has not reported it
+    # Mean time per step of cbtop's own work that is in no part. 0 if the parts are the times of kernels.
+    own_us: float = 0.0
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:
         """Return the part with the name `name`. Return None if the process does not report it."""
@@ -90,6 +92,7 @@ def training_view(
         gradients=gradients_view(record, step),
         by_kernels=times.by_kernels if times else 0,
         memory=memory_view(record, step),
+        own_us=times.own_ns / times.steps / 1e3 if times else 0.0,
     )
 
 

@@ -14,6 +14,7 @@ from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_middle_ns
 # A percentile is computed for each of these shares of the calls. It is the shortest duration that this share did not
 # exceed (nearest rank, no interpolation).
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)
+MIN_VARIED = 2  # a single call has no variation
 # `bincount` is faster than sorting if there are at most this many possible keys per key with a count.
 SPARSE = 8
 
@@ -33,7 +34,7 @@ class Calls:
     min_ns: int | None
     max_ns: int | None
     elements: int
-    cv: float | None  # the coefficient of variation: standard deviation / mean
+    cv: float | None  # the coefficient of variation: standard deviation / mean; None for a single call
     p50_ns: float | None
     p95_ns: float | None
     p99_ns: float | None
@@ -83,6 +84,7 @@ def spread(
     if with_cv:
         mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
         variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
+        variance[calls < MIN_VARIED] = np.nan
         columns.append(_ratio(np.sqrt(variance), mean))
     rank = before[known] + np.maximum(1, np.ceil(np.reshape(fractions, (-1, 1)) * calls[known]))
     percentiles = np.full((len(fractions), groups), np.nan)

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import NamedTuple
 from weakref import ref
@@ -57,6 +57,7 @@ MAX_KINDS = 64
 # This is added to the key of a step that replays a captured graph, so that replays are counted separately.
 REPLAYED = "replayed"
 Z_95 = 1.96
+LEAST_OF_INTERVAL = 6  # the range of six values contains their median with 97 %, that of five values with 94 %
 USED = 0.8  # the part of the allowed share that cbtop tries to use
 # Share of the time that windows of kernels, and recorded training steps, may cost until FLOOR steps are recorded.
 FLOOR_SHARE = 5 / 105
@@ -476,6 +477,17 @@ def median_of(ordered: list[float]) -> Estimate:
     reach = math.ceil(Z_95 * math.sqrt(count) / 2)
     middle = count // 2
     return Estimate(ordered[max(0, middle - reach)], ordered[middle], ordered[min(count - 1, middle + reach)])
+
+
+def interval_of(percent: float, costs: Collection[float]) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of an overhead of `percent`, from the costs of recorded steps.
+
+    The limits are None if there are too few costs to know how they scatter.
+    """
+    if len(costs) < LEAST_OF_INTERVAL:
+        return None, None
+    low, middle, high = median_of(sorted(costs))
+    return percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle))
 
 
 class GovernedProfiler(BrickProfiler):

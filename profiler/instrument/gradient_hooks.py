@@ -44,13 +44,18 @@ class GradientHooks:
         self._scalers: dict[int, ScalerHistory] = {}
         self._has_failed = False
 
-    def follow(self, functions: TimedFunctions, times_clipping: Wrapper, *, is_compiled: bool) -> None:
-        """Look at scales, and at gradients before they are clipped. `times_clipping` wraps functions that clip, to
-        time them.
+    def follow(
+        self, functions: TimedFunctions, times: Callable[[TrainingPart], Wrapper], *, is_compiled: bool
+    ) -> None:
+        """Look at scales, and at gradients before they are clipped. `times` wraps functions, to time them as a part
+        of a training step.
 
         If a model is compiled, functions that compiled code may call are not replaced.
         """
-        functions.replace(torch.amp.GradScaler, "unscale_", self._unscales)
+        times_clipping, times_unscaling = times(TrainingPart.CLIP), times(TrainingPart.OPTIMIZER)
+        functions.replace(
+            torch.amp.GradScaler, "unscale_", lambda original: self._unscales(times_unscaling(original))
+        )
         functions.replace(torch.amp.GradScaler, "update", self._updates)
         if is_compiled:
             return
@@ -86,12 +91,16 @@ class GradientHooks:
         """Remember that the gradient scaler `scaler` scales the gradients of `optimizer`."""
         self._guarded(self._join, scaler, optimizer)
 
+    def _reads(self, look: Callable[..., None], *args: Any) -> None:
+        """Call `look`, which reads tensors."""
+        with without_torch_function(), torch.no_grad():
+            self._guarded(look, *args)
+
     def _guarded(self, look: Callable[..., None], *args: Any) -> None:
         if self._has_failed:
             return
         try:
-            with without_torch_function(), torch.no_grad():
-                without_dynamo(look, *args)
+            without_dynamo(look, *args)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._has_failed = True
             log_own_error(error, "gradients are not shown")
@@ -110,7 +119,11 @@ class GradientHooks:
             here.forget()
             return
         begun_ns = clock.perf_counter_ns()
-        self._of(optimizer).look(model)
+        gradients = self._of(optimizer)
+        # Usually nothing is due. Then even entering the contexts would take longer than all other work here.
+        if gradients.is_due():
+            with without_torch_function(), torch.no_grad():
+                gradients.look(model)
         training.own_ns += clock.perf_counter_ns() - begun_ns
 
     def _count(self, optimizer: Any, phase: str) -> None:
@@ -149,10 +162,10 @@ class GradientHooks:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
                 return original(scaler, *args, **kwargs)
-            self._guarded(self._before_update, scaler)
+            self._reads(self._before_update, scaler)
             result = original(scaler, *args, **kwargs)
             is_given = any(one is not None for one in (*args, *kwargs.values()))
-            self._guarded(self._after_update, scaler, is_given)
+            self._reads(self._after_update, scaler, is_given)
             return result
 
         return update
@@ -204,7 +217,7 @@ class GradientHooks:
             if not is_dynamo_compiling():
                 parameters = args[0] if args else kwargs.get("parameters")
                 total = args[2] if len(args) > 2 else kwargs.get("total_norm")
-                self._guarded(self._clips, parameters, total)
+                self._reads(self._clips, parameters, total)
             return original(*args, **kwargs)
 
         return clip
@@ -219,7 +232,7 @@ def _is_in_backward() -> bool:
     """Return whether a backward pass is running. If so, a hook of a weight has called the optimizer, which has only
     this weight.
     """
-    return training_here().clock.is_in is TrainingPart.BACKWARD
+    return training_here().clock.is_inside(TrainingPart.BACKWARD)
 
 
 def _computes_gradients(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -32,7 +32,9 @@ from cbtop.profiler.positions import finder
 from cbtop.protocol import clock
 
 SHARE = 0.002  # share of the time that measuring norms may take
+SMALL_SHARE = 0.01  # share of the time that checking a few small gradients may take
 COSTS = 5  # number of latest measurements whose costs are kept; the median cost decides when to measure again
+MOST_JOINED = 1 << 16  # most elements of gradients that are copied into one tensor, to add them up in one call
 NAN, INF = "NaN", "Inf"
 _LARGEST = math.inf  # the norm of infinite order is the largest magnitude of an element; it never overflows
 
@@ -177,17 +179,31 @@ def measured(
 
 def is_finite(parameter: Any) -> bool | None:
     """Return whether the gradient of `parameter` is finite. Returns None if it has no gradient on a CPU."""
-    return are_finite([parameter])
+    grad = parameter.grad
+    if type(grad) is not Tensor or not grad.is_cpu or not grad.numel():
+        return None
+    (norm,) = foreach_norm([grad], _LARGEST)
+    return math.isfinite(norm.item())
 
 
-def are_finite(parameters: Sequence[Any]) -> bool | None:
-    """Return whether the gradients of all `parameters` are finite. Returns None if some parameters have no gradient
-    on a CPU.
+def seem_finite(parameters: Sequence[Any]) -> bool | None:
+    """Return whether the sums of the gradients of `parameters` are finite. Returns None if some parameters have no
+    gradient on a CPU.
+
+    This takes a quarter of the time of norms of infinite order. A sum is finite only if all elements are. The
+    reverse is not certain, because a sum may overflow.
     """
     grads = [parameter.grad for parameter in parameters]
     if not grads or not all([type(grad) is Tensor and grad.is_cpu and grad.numel() for grad in grads]):
         return None
-    return all([math.isfinite(norm.item()) for norm in foreach_norm(grads, _LARGEST)])
+    # Joining the gradients copies them, so join small ones only.
+    if sum([grad.numel() for grad in grads]) <= MOST_JOINED:
+        grads = [torch.cat([grad.reshape(-1) for grad in grads])]
+    return all([math.isfinite(grad.sum(dtype=_dtype_of_sum(grad)).item()) for grad in grads])
+
+
+def _dtype_of_sum(grad: Tensor) -> torch.dtype | None:
+    return torch.float32 if grad.dtype.itemsize < 4 else None  # a sum of float16 overflows soon
 
 
 def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
@@ -198,16 +214,17 @@ def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
 
 
 class Budget:
-    """Limits the time for measuring norms to SHARE of the program's time."""
+    """Limits the time for measuring gradients to a share of the program's time."""
 
-    __slots__ = ("_costs_ns", "_due_ns")
+    __slots__ = ("_costs_ns", "_due_ns", "share")
 
-    def __init__(self) -> None:
+    def __init__(self, share: float) -> None:
+        self.share = share
         self._costs_ns: deque[int] = deque(maxlen=COSTS)  # costs of the latest measurements
         self._due_ns = 0  # earliest time in ns of the next measurement
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether a norm may be measured now without exceeding the limit."""
+        """Whether gradients may be measured now without exceeding the limit."""
         return now_ns >= self._due_ns
 
     def spend(self, begun_ns: int) -> None:
@@ -217,7 +234,7 @@ class Budget:
         """
         if self._due_ns:
             self._costs_ns.append(clock.perf_counter_ns() - begun_ns)
-        self._due_ns = begun_ns + round(statistics.median(self._costs_ns or [0]) / SHARE)
+        self._due_ns = begun_ns + round(statistics.median(self._costs_ns or [0]) / self.share)
 
 
 class ThreadGradients:
@@ -233,10 +250,11 @@ class ThreadGradients:
         "is_l2",
         "latest_model",
         "latest_phase",
+        "small_budget",
     )
 
     def __init__(self) -> None:
-        self.budget = Budget()
+        self.budget, self.small_budget = Budget(SHARE), Budget(SMALL_SHARE)
         self.is_l2 = False  # True while a function of torch that clips by the L2 norm is running
         # Clipped lists of gradients that contained a faulty gradient, identified by the id of their first parameter.
         self._faulty: set[int] = set()
@@ -250,6 +268,11 @@ class ThreadGradients:
         self._clips = 0
         self._clipped: Gradients | Measurement | None = None
         self.clipped = 0  # number of parameters with gradients that the program has clipped
+
+    @property
+    def has_clips(self) -> bool:
+        """Whether the program has clipped gradients in this step."""
+        return self._clips > 0
 
     def clips_by_value(self) -> None:
         """Count a clipping of gradients by value, which computes no norm."""

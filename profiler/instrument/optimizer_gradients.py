@@ -3,9 +3,10 @@
 Rules
 - If the program clips the gradients by their L2 norm, that norm is announced. Otherwise the norm is measured before
   the optimizer's step, so rarely that measuring takes at most SHARE of the time.
-- On a CPU, a few small gradients, spread over the model, are checked in every step. A NaN in one layer spreads to the
-  layers before it in the backward pass, so some of the small gradients have it, too. If one of them is not finite,
-  all gradients are measured in the same step.
+- On a CPU, a few small gradients, spread over the model, are checked in every step. If steps are short, they are
+  checked so rarely that this takes at most SMALL_SHARE of the time. A NaN in one layer spreads to the layers before
+  it in the backward pass, so some of the small gradients have it, too. If one of them is not finite, all gradients
+  are measured in the same step.
 - If a gradient scaler skips a step, the step is not reported as faulty.
 """
 
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from cbtop.profiler.instrument.gradients import (
-    Budget,
     Gradients,
     Measurement,
-    are_finite,
+    ThreadGradients,
     gradients_here,
     is_observed,
     measured,
+    seem_finite,
     small_gradients,
 )
 from cbtop.profiler.instrument.module_tree import dictionary_of
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements
 EARLY = 4, 16  # after these numbers of norms, the norm is announced without waiting
 MAX_WAITING = 4  # most measurements that may be on their way from a device
-SMALL = 8  # number of small gradients that are checked in every step
+SMALL = 8  # number of small gradients that are checked
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class OptimizerGradients:
         self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
         self._newest: tuple[int, Gradients] | None = None  # the newest norm, and the number of its step
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
-        self._small: list[ref[Any]] = []  # the parameters with gradients that are checked in every step
+        self._small: list[ref[Any]] = []  # the parameters with small gradients that are checked
         self._small_step = 0  # number of the latest step with all gradients of `_small` finite
         # The latest step with all gradients finite, and the latest step with measured gradients.
         self._finite_step = self._checked_step = 0
@@ -74,6 +75,12 @@ class OptimizerGradients:
         self._told_ns = 0
         # The latest announced step with a norm, and the latest announced step with a fault.
         self._told: tuple[int, int] = 0, 0
+
+    def is_due(self) -> bool:
+        """Return whether `look` has anything to do in the current step."""
+        here, now_ns = gradients_here(), clock.perf_counter_ns()
+        is_small_due = bool(self._small) and here.small_budget.is_due(now_ns)
+        return is_small_due or here.has_clips or here.budget.is_due(now_ns) or bool(self._waiting)
 
     def look(self, model: TimedModel) -> None:
         """Look at the gradients of the current step, which trains `model`.
@@ -87,7 +94,7 @@ class OptimizerGradients:
         found, is_clipped = here.take()
         # If the program has clipped only some gradients, measure again: their norm is not the norm of all gradients.
         if found is None or clipped < self._count:
-            found = self._measured(step, here.budget)
+            found = self._measured(step, here)
             if found is not None and is_clipped:
                 found.clipping = "after"
         if isinstance(found, Measurement):
@@ -129,7 +136,7 @@ class OptimizerGradients:
         groups = () if optimizer is None else dictionary_of(optimizer).get("param_groups", ())
         return sum(len(group["params"]) for group in groups)
 
-    def _measured(self, step: int, budget: Budget) -> Gradients | Measurement | None:
+    def _measured(self, step: int, here: ThreadGradients) -> Gradients | Measurement | None:
         """Measure the gradients if a measurement is due, or if a small gradient is not finite.
 
         Otherwise returns None.
@@ -137,13 +144,16 @@ class OptimizerGradients:
         optimizer = self._optimizer()
         if optimizer is None or is_observed():
             return None
-        is_small_finite = are_finite([one for small in self._small if (one := small()) is not None])
+        begun_ns, is_small_finite = clock.perf_counter_ns(), None
+        if here.small_budget.is_due(begun_ns):
+            is_small_finite = seem_finite([one for small in self._small if (one := small()) is not None])
+            here.small_budget.spend(begun_ns)
         if is_small_finite:
             self._small_step = step
         elif is_small_finite is False and self._is_faulty:
             return Gradients(None, is_again=True)
         begun_ns = clock.perf_counter_ns()
-        if not budget.is_due(begun_ns) and is_small_finite is not False:
+        if not here.budget.is_due(begun_ns) and is_small_finite is not False:
             return None
         attributes = dictionary_of(optimizer)
         parameters = [one for group in attributes.get("param_groups", ()) for one in group["params"]]
@@ -153,7 +163,7 @@ class OptimizerGradients:
         found = measured(parameters, is_exact=self._is_doubtful, scaling=scaling)
         if isinstance(found, Gradients):
             self._small = [ref(one) for one in small_gradients(parameters, SMALL)]
-        budget.spend(begun_ns)
+        here.budget.spend(begun_ns)
         return found
 
     def _take(self, model: TimedModel, step: int, found: Gradients) -> None:

@@ -180,8 +180,14 @@ class RecordedMemory:
             limit_bytes=self._limit_bytes,
             retries=until - retries,
             counted_steps=last - first,
+            lowest_allocated_bytes=min(peak.allocated_bytes for peak in peaks),
+            lowest_reserved_bytes=min(max(map(_reserved, parts.values())) for parts, _ in self._steps),
         )
 
 
 def _allocated(peak: Peak) -> int:
     return peak.allocated_bytes
+
+
+def _reserved(peak: Peak) -> int:
+    return peak.reserved_bytes

@@ -6,7 +6,8 @@ Rules
   with gradients enabled is a forward of a training step. Other calls are steps of inference, as usual.
 - The first optimizer step after a backward ends the training step. Further optimizers after the same backward end no
   other step. Micro-batches with gradients that are added up are in one step.
-- The time of the thread is divided into the parts of the step without gaps, so the parts add up to the step.
+- The time of the thread is divided into the parts of the step, so the parts add up to the step. Only cbtop's own work
+  in the hooks of optimizers is in no part: the program would not spend that time by itself.
 - If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
 - Every training step is counted with its time. Some steps are also recorded in detail: the calls of their modules
   (training_calls.py), or on a GPU their kernels (training_kernels.py).
@@ -19,8 +20,9 @@ import statistics
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize, ref
 
 import torch
@@ -28,10 +30,11 @@ import torch
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.capturing import captures
 from cbtop.profiler.instrument.communication_times import StepCommunication, together
-from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, median_of
+from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, interval_of
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
+from cbtop.profiler.instrument.step_clock import MOST_RANGES, Parts, StepClock
 from cbtop.profiler.instrument.step_memory import NO_GPU
 from cbtop.profiler.instrument.training_calls import GRADIENT_SYNC, Part, StepCalls
 from cbtop.profiler.positions import finder
@@ -58,7 +61,6 @@ BRICKS = {
         (TrainingPart.ZERO_GRAD, "ZeroGrad"),
     )
 }
-MOST_RANGES = 8_000  # most ranges of time that are kept for the record of a step
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements of the parts of a model's steps
 EARLY = 4, 16  # after 4 steps and after 16 steps, the parts of steps are announced at once
 NEVER_NS = 1 << 62
@@ -66,93 +68,23 @@ NEVER_NS = 1 << 62
 # forward pass is shown as a separate step, as in inference.
 MOST_WITHOUT_BACKWARD, MOST_FORWARDS = 32, 4096
 
-Parts = dict[TrainingPart, int]  # part of a training step -> its time in ns
-
 
 class StepTimes(NamedTuple):
     """The times of the parts of one training step."""
 
-    wall_ns: int
+    wall_ns: int  # sum of the parts: the step without cbtop's own work
     parts: Parts
     communication: StepCommunication
+    own_ns: int = 0  # cbtop's own work in ns that is in no part, so far as it was timed
 
 
-class StepClock:
-    """Divides the time of one thread between the parts of a training step.
+@dataclass(slots=True)
+class OptimizerCall:
+    """A running call of an optimizer's `step`."""
 
-    If parts are nested, time counts for the innermost part. From the end of a forward to the beginning of the next
-    part, time counts for the loss.
-    """
-
-    __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "changed", "has_backward", "parts", "ranges")
-
-    def __init__(self) -> None:
-        # a function that is called when a part of the step begins; its argument is the part
-        self.changed: Callable[[TrainingPart], None] | None = None
-        self.restart(None)
-
-    def restart(self, now_ns: int | None) -> None:
-        """Begin a step at `now_ns`. If `now_ns` is None, the step begins together with its next part."""
-        self.begun_ns, self._at_ns = now_ns, now_ns or 0
-        self._part = TrainingPart.OTHER
-        self._around: list[TrainingPart] = []
-        self.parts: Parts = {}
-        # Each item is a part of the step, its begin and its end in ns.
-        self.ranges: list[tuple[TrainingPart, int, int]] = []
-        self.has_backward = False
-
-    @property
-    def is_in(self) -> TrainingPart | None:
-        """The part of the step that the running call belongs to. None if no call of a part is running."""
-        return self._part if self._around else None
-
-    def begin(self, part: TrainingPart, now_ns: int) -> None:
-        """Begin a call that belongs to `part`."""
-        if self.begun_ns is None:
-            self.restart(now_ns)
-        self._count(now_ns)
-        self._around.append(self._part)
-        self._part = part
-        if self.changed is not None:
-            self.changed(part)
-
-    def end(self, now_ns: int) -> None:
-        """End the innermost call that belongs to a part."""
-        self._end(now_ns)
-        if self.changed is not None:
-            self.changed(self._part)
-
-    def _end(self, now_ns: int) -> None:
-        self._count(now_ns)
-        ended = self._part
-        if self._around:
-            self._part = self._around.pop()
-        if ended is TrainingPart.BACKWARD:
-            self.has_backward = True
-        if self._around and self._part not in (TrainingPart.OPTIMIZER, TrainingPart.LOSS):
-            return
-        if ended is TrainingPart.FORWARD:
-            self._part = TrainingPart.LOSS
-        elif ended is TrainingPart.BACKWARD:  # an optimizer's closure, or the loop itself, has called the backward
-            self._part = TrainingPart.OPTIMIZER if self._around else TrainingPart.OTHER
-
-    def finish(self, now_ns: int) -> tuple[int, Parts, list[tuple[TrainingPart, int, int]]]:
-        """End the step, and begin the next.
-
-        Returns three values of the ended step: its begin in ns, the times of its parts, and the ranges of its parts.
-        """
-        self._count(now_ns)
-        begun_ns = now_ns if self.begun_ns is None else self.begun_ns
-        parts, ranges = self.parts, self.ranges
-        self.restart(now_ns)
-        return begun_ns, parts, ranges
-
-    def _count(self, now_ns: int) -> None:
-        if self.begun_ns is not None:
-            self.parts[self._part] = self.parts.get(self._part, 0) + now_ns - self._at_ns
-            if len(self.ranges) < MOST_RANGES:
-                self.ranges.append((self._part, self._at_ns, now_ns))
-            self._at_ns = now_ns
+    depth: int  # number of parts around the call
+    # The arguments of torch's hook after the step. None until torch has called this hook.
+    ended: tuple[Any, Any, Any] | None = None
 
 
 class ThreadTraining:
@@ -168,12 +100,14 @@ class ThreadTraining:
         "own_ns",
         "phase_after_backward",
         "sequences",
+        "stepping",
         "steps",
         "tokens",
     )
 
     def __init__(self) -> None:
         self.clock = StepClock()
+        self.stepping: list[OptimizerCall] = []  # the running calls of optimizers' `step`, the innermost last
         self.forget()
 
     def forget(self) -> None:
@@ -376,12 +310,13 @@ class TrainingSteps:
         Also record the step, if it was chosen for recording.
         """
         model = self._steps()
+        hooks_ns = here.clock.own_ns
         begun_ns, parts, ranges = here.clock.finish(now_ns)
         if model is None:
             return
         here.stop_noting()
         calls, own_ns = here.calls, here.own_ns
-        times = StepTimes(now_ns - begun_ns, parts, here.communication)
+        times = StepTimes(sum(parts.values()), parts, here.communication, hooks_ns)
         step = EndedStep(phase, here.tokens, here.sequences, begun_ns, now_ns, times, ranges)
         here.forget()
         model.path.publish(model.path.position, model.path.position.scope, 0, None, None)
@@ -399,6 +334,7 @@ class TrainingSteps:
         self._prepare(model, here, ended_ns)
         self._next_ns = clock.perf_counter_ns()
         here.clock.restart(self._next_ns)  # the time of cbtop's own work at the end of this step belongs to no step
+        here.clock.own_ns = self._next_ns - now_ns
 
     def _prepare(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> None:
         """Prepare to record the step that begins now, if the recording must start before the step's first forward
@@ -436,7 +372,7 @@ class TrainingSteps:
         backward_ns = times.parts.get(TrainingPart.BACKWARD, 0)
         own_ns = min(own_ns, backward_ns)
         parts = times.parts | {TrainingPart.BACKWARD: backward_ns - own_ns}
-        latest.append(StepTimes(times.wall_ns - own_ns, parts, times.communication))
+        latest.append(StepTimes(times.wall_ns - own_ns, parts, times.communication, times.own_ns + own_ns))
         if self._is_time_to_tell(phase, len(latest)):
             self._tell(phase, latest)
 
@@ -477,9 +413,9 @@ class TrainingSteps:
                 found.append(PartTime(part, sum(each), round(statistics.median(each))))
         wall_ns = sum(one.wall_ns for one in latest)
         communication = together([one.communication for one in latest])
-        by_kernels = self._steps_by_kernels(phase)
+        by_kernels, own_ns = self._steps_by_kernels(phase), sum(one.own_ns for one in latest)
         profiler.announce(
-            TrainingTimes(phase, self._model, len(latest), wall_ns, tuple(found), communication, by_kernels)
+            TrainingTimes(phase, self._model, len(latest), wall_ns, tuple(found), communication, by_kernels, own_ns)
         )
         memory = self._memory(profiler, phase)
         if memory is not None:
@@ -523,10 +459,10 @@ class TrainingSteps:
         used = max(LEAST_USED * share, USED * share - plain)
         self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
         percent = 100 * self._paid_ns / lived_ns
-        low, middle, high = median_of(sorted(self._costs_ns))
-        spread = (percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle)))
         every = max(1, round(self._seen / self._recorded))
-        model.profiler.announce(Sampling(every, percent, *spread, governor.allowed_percent))
+        model.profiler.announce(
+            Sampling(every, percent, *interval_of(percent, self._costs_ns), governor.allowed_percent)
+        )
 
 
 def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[BrickDefinition, int, int]]:
