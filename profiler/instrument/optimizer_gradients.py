@@ -1,12 +1,12 @@
 """Follows the gradients of one optimizer. Announces their norm, and the first gradient that is NaN or Inf.
 
 Rules
-- If the program clips the gradients by their L2 norm, that norm is announced. Otherwise the norm is measured before
-  the optimizer's step, so rarely that measuring takes at most SHARE of the time.
-- On a CPU, a few small gradients, spread over the model, are checked in every step. A NaN in one layer spreads to the
-  layers before it in the backward pass, so some of the small gradients have it, too. If one of them is not finite,
-  all gradients are measured in the same step.
-- If a gradient scaler skips a step, the step is not reported as faulty.
+- If the program clips by the L2 norm of all gradients, that norm is announced. Otherwise the norm is measured before
+  the optimizer's step. This is done so rarely that it takes at most SHARE of the time.
+- On a CPU, a few small gradients, spread over the model, are checked in every step. In the backward, a NaN spreads
+  from its layer to all earlier layers, so it reaches some of them. If one is not finite, all gradients of this step
+  are measured.
+- A step that a gradient scaler skips is not reported as faulty.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements
-EARLY = 4, 16  # after these numbers of norms, the norm is announced without waiting
-MAX_WAITING = 4  # most measurements that may be on their way from a device
-SMALL = 8  # number of small gradients that are checked in every step
+EARLY = 4, 16  # announce after these numbers of norms without waiting
+MAX_WAITING = 4  # at most this many measurements are on their way from a device
+SMALL = 8  # check this many small gradients in every step
 
 
 @dataclass(slots=True)
 class _Fault:
-    """The first step with a gradient that is not finite. Its fields become the fields of a `GradientFault`."""
+    """The first step with a gradient that is not finite. Has the fields of a `GradientFault`."""
 
     name: str
     kind: str
@@ -63,29 +63,29 @@ class OptimizerGradients:
         self.phase = ""  # phase of the latest training step
         self.model: ref[TimedModel] | None = None
         self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
-        self._newest: tuple[int, Gradients] | None = None  # the newest norm, and the number of its step
+        self._newest: tuple[int, Gradients] | None = None  # the number of a step, and its norm, which is the newest
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
-        self._small: list[ref[Any]] = []  # the parameters with gradients that are checked in every step
-        self._small_step = 0  # number of the latest step with all gradients of `_small` finite
-        # The latest step with all gradients finite, and the latest step with measured gradients.
+        self._small: list[ref[Any]] = []  # the parameters with the gradients that are checked in every step
+        self._small_step = 0  # number of the last step in which all gradients of `_small` were finite
+        # The last step in which all gradients were finite, and the last step that was measured.
         self._finite_step = self._checked_step = 0
-        self._is_doubtful = False  # True if a norm was infinite, although the gradients may be finite
+        self._is_doubtful = False  # True if a norm was infinite, but the gradients may be finite
         self._fault: _Fault | None = None
         self._told_ns = 0
-        # The latest announced step with a norm, and the latest announced step with a fault.
+        # The last announced step with a norm, and the last announced step with a fault.
         self._told: tuple[int, int] = 0, 0
 
     def look(self, model: TimedModel) -> None:
         """Look at the gradients of the current step, which trains `model`.
 
-        Called when the optimizer's step begins or ends.
+        Called when a step of the optimizer begins or ends.
         """
         here, step = gradients_here(), self.steps + 1
         while self._waiting and (arrived := self._waiting[0][1].read()) is not None:
             self._take(model, self._waiting.popleft()[0], arrived)
         clipped = here.clipped
         found, is_clipped = here.take()
-        # If the program has clipped only some gradients, measure again: their norm is not the norm of all gradients.
+        # If the program has clipped only some gradients, their norm is not the norm of all. So measure again.
         if found is None or clipped < self._count:
             found = self._measured(step, here.budget)
             if found is not None and is_clipped:
@@ -96,9 +96,9 @@ class OptimizerGradients:
             self._take(model, step, found)
 
     def ended(self, phase: str, model: TimedModel | None, *, is_first: bool) -> None:
-        """Count an ended step of the optimizer, and announce its gradients if an announcement is due.
+        """Count an ended step of the optimizer, and announce its gradients if it is time.
 
-        If several optimizers use the gradients of one backward, only the first of them announces a norm.
+        If several optimizers use the gradients of one backward, only the first announces a norm.
         """
         self.steps += 1
         if model is None:
@@ -130,10 +130,7 @@ class OptimizerGradients:
         return sum(len(group["params"]) for group in groups)
 
     def _measured(self, step: int, budget: Budget) -> Gradients | Measurement | None:
-        """Measure the gradients if a measurement is due, or if a small gradient is not finite.
-
-        Otherwise returns None.
-        """
+        """Measure the gradients if it is time, or if a small gradient is not finite. Otherwise return None."""
         optimizer = self._optimizer()
         if optimizer is None or is_observed():
             return None
@@ -176,14 +173,13 @@ class OptimizerGradients:
                 self._newest = step, found
 
     def _note(self, model: TimedModel, step: int, found: Gradients) -> None:
-        """Store `step` as faulty, because some of its gradients are not finite."""
+        """Store that some gradients of `step` are not finite."""
         if self._fault is not None:
             self._fault.last_step = step
             return
         root = model.root()
         name = "" if root is None else name_of_last(root, found.faulty)
-        # If a weight were NaN, every gradient would be NaN. So if some gradients are finite, the weights were finite
-        # one step before.
+        # Some gradients are finite, so no weight was NaN one step before. A NaN weight would make every gradient NaN.
         was_finite = len(found.faulty) < found.parameters and self._small_step == step - 1
         finite_step = step - 1 if was_finite else self._finite_step
         self._fault = _Fault(name, found.kind, step, finite_step, step, len(found.faulty), found.parameters)
