@@ -32,7 +32,7 @@ from cbtop.protocol.signals import reraise_host_error
 
 FIRST = 3
 SHARE = 0.01
-MAX_RESULTS = 10_000  # so many results and definitions are stored at most, in case the host makes ever new ones
+MAX_RESULTS = 10_000  # most results and definitions that are stored, in case the host makes ever new ones
 LIBRARIES = ("numpy", "torch", "cupy")
 NO_VALUES = "the output has no values"
 
