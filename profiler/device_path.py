@@ -181,7 +181,7 @@ class DevicePath:
             self.emit(scope, None, *amounts, 0, FLAG_AMOUNTS)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Defer the records of calls whose times on the host's clock are already known."""
+        """Defer the records of calls with known times on the host's clock."""
         for scope, start_ns, end_ns, count in zip(*told, strict=True):
             self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)
 

@@ -72,7 +72,7 @@ class GraphRecorder:
     `profiler.graph`.
 
     The `record_*` methods return the id of the node, for `add_dependency`, or 0 while recording is off. The same work
-    in the same scope is one node, whose times are added up.
+    in the same scope is one node. Its times are added up.
     """
 
     def __init__(self, path: Path, callbacks: Callbacks, scopes: Scopes, say: Callable[[Dependency], None]) -> None:

@@ -151,7 +151,7 @@ class HeldSteps:
         return 0 if stamp is None else stamp.host_ns
 
     def add(self, step: HeldStep) -> None:
-        """Keep a step that has ended, however far behind the device is.
+        """Keep a step that has ended, even if the device is late.
 
         With more than MAX_STEPS, the oldest one is lost.
         """
@@ -162,7 +162,7 @@ class HeldSteps:
                     self._lose(self._steps.popleft())
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record each step whose stamps the device has all reached. An error is logged, and ends the timing by
+        """Record each step if the device has reached all of its stamps. An error is logged, and ends the timing by
         stamps.
         """
         if not self._steps or not self._settling.acquire(blocking=may_wait):
@@ -252,7 +252,7 @@ class HeldSteps:
             scope = places.named
             for key in keys:
                 scope = scope.children.get(key) or self._scopes.define(scope, key)
-            # Subtract the time of the stamps before this part. There are none inside.
+            # Subtract the time of the stamps before this part. The part contains no stamps.
             stamps_ns = found.stamps_ns(began_ns)
             until_ns = ended_ns - stamps_ns
             record(max(scope.node, NO_NODE) | lane, began_ns - stamps_ns, until_ns, elements)

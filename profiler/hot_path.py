@@ -4,7 +4,8 @@ Rules
 - Rare cases call other modules: a new scope, a record that the ring refuses, no ring.
 - Every operation counts, because a call costs 25 ns and a clock read 40 ns. So the `with` form repeats the lines of
   start and stop, and a profiler exposes these methods without wrappers.
-- Only two errors reach the host: that of a wrong argument, and an interrupt (an exception that is not an Exception).
+- Only two errors reach the host: the error about a wrong argument, and an interrupt (an exception that is not an
+  Exception).
 - _hot_path.c does the same in C, with the same names, tests and ring. It is optional.
 """
 
@@ -86,7 +87,7 @@ class Callbacks:
 
     define: Callable[[Any, object], Any]  # makes a scope for a key that is new in the given scope
     record: Record  # takes the records of calls while no ring is attached
-    uncounted: Callable[[object], None]  # called if the `elements` of a call are no count
+    uncounted: Callable[[object], None]  # called if the `elements` of a call are not a count
     # Called with the scope and the elements after a call in a scope with `work`.
     amounts: Callable[[Any, object], None]
     # Called after an error in cbtop's code or in the clock, to end the recording.
@@ -261,7 +262,7 @@ class HotPath:
             self._write(NO_NODE, 0, 0, 0)
 
     def _counted(self, elements: object) -> int:
-        """Return `elements` as an int, so that no object of the host is kept alive. -1 if it is no count."""
+        """Return `elements` as an int, so that no object of the host is kept alive. -1 if it is not a count."""
         try:
             return operator.index(elements)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - converting an object of the host to a number may raise any error
@@ -272,8 +273,8 @@ class HotPath:
     def write_refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         """Handle a record that was not written.
 
-        Either there is no ring, or the record is the first of a lap (a pass through the ring), or `elements` is no
-        count.
+        The ring may be missing, the record may be the first of a lap (a pass through the ring), or `elements` may not
+        be a count.
         """
         if at == NOWHERE:
             try:

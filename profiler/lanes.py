@@ -8,7 +8,7 @@ from weakref import ref
 
 from cbtop.protocol.ring import LANE_SHIFT, LANES
 
-# The lane of all steps for which no other was free. Their records cannot be told apart.
+# The lane of steps that found no other lane free. Their records cannot be told apart.
 SHARED_LANE = (LANES - 1) << LANE_SHIFT
 
 

@@ -46,7 +46,7 @@ class Path(Protocol):
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The ended steps whose times are not known yet.
+        """The ended steps that wait for their times.
 
         None if the times of a step are always known at its end.
         """
@@ -81,7 +81,7 @@ class Path(Protocol):
         """Write for viewers into the ring that `position` has been in `scope` since `start_ns`, and the size of its
         step.
 
-        The size is `tokens`, or `sequences` if `tokens` is no number above 0. The position does not move.
+        The size is `tokens`, or `sequences` if `tokens` is not a number above 0. The position does not move.
         """
 
     def after_fork(self) -> None:

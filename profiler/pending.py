@@ -24,8 +24,8 @@ Timing = tuple[int, Mark, Mark, int]
 class Pending:
     """Keeps timings until the device has reached their marks, and then passes them to `record`.
 
-    `defer(timing)` adds to `timings`, which `finalize` empties. A timing whose mark has no time is recorded without a
-    node, and so counts as lost. If the clock fails, all waiting timings are lost.
+    `defer(timing)` adds to `timings`, which `finalize` empties. If a mark has no time, its timing is recorded without
+    a node, and so counts as lost. If the clock fails, all waiting timings are lost.
     """
 
     defer: Callable[[Timing], None]

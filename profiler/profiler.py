@@ -264,7 +264,7 @@ class BrickProfiler:
         """Clear the statistics, the graph, the checks, the timings that wait for `finalize`, the epoch and the step
         count.
 
-        Settings and positions stay. The daemon keeps its totals, because they are those of the process.
+        Settings and positions stay. The daemon keeps its totals, because they belong to the process.
         """
         self._pending.discard()
         self._paths.discard_kept()

@@ -192,7 +192,7 @@ class RingRecorder:
         self._last_words.append(announce)
 
     def announce(self, message: CatalogMessage) -> None:
-        """Write `message` into the catalog, where it replaces the message with the same key. An invalid message is
+        """Write `message` into the catalog, in place of the message with the same key. An invalid message is
         logged.
         """
         with self._opening, self._failures.kept_from_the_host("announce"):
@@ -221,7 +221,7 @@ class RingRecorder:
             self._write_updates()
 
     def flush(self) -> None:
-        """Write announcements whose pause has ended.
+        """Write the announcements that wait, if their pause has ended.
 
         This costs almost nothing if none are waiting.
         """

@@ -30,7 +30,7 @@ UNTIMED = (NodeKind.KERNEL, NodeKind.TRANSFER)
 
 
 class Readable(Protocol):
-    """A recorder whose records can be read back in the same process."""
+    """A recorder that can read its records back in the same process."""
 
     def nodes(self) -> list[Node]:
         """Return every announced node, in order."""
@@ -58,7 +58,7 @@ class Report:
     tokens: int
     wall_ns: int  # sum of all steps' wall times in ns; 0 without steps
     recorded_ns: int  # sum of the recorded steps' wall times in ns
-    union_ns: int  # ns in which at least one step ran
+    union_ns: int  # time in ns when at least one step ran
     # From the first step's start to the last step's end in ns, or the length of the window.
     elapsed_ns: int
     overwritten: int
@@ -93,7 +93,7 @@ class Report:
 
     @property
     def tokens_per_sec_in_steps(self) -> float | None:
-        """Tokens of all phases per second in which at least one step ran. None without steps."""
+        """Tokens of all phases per second of the time when at least one step ran. None without steps."""
         return self._a_second_of(self.union_ns)
 
     def _a_second_of(self, time_ns: int) -> float | None:

@@ -261,7 +261,7 @@ class ActiveStep:
     def name(self) -> str | None:
         """The name: `decode`, `prefill` or your own. None until it is set.
 
-        If a running step is renamed, its time so far stays under the old name, but does not count as a step.
+        If a running step is renamed, its earlier time stays under the old name, but does not count as a step.
         """
         return self._name
 
@@ -571,7 +571,7 @@ class ActiveStep:
         self._scope = self.lane = self._ended = None
 
     def _rename(self) -> None:
-        """If this step was renamed, go on under the new name. Its time so far stays under the old name."""
+        """If this step was renamed, go on under the new name. Its earlier time stays under the old name."""
         position, scope = self.position, self._scope
         if position is None or scope is None or scope.key in (UNNAMED, self.key) or position.scope is not scope:
             return

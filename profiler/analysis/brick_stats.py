@@ -177,7 +177,7 @@ class _Bricks:
 
 
 def _behind_each_other(groups: Sequence[Column]) -> tuple[Column, Column]:
-    """Concatenate `groups`, none of which is empty. Returns the array and the index at which each group begins."""
+    """Concatenate `groups`. No group may be empty. Returns the array and the index at which each group begins."""
     return np.concatenate([_NO_NODES, *groups]), np.cumsum([0, *(len(group) for group in groups)])[:-1]
 
 

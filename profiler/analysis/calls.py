@@ -55,7 +55,7 @@ def spread(
 ) -> list[NDArray[np.float64]]:
     """Return the percentiles of each group, and its cv if `with_cv`. `cells` are the nodes' histogram cells.
 
-    They are NaN for a group whose histogram does not have exactly its calls.
+    They are NaN for a group if its histogram does not have exactly its calls.
     """
     groups = len(low)
     place, bucket, counts = cells

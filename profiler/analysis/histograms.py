@@ -80,7 +80,7 @@ class Histograms:
     def __init__(self) -> None:
         # Node and octave -> number of the page; 0 without counts.
         self._pages = np.zeros((1, OCTAVES), np.int32)
-        # Page 0 is all zeros, and stands for octaves without counts.
+        # Page 0 is all zeros. It is the page of octaves without counts.
         self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)
         self._used = 1
 
@@ -160,7 +160,7 @@ class Histograms:
         return page
 
     def _make_pages(self, cell: Column) -> NDArray[np.int32]:
-        """Return the page of each cell. Missing pages are made. 0 if there is no room."""
+        """Return the page of each cell. Missing pages are made. 0 if there is not enough room."""
         page = self._page_of(cell)
         if page.all():
             return page

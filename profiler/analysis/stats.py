@@ -21,7 +21,7 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, FLAG_UNCO
 from cbtop.protocol.ring_reader import Batch
 
 # Only this many nodes have their own histogram. Further nodes share one with all nodes of their name and phase. So
-# the brick's percentiles are known, but not those of each node.
+# percentiles of the brick are known, but not of each node.
 MAX_HISTOGRAM_NODES = 8_192
 
 _ROW_OF = {name: at for at, name in enumerate(COLUMNS)}
@@ -59,7 +59,7 @@ class NodeStats:
         # For nodes that share a histogram: the first node of their name and phase -> the node that has the histogram.
         self._shared: dict[int, int] = {}
         self.sparse = SparseColumns()
-        # In a table of the latest counts (`recent_part`): the table of all counts, whose min_ns and max_ns limit the
+        # In a table of the latest counts (`recent_part`): the table of all counts. Its min_ns and max_ns limit the
         # estimates here.
         self._whole: NodeStats | None = None
         self.intervals = StepIntervals()
@@ -208,9 +208,9 @@ class NodeStats:
         """Count the records of `batch`. Returns the changed nodes and histogram cells.
 
         `step_of[node]` is the step above `node`, itself for a step, or -1 outside of steps. `part_of[node]` is the
-        parent if its time includes that of `node`, else -1. `first_of[node]` is the first node of the phase with this
-        name and category. If it is None, no node shares a histogram. At the end of a step, its bricks' time is added
-        to `closed_ns`.
+        parent if its time includes the time of `node`, else -1. `first_of[node]` is the first node of the phase with
+        this name and category. If it is None, no node shares a histogram. At the end of a step, its bricks' time is
+        added to `closed_ns`.
         """
         self.grow(int(batch.node.max(initial=-1)) + 1)
         odd = (batch.flags & (FLAG_LOOSE | FLAG_UNCOUNTED)) != 0

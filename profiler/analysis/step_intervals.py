@@ -20,13 +20,13 @@ NONE = np.zeros(0, np.int64)
 
 
 class StepIntervals:
-    """The disjoint intervals in which steps ran, by step node. ANY_STEP has those of all steps together."""
+    """The disjoint intervals when steps ran, by step node. ANY_STEP has the intervals of all steps together."""
 
     def __init__(self) -> None:
         self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # starts and ends
 
     def since(self, from_ns: int, most: int) -> tuple[Column, Column, Column]:
-        """Return the intervals in which steps ran, as columns: node, begin in ns, length in ns.
+        """Return the intervals when steps ran, as columns: node, begin in ns, length in ns.
 
         A node's intervals are disjoint and ascending, and end at `from_ns` or later. At most `most` are returned over
         all nodes, without a node's earliest ones.

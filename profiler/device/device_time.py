@@ -6,8 +6,8 @@ Rules
 - A pair says that the device's clock showed `device_ns` when the host's monotonic clock showed `host_ns`, within
   `error_ns`. Floats cannot hold these times exactly, because nanoseconds since the epoch take 61 bits.
 - The difference of the clocks is interpolated between two pairs by a line, and extrapolated after the last pair. The
-  line adds an error to that of the pairs: between pairs, the drift may differ from its mean by WANDER_PPM. With a
-  single pair, the drift may be up to MAX_DRIFT_PPM.
+  line has an additional error: between pairs, the drift may differ from its mean by WANDER_PPM. With a single pair,
+  the drift may be up to MAX_DRIFT_PPM.
 - If a new pair shows a larger drift (the host slept, a clock was set), all earlier pairs are discarded.
 """
 

@@ -21,7 +21,7 @@ from cbtop.profiler.device.graph_driver import CudaGraphs, GraphDriver
 NOT_READY = 600  # result of cuStreamQuery if the stream has not finished its work
 _PORTABLE, _DEVICE_MAP = 1, 2  # flags of cuMemHostAlloc
 _NON_BLOCKING = 1  # flag of cuStreamCreate: do not synchronize with the legacy default stream
-_RELAXED = 2  # capture mode in which a thread's calls cannot break a capture
+_RELAXED = 2  # capture mode that keeps a thread's calls from breaking a capture
 
 
 class Words(Protocol):
@@ -98,7 +98,7 @@ class Driver(GraphDriver, Protocol):
         """Return whether `stream` has finished all enqueued work."""
 
     def relaxed(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which driver calls do not break a graph capture of the host: `with
+        """Return a context. Driver calls inside it do not break a graph capture of the host: `with
         driver.relaxed():`.
         """
 

@@ -7,7 +7,9 @@ from cbtop.profiler.device.driver import CudaDriver
 
 
 class LaunchTimes:
-    """Compares the host's clock with that of the current context's device. Raises DriverError without a device."""
+    """Compares the host's clock with the clock of the current context's device. Raises DriverError without a
+    device.
+    """
 
     def __init__(self) -> None:
         self._device = CudaDevice(CudaDriver())

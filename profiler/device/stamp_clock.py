@@ -7,7 +7,7 @@ Rules
 - The words are used in turns. Before a word is used again, its value is copied into its old mark.
 - A mark has no time if its work is captured instead of run, if a forked child makes it, or if the device is SLOTS
   marks behind.
-- A clock reads one device: that of the context that is current when the clock is made.
+- A clock reads one device: the device of the context that is current when the clock is made.
 """
 
 from __future__ import annotations

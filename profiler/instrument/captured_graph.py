@@ -113,7 +113,7 @@ class CapturedGraph:
         # Number of steps since the last recorded step that were lost. Too many steps were waiting, or their times
         # were invalid.
         self._lost = 0
-        # Whether to record the next replay in place of an earlier one, for which no clone was free.
+        # Whether to record the next replay, because no clone was free for an earlier one.
         self._is_due = False
         self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
         self._is_plain_timed = True
@@ -216,7 +216,7 @@ class CapturedGraph:
     def _begun(self, step: ActiveStep | None) -> Begun | None:
         """Enqueue the stamp before a replay. Launch a clone if one should run instead of the host's graph.
 
-        Returns None if there is no stamp.
+        Returns None without a stamp.
         """
         is_recorded = self._is_recorded(step)
         if not is_recorded and not self._is_looked_at(step):
@@ -235,7 +235,7 @@ class CapturedGraph:
             pair = pairs.begin(stream)
         if pair == NOT_HERE:
             return None
-        if pair is None:  # the device is so far behind the host that all pairs of stamps are in use
+        if pair is None:  # all pairs of stamps are in use, because the device is late
             self._lost += step is None or is_recorded
             return None
         try:
@@ -276,9 +276,7 @@ class CapturedGraph:
                 original(graph)
 
     def _replay_in_burst(self, original: Callable[[Any], None], graph: Any) -> bool:
-        """Replay the graph as a step of which CUPTI records the kernels. Returns False if the graph was not
-        replayed.
-        """
+        """Replay the graph as a step. CUPTI records its kernels. Returns False if the graph was not replayed."""
         recording = self.steps.bursts.begin(self._key, self.steps, has_calls=False)
         if recording is None:
             return False

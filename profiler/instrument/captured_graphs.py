@@ -11,8 +11,8 @@ Replay
 - A replay inside a step gives this step its layers and bricks. A replay outside of steps is a step.
 - The profiler decides which replays are recorded. A replay outside of steps that is not recorded is a plain step. Its
   time comes from a stamp before the graph and one after it, minus their usual distance from the graph.
-- If timing plain steps is too expensive, only recorded replays are steps. They get a different name, because their
-  count and rate are not those of all replays.
+- If timing plain steps is too expensive, only recorded replays are steps. They get a different name, because they are
+  not all replays.
 - If the device is idle, it waits while cbtop works before a replay. cbtop then only decides whether to record, finds
   the stream and enqueues a stamp, in C. The rest follows after the replay. The device counts as idle if it has
   reached the last replay's second stamp. This overstates cbtop's cost if the host has enqueued other work since.
@@ -52,7 +52,7 @@ from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.instrument.work import device_of
 
 _lock = threading.RLock()
-# the host's `torch.cuda.CUDAGraph` -> the graph whose replays are timed
+# the host's `torch.cuda.CUDAGraph` -> the graph with timed replays
 graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
 # Graphs that draw random numbers from generators that the host has registered.
 _random: weakref.WeakSet[Any] = weakref.WeakSet()

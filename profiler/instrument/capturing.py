@@ -48,7 +48,7 @@ class CapturedCall:
 
 
 class Capture:
-    """A CUDA graph while the host captures it. Wrapped functions call its methods instead of those of a `Path`."""
+    """A CUDA graph while the host captures it. Wrapped functions call its methods in place of a `Path`'s."""
 
     def __init__(self, last: Callable[[], Last]) -> None:
         self.last = last  # a function that returns the nodes that the next captured node will depend on

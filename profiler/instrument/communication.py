@@ -5,7 +5,7 @@ Rules
   tensor of a functional collective.
 - DistributedDataParallel (DDP) sends gradients in C++ during the backward. It waits for them in a callback at the
   end, which autograd's engine calls after the last node. A hook on the first node queues a callback of cbtop before
-  that of DDP. The time from cbtop's callback to the end of the backward is DDP's wait. It includes copying the
+  DDP's callback. The time from cbtop's callback to the end of the backward is DDP's wait. It includes copying the
   gradients back.
 - The overlap of communication and computation comes from DDP's own times. It begins when the last gradient of the
   first bucket is ready, because DDP then sends the bucket. It ends with the last gradient. This is a maximum, because

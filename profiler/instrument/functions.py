@@ -231,8 +231,8 @@ def _timed_as(
 class FunctionCall:
     """Calls a function. If a step is recorded, the call is timed as a brick.
 
-    `brick_of` returns the brick and its elements. Without it, the brick is `brick`, and its elements are those of the
-    first tensor among the arguments from number `first` on. In attention, argument number `queries` is the query.
+    `brick_of` returns the brick and its elements. Without it, the brick is `brick`, with the elements of the first
+    tensor among the arguments from number `first` on. In attention, argument number `queries` is the query.
 
     If the hot path is compiled, C code does the same, and stores the last result for attention in `last`.
     """
@@ -493,8 +493,8 @@ def _pairs(
 def _attention_brick(name: str, label: str, columns: int, read_bytes: float, dtype: str) -> BrickDefinition:
     """Return the brick of attention with the given work.
 
-    `columns` is the length of a key plus that of a value. `read_bytes` are the bytes to read per pair of a query and
-    a key. 0 means unknown.
+    `columns` is the length of a key plus the length of a value. `read_bytes` are the bytes to read per pair of a
+    query and a key. 0 means unknown.
     """
     work = None
     if columns:

@@ -235,7 +235,7 @@ class Governor:
         # The allowed share of the program's whole time. The whole includes the recording.
         self.allowed_share = allowed_percent / (100 + allowed_percent)
         self._announce = announce
-        self.models_by_kernels: set[str] = set()  # names of models whose steps only kernel_steps.py records
+        self.models_by_kernels: set[str] = set()  # names of models with steps that only kernel_steps.py records
         self.floor = FLOOR  # set to 0 by a benchmark that chooses the recorded steps itself
         self.forget()
 

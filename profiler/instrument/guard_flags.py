@@ -42,7 +42,7 @@ class Flag(NamedTuple):
 
 
 class FlagArray:
-    """Memory for the flags of one step: those of all tensors of one type on one device."""
+    """Memory for the flags of one step, for all tensors of one type on one device."""
 
     __slots__ = ("_arrays", "_device", "_dtype", "_rows", "used")
 
@@ -232,7 +232,7 @@ def fault_at(figures: dict[FlagArray, list[float]], flag: Flag, bound: float) ->
 
 
 def fault_of(values: Range, bound: float) -> str:
-    """Return the fault of these values: NAN, INF, OVER or "". -Inf alone is no fault, because masks contain it."""
+    """Return the fault of these values: NAN, INF, OVER or "". -Inf alone is not a fault, because masks contain it."""
     lowest, highest = values
     if math.isnan(highest):
         return NAN

@@ -61,7 +61,7 @@ class ModelCall(CallWrapper):
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
     ) -> tuple[Callable[..., Any], OpenStep | Forward | None]:
-        """Begin a step. Returns the callable for these arguments, and the step. The step is None if the call is no
+        """Begin a step. Returns the callable for these arguments, and the step. The step is None if the call is not a
         step.
 
         The caller must then call the callable and end the step. So the C code leaves no Python frame of cbtop on the

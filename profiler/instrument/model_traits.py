@@ -78,7 +78,7 @@ def positional_arguments(module: nn.Module) -> tuple[str, ...]:
 
 
 def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
-    """Return the parameters of `forward` of `module`, then those of its only child, and so on.
+    """Return the parameters of `forward` of `module`, then those for its only child, and so on.
 
     A wrapper passes its arguments on, so the children matter.
     """

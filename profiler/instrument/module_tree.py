@@ -93,7 +93,8 @@ _walked_here = _WalkedHere()
 
 
 class walked_once:  # noqa: N801 - used as a function
-    """A context (`with walked_once(root):`) in which this thread lists the modules and tensors of `root` only once.
+    """A context (`with walked_once(root):`). Inside it, this thread lists the modules and tensors of `root` only
+    once.
 
     Attaching needs these lists 14 times. Making them each time took 0.13 s of 0.7 s for 24,000 modules.
     """
@@ -199,7 +200,7 @@ def _first(
     """Call `own` with `module` and each module inside it. Returns the first tensor in the results that `is_wanted`
     accepts, or None.
 
-    There are no generators here: if a signal handler raises while a generator ends, the exception is lost.
+    This function avoids generators: if a signal handler raises while a generator ends, the exception is lost.
     """
     seen: set[int] = set()
     waiting = [module]
@@ -293,7 +294,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def holders_of(root: Module, name: str) -> list[Module]:
-    """Return the modules in `root` that have the attribute `name`, or whose class has it."""
+    """Return the modules in `root` that have the attribute `name`, themselves or through their class."""
     kinds = {id(type(one)) for one in kinds_of(root) if _of_class(type(one), name) is not None}
     if kinds:
         return [one for one in modules_of(root) if id(type(one)) in kinds or name in one.__dict__]

@@ -1,4 +1,4 @@
-"""Finds the number type that a matrix product multiplies: that of its weights, or that of autocast.
+"""Finds the number type that a matrix product multiplies: the type of its weights, or the type of autocast.
 
 Rules
 - An unknown type is `UNKNOWN_TYPE`, which has no roof.
@@ -84,12 +84,12 @@ def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | No
 
 
 def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
-    """Return the number type in which a product with weights of type `stored` is computed."""
+    """Return the number type that a product with weights of type `stored` is computed with."""
     return stored if mode.autocast is None or stored not in _CONVERTED else mode.autocast
 
 
 def type_name(computed: torch.dtype, mode: Mode, operator: str = PRODUCT) -> str:
-    """Return the name of the type that a product multiplies. `computed` is the type in which it is computed."""
+    """Return the name of the type that a product multiplies. `computed` is the result of `computed_type`."""
     if computed is torch.float32:
         return mode.convolutions if operator == CONVOLUTION else mode.products
     return str(computed).removeprefix("torch.") if computed.is_floating_point else UNKNOWN_TYPE

@@ -66,8 +66,8 @@ class OptimizerGradients:
         self._newest: tuple[int, Gradients] | None = None  # the number of a step, and its norm, which is the newest
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
         self._small: list[ref[Any]] = []  # the parameters with the gradients that are checked in every step
-        self._small_step = 0  # number of the last step in which all gradients of `_small` were finite
-        # The last step in which all gradients were finite, and the last step that was measured.
+        self._small_step = 0  # number of the last step with all gradients of `_small` finite
+        # The last step with all gradients finite, and the last measured step.
         self._finite_step = self._checked_step = 0
         self._is_doubtful = False  # True if a norm was infinite, but the gradients may be finite
         self._fault: _Fault | None = None

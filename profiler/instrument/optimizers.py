@@ -1,7 +1,7 @@
 """Follows the optimizers of torch, and times the functions of a training loop (see training.py).
 
-torch calls hooks before and after each optimizer step. There are no hooks for `backward`, `zero_grad`, clipping and
-the data loader. So these functions are replaced while a model is attached.
+torch calls hooks before and after each optimizer step. `backward`, `zero_grad`, clipping and the data loader have no
+hooks. So these functions are replaced while a model is attached.
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ class _Planner:
         *,
         in_layer: bool,
     ) -> None:
-        """Plan `child`, a child of `module`. `path` and `classes` are those of `child`."""
+        """Plan `child`, a child of `module`. `path` and `classes` belong to `child`."""
         # A module that several layers share is planned with the first of them.
         if id(child) in self._seen:
             self._shares_modules |= id(child) not in self.section.visited
@@ -401,7 +401,7 @@ class _Planner:
     def walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
         """Plan the layers of `stack`.
 
-        An entry that is a single product or activation is no layer.
+        An entry that is a single product or activation is not a layer.
         """
         self.section.others.append(stack)
         siblings = frozenset(index for index, _ in children_of(stack))

@@ -66,7 +66,7 @@ PREPARE_INPUTS = BrickDefinition("PrepareInputs", BrickCategory.OTHER, backend="
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()
 
 
-_UNKNOWN: Any = object()  # stands for a runner that is not in `_attachments`
+_UNKNOWN: Any = object()  # marks a runner that is not in `_attachments`
 _functions = TimedFunctions()
 # C functions that begin and end plain steps, if the hot path is compiled. `_begin_run` returns None, and `_end_run`
 # False, if Python must do it.

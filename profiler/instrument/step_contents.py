@@ -190,7 +190,7 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
     def ran(self, operation: Any, result: Any) -> None:
         """Count `operation`, which has returned `result`."""
         try:
-            # A higher-order operation has no attribute `is_view`. It is no view.
+            # A higher-order operation has no attribute `is_view`. It is not a view.
             if not getattr(operation, "is_view", False) and operation.name() != "aten::_unsafe_view":
                 scope: Any = self._path.position.scope
                 self._counts[max(NO_NODE, int(scope.node)), _name_of(operation), _dtype_of(result)] += 1

@@ -147,7 +147,7 @@ class ModelSteps(TimedModel):
             self.in_python = True
 
     def share(self, other: ModelSteps) -> None:
-        """Store that `other` shares a module with this model. Calls during a step of `other` are no steps of this
+        """Store that `other` shares a module with this model. Calls during a step of `other` are not steps of this
         model.
         """
         self._shared_with[ref(other, self._shared_with.pop)] = None

@@ -239,7 +239,7 @@ class TimedModel(ABC):
         root = self.root()
         if root is None:
             return None
-        # The wrapper of torch.compile has no training mode, so use that of the model inside.
+        # The wrapper of torch.compile has no training mode, so use the mode of the model inside.
         inside = submodules(root).get("_orig_mod")
         mode: bool | None = dictionary_of(root if inside is None else inside).get("training")
         return mode

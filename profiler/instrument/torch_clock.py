@@ -36,7 +36,7 @@ def torch_clock() -> StampClock:
 
 
 def while_current(device: int) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which `device` is the current CUDA device."""
+    """Return a context that makes `device` the current CUDA device inside it."""
     return contextlib.nullcontext() if torch.cuda.current_device() == device else torch.cuda.device(device)
 
 

@@ -5,7 +5,7 @@ Rules
 - A model trains if an optimizer changes one of its parameters. From then on, a call in training mode with gradients
   is a forward of a training step. Other calls are steps of inference.
 - The first optimizer step after a backward ends the training step. Further optimizers after the same backward end
-  nothing. Micro-batches whose gradients are added up are in one step.
+  nothing. Micro-batches are in one step if their gradients are added up.
 - The time of the thread is divided into the parts of the step without gaps, so the parts add up to the step.
 - If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
 - Every training step is counted with its time. Some are also recorded in detail: the calls of their modules
@@ -435,7 +435,7 @@ class TrainingSteps:
             self._tell(phase, latest)
 
     def _is_time_to_tell(self, phase: str, steps: int) -> bool:
-        """Count a step with known parts, of which there are now `steps`. Returns whether to announce the parts."""
+        """Count a step with known parts. There are now `steps` of them. Returns whether to announce the parts."""
         now_ns = clock.perf_counter_ns()
         self._untold += 1
         is_early = now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS
@@ -446,7 +446,7 @@ class TrainingSteps:
         return True
 
     def _tell_rest(self) -> None:
-        """Announce the parts of the steps since the last announcement, because no more steps follow."""
+        """Announce the parts of the steps since the last announcement, because the steps have ended."""
         if self._untold:
             self._untold = 0
             for phase, latest in self._known().items():

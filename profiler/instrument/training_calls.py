@@ -12,7 +12,7 @@ Rules
 - A node that adds a gradient to a weight runs right after the node that computed the gradient. Both belong to the
   same call.
 - A call of a module during the backward is a recomputation (gradient checkpointing).
-- A backward has one matrix product for each operand that needs a gradient. Its FLOP are those of these products.
+- A backward has one matrix product for each operand that needs a gradient. Its FLOP are the FLOP of these products.
 - The hooks return None and are removed after the backward, so the gradients are bit for bit the same.
 """
 
@@ -47,9 +47,9 @@ MAX_NODES = 100_000  # the backward of a larger graph is not split into bricks
 #: Returns the number that the next node of this thread will get. None: torch has no such function.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 _ACCUMULATES = 1 << 63  # nodes with this number or a higher one add a gradient to a weight
-# Used in place of a call's number: OUTSIDE is no call, LOSS is nodes that no call of the model made, _AFTER is the
-# end of a backward after its last node, and _SYNC is the wait of DistributedDataParallel for gradients, also after
-# the last node.
+# Used in place of a call's number: OUTSIDE is outside of calls, LOSS is nodes that no call of the model made, _AFTER
+# is the end of a backward after its last node, and _SYNC is the wait of DistributedDataParallel for gradients, also
+# after the last node.
 OUTSIDE, LOSS, _AFTER, _SYNC = -1, -2, -3, -4
 # The bricks for parts of a backward that belong to no call of the model.
 LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
@@ -90,7 +90,7 @@ class Products:
             self._backward += size * sum(after[at][0] is not None for at in operands)
 
     def scale(self, flops: float | None) -> float:
-        """Return the FLOP of the backward, divided by `flops`, those of the forward. Returns 0 without a product.
+        """Return the FLOP of the backward, divided by the FLOP of the forward, `flops`. Returns 0 without a product.
 
         If `flops` is unknown, the forward's products are counted by their nodes in autograd. Products with only
         frozen operands have no node, so they are left out.
@@ -125,7 +125,7 @@ class StepCalls(Capture):
         # the number that autograd's next node would get, at each begin and end of a call
         self._numbers: list[int] = []
         self._innermost: list[int] = []  # the innermost running call, at each begin and end of a call
-        # (time in ns, the call whose nodes a backward began to run then, or OUTSIDE, LOSS, …).
+        # (time in ns, call). A backward began to run the nodes of this call then. The call may be OUTSIDE, LOSS, ….
         self._runs: list[tuple[int, int]] = []
         self._products: dict[int, Products] = {}  # call -> the matrix products in its backward
         self._backwards = 0  # number of running backwards, which may be nested
@@ -269,8 +269,8 @@ class StepCalls(Capture):
             begin_ns = self._begins_ns[number]
             end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
-                # A layer that checkpoints its own parts is not called again in the backward. So use the layer whose
-                # backward is running. Communication gets no layer here.
+                # A layer that checkpoints its own parts is not called again in the backward. So use the layer that is
+                # in its backward. Communication gets no layer here.
                 if not layers_of(keys) and not _is_communication(self._keys[number]):
                     keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
                 keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
@@ -282,7 +282,7 @@ class StepCalls(Capture):
         return sorted(found, key=lambda part: (part[2], -part[1]))
 
     def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:
-        """Return the layers of a call whose backward has the index `run` in `_runs`."""
+        """Return the layers of a call. Its backward has the index `run` in `_runs`."""
         owner = self._runs[run][1] if run >= 0 else OUTSIDE
         return () if owner < 0 else layers_of(places[owner])
 
@@ -471,7 +471,7 @@ def _backward_layer(key: Any) -> Hashable:
 def _brick_renamed(brick: Any, suffix: str, scale: float) -> Any:
     definition = BrickDefinition.of(brick) if isinstance(brick, BrickId) else brick
     if definition.category is BrickCategory.COMMUNICATION and suffix == RECOMPUTE:
-        return definition  # communication during a backward is no recomputation
+        return definition  # communication during a backward is not a recomputation
     work = definition.work if suffix == RECOMPUTE else _scaled(definition.work, scale)
     return replace(definition, name=definition.name + suffix, brick=None, work=work, budget=None, kernels=())
 

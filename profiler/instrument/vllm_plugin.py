@@ -39,8 +39,8 @@ RUNNERS = {
 # The class that compiles the pieces of a model. Its method `compile` takes `graph` first.
 COMPILERS = "vllm.compilation.backends", "CompilerManager"
 WHOLE = 2  # value of vLLM's CUDAGraphMode for graphs with a whole call of the model
-# Method of an attention backend that launches kernels outside of compiled code -> its brick (None: that of the
-# module).
+# Method of an attention backend that launches kernels outside of compiled code -> its brick (None: the module's
+# brick).
 OPAQUE: tuple[tuple[str, str | None], ...] = (("forward", None), ("do_kv_cache_update", "KvWrite"))
 
 

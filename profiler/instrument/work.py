@@ -1,10 +1,11 @@
 """Computes the FLOP and bytes of a module's call from its stored weights and the elements of the call.
 
 Rules
-- The elements of a call are those of its first tensor (`rows x columns`). The work is a linear function of them.
+- The elements of a call are the elements of its first tensor (`rows x columns`). The work is a linear function of
+  them.
 - Bytes are the activations and the weights as stored (packed bytes and scales for 4-bit weights).
-- Unknown work is not guessed, for example that of custom classes, of experts that a router chooses, or of masks with
-  unknown contents.
+- Unknown work is not guessed. Examples are custom classes, experts that a router chooses, and masks with unknown
+  contents.
 - The multiplied type is part of the work. Under autocast it differs from the type of the weights (see multiplied.py).
 - If the host times a module on another device, it times only the launch. The work is then unknown, because a launch
   has no rate.
@@ -60,7 +61,7 @@ _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes of a module that decide its work
 
-# Libraries whose products multiply the type of their weights, or that of autocast.
+# Libraries with products that multiply the type of their weights, or of autocast.
 _KNOWN = ("torch.nn.modules.", "transformers.", "vllm.", "sglang.")
 _TORCHS = "torch.nn.modules.linear"  # Python module of the class of torch's own linear layers
 

@@ -79,7 +79,7 @@ def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig
 
 
 def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
-    """Yield a sentence for each head whose weights do not sum to 1."""
+    """Yield a sentence for each head with weights that do not sum to 1."""
     # NaN is an anomaly, too. Comparisons with NaN are false, so the condition is negated with `~`.
     for place in np.flatnonzero(~(np.abs(trace.total - 1.0) <= SUM_TOLERANCE)):
         yield (

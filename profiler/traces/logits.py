@@ -32,7 +32,7 @@ class TokenLogitEvolution:
 
     @property
     def decisive_layer(self) -> int | None:
-        """The first layer from which on the token always has rank 1. None if it does not at the end."""
+        """The first layer after which the token always has rank 1. None if it does not at the end."""
         decisive = None
         for layer in reversed(range(len(self.per_layer_rank))):
             if self.per_layer_rank[layer] != RANK_FIRST:

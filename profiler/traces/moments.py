@@ -64,7 +64,7 @@ def tensor_stats(tensor: NDArray[Any]) -> TensorStats:
     flat = tensor.reshape(-1)
     nan_count = inf_count = 0
     low, high = math.inf, -math.inf
-    scale = 0.0  # the values are scaled by this power of two, which is not below any magnitude so far
+    scale = 0.0  # the values are scaled by this power of two, at least as large as every magnitude yet
     moments = _Moments(0, 0.0, 0.0)
     for first in range(0, flat.size, CHUNK_ELEMENTS):
         values = flat[first : first + CHUNK_ELEMENTS].astype(np.float64)

@@ -32,7 +32,7 @@ def graph_of_nodes(
     """Return the graph of `nodes`, and a dict from ids in the node table to ids in the graph.
 
     Parents come first in `nodes`. `count`, `total_ns` and `elements` (if known) are totals by node id over any number
-    of runs. The graph has means per call. A node whose parent is not among `nodes` is a root. If this parent is a
+    of runs. The graph has means per call. A node is a root if its parent is not among `nodes`. If this parent is a
     step, its count is the number of runs.
     """
     graph = ExecutionGraph()

@@ -110,7 +110,7 @@ class NodeTable:
         self._made.clear()
 
     def _outer_of(self, node: Node) -> int:
-        """Return the parent of `node` if its time includes that of `node`, else -1."""
+        """Return the parent of `node` if its time includes the time of `node`, else -1."""
         assert node.parent is not None
         return node.parent if node.kind in _PARTS_OF.get(self[node.parent].kind, ()) else -1
 

@@ -1,8 +1,8 @@
 """Compute the arithmetic intensity of a kernel from its machine code, if it does not depend on how often loops run.
 
-The intensity is FLOP per byte. The FLOP are those of floating-point additions, multiplications and tensor-core
-products. The bytes are those that a warp requests from global memory. A conditional instruction counts as if it ran.
-Caches are not modelled, so the memory may move fewer bytes.
+The intensity is FLOP per byte. Floating-point additions, multiplications and tensor-core products count as FLOP. The
+bytes are those that a warp requests from global memory. A conditional instruction counts as if it ran. Caches are not
+modelled, so the memory may move fewer bytes.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class LaneAddresses:
         return [one for one in self.accesses if one.space == space]
 
     def unknown(self, space: str) -> int:
-        """Return the number of accesses whose address does not follow from thread ids and constants."""
+        """Return the number of accesses with an address that does not follow from thread ids and constants."""
         return (self.global_count if space == "global" else self.shared_count) - len(self.of_space(space))
 
 
@@ -84,8 +84,8 @@ def sectors(addresses: Sequence[int], size: int) -> set[int]:
 def passes(addresses: Sequence[int], size: int) -> int:
     """Return how many passes over the banks of shared memory an access takes.
 
-    Threads that use the same word share it. Accesses of 8 bytes are done by half a warp at a time, those of 16 bytes
-    by a quarter.
+    Threads that use the same word share it. Half a warp at a time does an access of 8 bytes, and a quarter does an
+    access of 16 bytes.
     """
     threads = max(WARP_THREADS * BANK_BYTES // max(size, BANK_BYTES), 1)
     return sum(_passes(addresses[start : start + threads], size) for start in range(0, len(addresses), threads))

@@ -172,7 +172,7 @@ class FunctionAnalysis:
 
     @cached_property
     def _controllers(self) -> dict[int, list[int]]:
-        """Basic block -> the blocks whose divergent branches decide whether it runs."""
+        """Basic block -> the blocks with divergent branches that decide whether it runs."""
         found: dict[int, list[int]] = {}
         for branch in self.divergent_branches:
             for number in self.flow.influence(branch):
@@ -252,7 +252,7 @@ class FunctionAnalysis:
 
     @cached_property
     def shared_accesses(self) -> list[SharedAccess]:
-        """The first weak loads and stores of shared memory whose addresses and threads are known."""
+        """The first weak loads and stores of shared memory with known addresses and threads."""
         values = self.data.lane_values
         if values is None:
             return []

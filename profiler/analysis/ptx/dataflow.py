@@ -35,7 +35,7 @@ class Dataflow:
         self, function: PtxFunction, flow: ControlFlow, variables: dict[str, Variable], launch: Sequence[int] | None,
         shared: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        """`shared` are the instructions whose result is the same in all threads, found by `thread_bits`."""
+        """`shared` are the instructions with the same result in all threads, found by `thread_bits`."""
         self._function = function
         self._flow = flow
         self._variables = variables
@@ -128,7 +128,7 @@ class Dataflow:
         found: set[str] = set()
         given = [] if self._function.is_entry else list(self._function.registers.given)
         branches = self._branches()
-        done: set[int] = set()  # instructions whose results may differ between threads
+        done: set[int] = set()  # instructions with results that may differ between threads
         instructions = self._function.instructions
         work = [at for at in self._reachable_indexes() if self._starts_divergence(instructions[at])]
         names = given

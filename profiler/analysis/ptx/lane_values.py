@@ -107,8 +107,8 @@ class LaneValues:
         self, threads: Threads, writer_of: Mapping[str, PtxInstruction], steady: frozenset[str],
         variables: Mapping[str, Variable], known: Mapping[str, LaneValue] | None = None,
     ) -> None:  # fmt: skip
-        """`writer_of` has the only instruction that writes a register. `steady` has the registers whose value never
-        changes and is the same in all threads. `known` has values that are used instead of computed ones.
+        """`writer_of` has the only instruction that writes a register. `steady` has the registers with a value that
+        never changes and is the same in all threads. `known` has values that are used instead of computed ones.
         """
         self.threads = threads
         self._writer_of = writer_of
@@ -364,7 +364,7 @@ def _bitwise(function: Callable[[int, int], int]) -> Rule:
 
 
 def _or(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """Compute `or`. If all bits of one value are above those of the other, it is their sum."""
+    """Compute `or`. If all bits of one value are above all bits of the other, it is their sum."""
     if result := numbers(operator.or_, given[0], given[1]):
         return result
     high, low = given if given[0].terms else (given[1], given[0])

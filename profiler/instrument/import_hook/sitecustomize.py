@@ -160,7 +160,7 @@ class TorchFinder:
         loader.exec_module = exec_module
 
     def _note(self, why: str) -> None:
-        """Add the reason `why` to the run's file, if nothing was recorded so far."""
+        """Add the reason `why` to the run's file, if nothing was recorded yet."""
         try:
             file = os.open(self._nothing_yet, os.O_WRONLY | os.O_APPEND)
             try:
@@ -194,7 +194,7 @@ class TorchFinder:
 
 
 def lacks_cbtop() -> bool:
-    """Return whether this Python has no package cbtop. A directory of that name without `__init__.py` is no
+    """Return whether this Python has no package cbtop. A directory of that name without `__init__.py` is not a
     package.
     """
     from importlib.util import find_spec

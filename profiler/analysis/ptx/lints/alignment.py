@@ -11,7 +11,8 @@ from cbtop.profiler.analysis.ptx.opcodes import ROW_BYTES, matrix_rows, opcode
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield accesses whose addresses in two threads cannot both be aligned, wherever the array begins.
+    """Yield an access if the addresses of two threads cannot both be aligned, wherever the array begins. those of two
+    threads.
 
     Accesses with unknown addresses or threads are left out.
     """
