@@ -11,8 +11,7 @@ from cbtop.profiler.analysis.ptx.opcodes import ROW_BYTES, matrix_rows, opcode
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield an access if the addresses of two threads cannot both be aligned, wherever the array begins. those of two
-    threads.
+    """Yield an access if the addresses of two threads cannot both be aligned, wherever the array begins.
 
     Accesses with unknown addresses or threads are left out.
     """
