@@ -213,9 +213,7 @@ class Window:
         return stats.recent_part(self._sum), TimeRange(begins.begin_ns, self.now_ns, before_ns)
 
     def _begin_sum_at(self, total: NodeStats, first: int) -> None:
-        """Change `total` so that its sum begins at slice `first`. The slices between the old and the new begin are
-        added or subtracted.
-        """
+        """Make `total` begin at slice `first`. The slices in between are added or subtracted."""
         for at in range(min(first, self._before), max(first, self._before)):
             for part in self._slices[at].parts:
                 total.count(part, -1 if first > self._before else 1)
@@ -228,7 +226,7 @@ class Window:
 
     @property
     def losses(self) -> Losses:
-        """The number of records that were seen and lost during the window."""
+        """How many records were seen and lost in the window."""
         before, now = self._slices[self._first()].losses if self._slices else None, self._losses
         return Losses(now.lost - before.lost, now.seen - before.seen) if before and now else Losses()
 
@@ -241,8 +239,7 @@ class Window:
     def has_watched(self) -> bool:
         """Whether the window has data of at least one slice.
 
-        Always true for a chosen range. A recent window has no slice if no data has arrived yet, or if the source
-        ended before we connected.
+        True for a chosen range. False if no data has arrived yet, or if the source ended before we connected.
         """
         if self.is_range:
             return True

@@ -9,8 +9,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import GPU_WAITED, NOT_ITS_KERNELS
 from cbtop.viewmodels.time_range import NamedTime
 
-# Time outside of bricks is reported above this percentage of a step. An instrumented decoder spends some percent between
-# its bricks, and a single brick rarely takes a quarter.
+# Time outside of bricks is reported above this percentage of a step. An instrumented decoder spends some percent
+# between its bricks, and a single brick rarely takes a quarter.
 OUTSIDE_PERCENT = 25.0
 COMPILED = "torch.compile compiled code of this process"
 UNKNOWN = "no brick covers it: operations between a layer's bricks, a fused path, a script, or the program's own code"
