@@ -232,16 +232,16 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
 
 
 def _more_in_step_us(part: PartDiff) -> float:
-    """Return how many µs per unit (token or step) a typical step takes longer than before. The time of each run is
-    divided by the number of units in its own steps.
+    """Return how many µs per unit (token or step) a typical step takes longer than before. Each run is divided by its
+    own units.
     """
     call = part.step.call
     return call.now / part.now.units_a_step - call.before / part.before.units_a_step if call else 0.0
 
 
 def _more_failed(part: PartDiff) -> Judged:
-    """If a larger share of steps failed than in the baseline, return a result. A failed step ends early, so a run
-    with failed steps would look fast.
+    """Return a result if a larger share of steps failed than in the baseline. Failed steps end early, so such a run
+    would look fast.
     """
     now, before = part.now, part.before
     failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
@@ -250,10 +250,7 @@ def _more_failed(part: PartDiff) -> Judged:
 
 
 def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
-    """Judge the rate of a phase over the wall-clock time of the whole run.
-
-    The wall-clock time includes waits and the steps of other phases.
-    """
+    """Judge the rate of a phase over the whole run's wall-clock time, with waits and steps of other phases."""
     rule = f"{rate.phase}: no fewer {rate.unit} beyond noise"
     at = f" at {count(rate.cached)} positions cached" if rate.cached is not None else ""
     change = rate.time_us
@@ -269,8 +266,7 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
         said += f"; but the typical step is as long as before: {why}"
         return Judged(rule, rate.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
     # Pauses by other programs widen the interval of a rate on any machine. So a wide interval makes the result
-    # `unknown` only if the typical step is also unknown. A loss of more time than pauses explain always makes the
-    # result `unknown`.
+    # `unknown` only if the typical step is unknown, too. A loss of more time than pauses explain always does.
     is_typical_known = any(part.typical is not None for part in rate.parts)
     if is_far or (not is_typical_known and (change.noise_percent or inf) > MAX_NOISE_PERCENT):
         return Judged(rule, rate.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
@@ -283,9 +279,7 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
 
 
 def _other_causes(found: RunDiff, rate: RateDiff) -> str:
-    """Return the causes of a lower rate that are not in the typical steps of the phase. Such a cause is the time of
-    other phases.
-    """
+    """Return causes of a lower rate outside of the phase's typical steps, such as the time of other phases."""
     phases = [one.phase for one in found.now.parts] + [one.phase for one in found.now.too_short]
     warm_up = sum(one.warm_up for one in found.now.parts if one.phase == rate.phase)
     causes = ["other phases"] if set(phases) - {rate.phase} else []
@@ -295,7 +289,7 @@ def _other_causes(found: RunDiff, rate: RateDiff) -> str:
 
 
 def _cause_of_rate(rate: RateDiff) -> str:
-    """Return the main cause of a lower rate. The cause is in the group of steps with most of the additional time."""
+    """Return the main cause of a lower rate, from the group of steps with most of the additional time."""
     worst = max(rate.parts, key=lambda part: part.wall.delta * part.now.amount)
     balance = worst.balance
     cause = _cause(worst, worst.wall.delta, balance.between_steps[1] - balance.between_steps[0])
@@ -311,10 +305,8 @@ def _not_compared(found: RunDiff, phase: str) -> str:
 
 
 def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
-    """Return the name of the main cause of a slowdown. `more_us` is the additional time in µs per unit (token or
-    step).
-
-    `between_steps_us` is the part of this time that is between steps.
+    """Return the main cause of a slowdown by `more_us` µs per unit (token or step). `between_steps_us` of it are
+    between steps.
     """
     balance = part.balance
     grown = {
@@ -331,8 +323,8 @@ def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
 
 
 def _told(part: PartDiff, place: PlaceDiff) -> str:
-    """Return a text with the change that decides the verdict on a slower brick or layer. Other figures that grew are
-    added to the text.
+    """Return a text with the change that decides the verdict on a slower brick or layer, and other figures that
+    grew.
     """
     if place.decisive is None:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"
