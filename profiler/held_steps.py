@@ -15,7 +15,7 @@ Times
 
 Rules
 - No thread waits. Later steps check whether stamps were reached (`settle`). At the end, or when statistics are
-  needed, there is a wait of at most WAIT_NS. Of more than MAX_STEPS, the oldest counts as lost.
+  needed, there is a wait of at most WAIT_NS. If there are more than MAX_STEPS, the oldest counts as lost.
 - A step that began during a capture of its stream did not run, and leaves no record.
 """
 

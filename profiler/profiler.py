@@ -176,7 +176,7 @@ class BrickProfiler:
 
     @property
     def implementation(self) -> str:
-        """Which hot path runs at every brick: `compiled` or `python`."""
+        """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
     # Each step reads both properties below. attrgetter runs no Python code.

@@ -230,7 +230,7 @@ class RingRecorder:
                 self._write_updates()
 
     def close(self, reason: str) -> None:
-        """Send a goodbye. The files stay, for the daemon to read them to the end."""
+        """Send a goodbye. The files stay, so that the daemon can read them to the end."""
         for listener in self._listeners:
             with self._failures.kept_from_the_host("record what waits for a device"):
                 listener.finish()

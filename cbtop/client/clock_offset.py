@@ -1,4 +1,4 @@
-"""Measure how far the clocks of a daemon's host are from those of this host.
+"""Measure the difference between the clocks of a daemon's host and of this host.
 
 We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). It read
 them between our question and its answer. We assume the middle, so the error is at most half of this time: the
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cbtop.protocol.messages import ClockReading
 
 EXCHANGES = 8  # A viewer stores at most this many of a daemon's answers.
-# The first questions, this many, are asked without a pause. Later ones are REFRESH_S apart.
+# This many questions follow each other without a pause at first. Later ones are REFRESH_S apart.
 FIRST_EXCHANGES = 4
 REFRESH_S = 5.0  # Seconds between two questions. A later answer is ignored.
 # Drift between two clocks in seconds per second. Quartz clocks may be off by 50e-6, in opposite directions.
@@ -23,7 +23,7 @@ _DRIFT_NS_PER_S = DRIFT * 1e9
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """The monotonic and the real-time clock of the daemon's host, each minus that of this host.
+    """The monotonic and the real-time clock of the daemon's host, each minus the same clock of this host.
 
     The error is at most `uncertainty_ns`.
     """

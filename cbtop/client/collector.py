@@ -61,7 +61,7 @@ class Collector:
 
     @property
     def trouble(self) -> str:
-        """Why there is no connection to the daemon. "" if there is one, or if the reason is unknown."""
+        """Why there is no connection to the daemon. "" if connected, or if the reason is unknown."""
         return self._subscriber.trouble
 
     @property
@@ -86,7 +86,7 @@ class Collector:
 
     @property
     def clock_offset(self) -> ClockOffset | None:
-        """How the clocks of the daemon's host differ from ours. None if not known yet."""
+        """Difference between the clocks of the daemon's host and ours. None if not known yet."""
         if self._same_boot:
             return SAME_CLOCK
         return self._exchange.estimate(time.perf_counter_ns())

@@ -17,7 +17,9 @@ Phase = tuple[str, str]  # key of an announcement: (phase without a warm-up suff
 
 @dataclass(slots=True)
 class AnnouncedContents:
-    """The newest announcement of each kind from one process. None, or no entry, if there was none."""
+    """The newest announcement of each kind from one process. A kind without an announcement is None or has no
+    entry.
+    """
 
     conditions: dict[str, str] = field(default_factory=dict)
     operations: dict[Phase, StepOperations] = field(default_factory=dict)

@@ -88,7 +88,7 @@ class Link:
 
     @property
     def clock_offset(self) -> ClockOffset | None:
-        """How the clocks of the daemon's host differ from ours. None if not known yet."""
+        """Difference between the clocks of the daemon's host and ours. None if not known yet."""
         return self._collector.clock_offset
 
     @property

@@ -16,8 +16,8 @@ class Links:
     """Connects to each of `endpoints`. Without any: to this user's daemon, which is started in this process if none
     runs.
 
-    If one daemon fails, the data of others is not affected. A daemon in this process remembers the last `history_s`
-    seconds. Raises EndpointError for an invalid address, and KeysError if an address on another host needs `keys`.
+    If one daemon fails, other data is not affected. A daemon in this process remembers the last `history_s` seconds.
+    Raises EndpointError for an invalid address, and KeysError if an address on another host needs `keys`.
     """
 
     def __init__(self, endpoints: Sequence[str], window_s: float, keys: ViewerKeys | None, history_s: float) -> None:
@@ -85,7 +85,7 @@ class Links:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The addresses without an answer so far, each with the reason. If it is unknown, with a hint for the
+        """The addresses that have not answered yet, each with the reason. If it is unknown, with a hint for the
         user.
         """
         silent = [link for link in self._links if not link.is_complete]

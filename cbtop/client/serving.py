@@ -1,4 +1,4 @@
-"""What a process announces that serves requests: the requests, the engine's load, and the engine's times."""
+"""The announcements of a process that serves requests: the requests, the engine's load, and the engine's times."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """How many records the process has written (`seen`), and how many of these were lost (`lost`), since the daemon
-    found it.
+    """Number of records since the daemon found the process: those that it wrote (`seen`), and those that were lost
+    (`lost`).
     """
 
     lost: int = 0
@@ -57,7 +57,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class SliceGrowth:
-    """How much the statistics grew in a finished slice of the window. Begin and end are on the clock of the source's
+    """The growth of the statistics in a finished slice of the window. Begin and end are on the clock of the source's
     host.
     """
 
@@ -113,7 +113,7 @@ class Window:
 
     @property
     def stored_slices(self) -> int:
-        """Number of stored slices, one of which may be older than the window."""
+        """Number of stored slices. One may be older than the window."""
         return len(self._slices)
 
     @property
@@ -183,7 +183,7 @@ class Window:
             for step in distinct(node[began]).tolist():
                 before_ns = grown[step] - int(inside_ns[node == step].sum())
                 if before_ns > 0:
-                    # A forged message may have long intervals, whose sums would overflow. So limit this time.
+                    # A forged message may have long intervals. Their sums would overflow. So limit this time.
                     one.before_ns[step] = min(before_ns, grown[step])
                 else:
                     one.before_ns.pop(step, None)
@@ -226,7 +226,7 @@ class Window:
 
     @property
     def losses(self) -> Losses:
-        """How many records were seen and lost in the window."""
+        """Numbers of seen and lost records in the window."""
         before, now = self._slices[self._first()].losses if self._slices else None, self._losses
         return Losses(now.lost - before.lost, now.seen - before.seen) if before and now else Losses()
 

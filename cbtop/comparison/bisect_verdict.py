@@ -6,8 +6,8 @@ runs.
 # - A commit is bad if it breaks a rule that BAD breaks, by the same brick. Other slowdowns do not count, because BAD
 #   no longer has them.
 # - A commit is good if the interval of BAD's largest slowdown ends below half of it.
-# - There is no such interval if BAD breaks a threshold, or if GOOD lacks the brick. Then a commit is good if it keeps
-#   all rules that BAD breaks.
+# - Such an interval is missing if BAD breaks a threshold, or if GOOD lacks the brick. Then a commit is good if it
+#   keeps all rules that BAD breaks.
 # - Any other commit is unclear. More runs may decide.
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cbtop.comparison.threshold_grammar import Threshold
 from cbtop.comparison.thresholds import judge
 
 LIKE_BAD = 0.5  # A good commit's slowdown is certainly smaller than this share of BAD's.
-# How the verdict's cause begins if several bricks or layers share a slowdown.
+# First words of the verdict's cause if several bricks or layers share a slowdown.
 _NO_SINGLE = "no single brick"
 _IN_LAYER = " in "  # text between the name of the brick and the name of the layer in a verdict's cause
 
@@ -65,7 +65,9 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """What became slower: a brick in all layers, a brick in one layer, or the whole step if `brick` is None."""
+    """Something that became slower: a brick in all layers, a brick in one layer, or the whole step if `brick` is
+    None.
+    """
 
     phase: str
     work: tuple[int | None, int | None]

@@ -24,7 +24,7 @@ from cbtop.units import number
 
 _SAME = 1e-9  # Smaller relative differences between numbers of calls are rounding errors.
 _LONG_BLOCKS = 15
-# By chance alone, the variance of long blocks is below this multiple of that of short blocks.
+# By chance alone, the variance of long blocks is below this multiple of the variance of short blocks.
 _BURSTS = 2.25
 # Standard deviation of a normal variable, divided by the median of its absolute value.
 _USUAL_OVER_MEDIAN = 1.4826
@@ -32,7 +32,7 @@ _USUAL_OVER_MEDIAN = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class CallsChange:
-    """How the calls per step changed. Chance alone changes them by at most `half`.
+    """The change of the calls per step. Chance alone changes them by at most `half`.
 
     `is_exact`: in both runs, all blocks have equally many calls per step. `is_new`: only the new run has calls, and
     not by chance.

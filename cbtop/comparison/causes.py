@@ -81,7 +81,7 @@ class GraphChange:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """What changed between two runs and may explain different times, as measured or reported. It proves no cause."""
+    """Changes between two runs that may explain different times, as measured or reported. They prove no cause."""
 
     conditions: tuple[ConditionChange, ...] = ()
     kernels: tuple[KernelChange, ...] = ()

@@ -31,7 +31,7 @@ _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 
 @dataclass(frozen=True, slots=True)
 class PlaceChange:
-    """How the time of a brick, a layer, or a brick in a layer changed, in µs per token (or step).
+    """The change of the time of a brick, a layer, or a brick in a layer, in µs per token (or step).
 
     If the number of calls did not change beyond noise, `change` is for the baseline's number. Otherwise it is for all
     calls, and `calls` is the change of their number.
@@ -228,7 +228,7 @@ def _is_most(part: Change, whole: Change) -> bool:
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
     """Return the baselines that match `now` best. Empty only if `bases` is empty.
 
-    Those of the same process come first, then of the same model, and among them those of the same rank.
+    Those of the same process come first, then of the same model, and among them baselines of the same rank.
     """
 
     def is_far(base: Snapshot) -> tuple[bool, bool, bool]:

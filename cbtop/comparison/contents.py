@@ -20,7 +20,7 @@ BESIDE = " › "  # separator in texts that name a place, such as `Layer 3 › D
 
 
 class PieceKind(StrEnum):
-    """What a piece of a step is, such as a brick or a kernel."""
+    """The kind of a piece of a step, such as a brick or a kernel."""
 
     LAYER = "layer"
     BRICK = "brick"
@@ -47,8 +47,8 @@ TRANSFERS = (Total.H2D, Total.D2H, Total.D2D)
 class Piece:
     """A piece of a step: a layer, brick, kernel or operation at one place.
 
-    `name` is "" if the piece is the layer or brick itself. The `dtype` of a brick is what it multiplies, that of an
-    operation is the type of its result ("": unknown).
+    `name` is "" if the piece is the layer or brick itself. The `dtype` of a brick is what it multiplies. The `dtype`
+    of an operation is the type of its result. "" means unknown.
     """
 
     kind: PieceKind
@@ -96,7 +96,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What Dynamo (the tracer of torch.compile) counted in a watched process."""
+    """Counts of Dynamo (the tracer of torch.compile) in a watched process."""
 
     compilations: int
     recompilations: int

@@ -24,7 +24,7 @@ _Pieces = Mapping[Piece, Range]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How the contents of two runs differ, equally in all of `layers`.
+    """A difference between the contents of two runs, the same in all of `layers`.
 
     `kind` is the kind of these pieces. If not `is_sure`, the runs may be equal here, and `text` says what is unknown.
     """
@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def first_place(self) -> str:
-        """Where the difference is, as text with only the first layer."""
+        """The place of the difference as text, with only the first layer."""
         return BESIDE.join(filter(None, (*self.layers[:1], self.brick)))
 
 

@@ -4,8 +4,8 @@ from records.
 
 # Rules
 # - The time of a step includes the time before it, without pauses. Warm-up steps are already excluded.
-# - A step takes longer with more cached positions. This is not drift. How much longer is taken from the baseline,
-#   because in a single run the cache grows while it drifts.
+# - A step takes longer with more cached positions. This is not drift. The size of this effect is taken from the
+#   baseline, because in a single run the cache grows while it drifts.
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Drift:
 
     @property
     def percent(self) -> float:
-        """How much the step time grows inside the new run, minus the base runs' growth, in percent. At least 0."""
+        """Growth of the step time inside the new run, minus the base runs' growth, in percent. At least 0."""
         least = 100 * (self.change.now - 1)
         return max(0.0, min(least, self.change.percent or 0.0))
 
@@ -111,7 +111,7 @@ def thirds_of(
 def drift_of(before: Sequence[Thirds], now: Sequence[Thirds], step: Figure | None, compared: int) -> Drift | None:
     """Return the new runs' drift compared with the base runs', or None if unknown.
 
-    `step` is the baseline's median step, whose slope is its growth with the cache. `compared` figures are tested
+    `step` is the baseline's median step. Its slope is the growth with the cache. `compared` figures are tested
     together.
     """
     if not (before and now):

@@ -68,7 +68,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a figure changed between two runs. Chance alone changes it by at most `half`, in either direction.
+    """The change of a figure between two runs. Chance alone changes it by at most `half`, in either direction.
 
     `own` is the change relative to all other bricks and layers, for example without a clock change. None if the
     common change is unknown.
@@ -80,7 +80,7 @@ class Change:
     medians_us: tuple[float, float] | None = None  # median of one call in µs, before and now
     # Two runs of the same program may differ by this percentage.
     least_percent: float = LEAST_PERCENT
-    error: float = 0.0  # standard error of the change, of which `half` is a multiple
+    error: float = 0.0  # standard error of the change; `half` is a multiple of it
     own: Change | None = None
 
     @property
@@ -94,7 +94,7 @@ class Change:
 
     @property
     def half_percent(self) -> float | None:
-        """How far chance alone may change the figure, in percent of `before`."""
+        """The largest change by chance alone, in percent of `before`."""
         return 100 * self.half / self.before if self.before > 0 else None
 
     @property
@@ -166,7 +166,7 @@ def figures(
     all places' times in each block. Errors and slopes are then also computed relative to it, because a clock may
     drift while a cache grows.
 
-    The mean is the ratio of the sums. Its error is that of batch means, by the linearised ratio (W. G. Cochran,
+    The mean is the ratio of the sums. Its error is the error of batch means, by the linearised ratio (W. G. Cochran,
     "Sampling Techniques", 1977, chapter 6). The correlation of neighbouring blocks is the median over all columns,
     corrected for bias (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), and
     at least zero.
@@ -302,9 +302,9 @@ def stretched(figure: Figure, by: float) -> Figure:
 def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
     """Return the change of a figure with an error that is far from normal, such as a p99.
 
-    Of two intervals, the wider one is used: from the learned scatter between runs, and from the errors inside the
-    runs. `change` would also multiply the error inside the new run by the quantile for few base runs. The error of
-    the ratio would be too small if a p99 jumps to the length of a pause.
+    There are two intervals, and the wider one is used: from the learned scatter between runs, and from the errors
+    inside the runs. `change` would also multiply the error inside the new run by the quantile for few base runs. The
+    error of the ratio would be too small if a p99 jumps to the length of a pause.
     """
     inside = _change(replace(before, runs=1, scatter=0.0), now, compared, 1, by_ratio=False)
     if before.runs == 1:

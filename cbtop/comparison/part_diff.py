@@ -214,7 +214,7 @@ class PartDiff:
 
     @property
     def is_longer_in_the_mean(self) -> bool:
-        """Whether only a few steps became longer: the mean time per unit grew beyond noise, but the typical time did
+        """Whether only a few steps became longer: the mean time per unit grew beyond noise, and the typical time did
         not.
         """
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)

@@ -7,7 +7,7 @@ own steps.
 #   wall-clock time since the first step after the warm-up. This includes waits and the steps of other phases. The
 #   rate in steps is divided by the time of the phase's own steps.
 # - A rate is stored as its inverse, the time of one token, because a mean over blocks exists for times only.
-# - Slow steps at the beginning are part of a rate. How much they vary is known only from several runs.
+# - Slow steps at the beginning are part of a rate. Only several runs show how much they vary.
 
 from __future__ import annotations
 

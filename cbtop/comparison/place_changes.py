@@ -1,6 +1,4 @@
-"""How a brick or layer changed between two runs. The time of its calls may change, and the number of calls per
-step.
-"""
+"""The change of a brick or layer between two runs: of the time of its calls, and of the number of calls per step."""
 
 # Rules
 # - If the calls per step did not change beyond noise, the typical call is judged. So a chance difference in calls
@@ -26,7 +24,7 @@ _ROUNDING = 1e-6  # Smaller differences between calls per step are rounding erro
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """How a brick or layer changed between two runs. None if a run has too few calls.
+    """The change of a brick or layer between two runs. None if a run has too few calls.
 
     `judged` is in µs per unit, for the baseline's number of calls, or for each run's own if this changed beyond
     noise. `call` is the change of a typical call in µs.
@@ -141,7 +139,9 @@ def _at_mean(figure: Figure | None, mean: float) -> Figure | None:
 
 
 def _cost(call: Figure, calls: Figure) -> Figure:
-    """Return the time of all calls in µs per step. Its error has those of the number and of the time of calls."""
+    """Return the time of all calls in µs per step. Its error combines the errors of the number and of the time of
+    calls.
+    """
 
     def both(of_call: float, of_calls: float) -> float:
         return sqrt((of_call * calls.mean) ** 2 + (of_calls * call.mean) ** 2)

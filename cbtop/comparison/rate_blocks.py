@@ -71,7 +71,7 @@ class RateBlocks:
         self.began_ns: int | None = None  # when the first step after the warm-up began
         self._each = STEPS_A_BLOCK
         self._blocks = [RateBlock()]
-        self._reached_ns = 0  # when the last step so far ended
+        self._reached_ns = 0  # when the last step ended
         self._reached_by: dict[int, int] = {}  # step node of a phase -> end of its last step
 
     def take(self, steps: EndedSteps, warm_ups: set[int]) -> None:

@@ -92,7 +92,7 @@ def _ratio(changed: Change, amounts: float, more: str) -> Measure:
 
 
 def _interval(rate: float, part: float) -> tuple[float, float]:
-    """Return the interval of a rate whose time chance may change by the relative amount `part`.
+    """Return the interval of a rate. Chance may change its time by the relative amount `part`.
 
     It is symmetric in the logarithm, because times and rates are never negative.
     """

@@ -57,7 +57,7 @@ def _by_layer(places: Places, brick: Brick) -> dict[str | None, PlaceTimes]:
 
 def _slot(order: list[Brick], brick: Brick, other: list[Brick]) -> tuple[Brick | None, int]:
     """Return a brick's position in `order` as (nearest earlier brick that is also in `other`, distance from it).
-    None: there is no such brick.
+    None: no such brick exists.
     """
     at = order.index(brick)
     known = max((before for before in range(at) if order[before] in other), default=-1)

@@ -63,9 +63,7 @@ class RunDiff:
 
     @property
     def alone_percent(self) -> float:
-        """How much of the new run's time is in steps that are not compared (`alone` and `alone_short`), in
-        percent.
-        """
+        """Part of the new run's time in steps that are not compared (`alone` and `alone_short`), in percent."""
         whole_us = self.now.time_us
         own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
         return 100 * own_us / whole_us if whole_us else 0.0
@@ -127,7 +125,7 @@ def diff_of(
 ) -> RunDiff:
     """Return the changes from the mean of `bases` to the mean of `news`, as in `diff`.
 
-    Of fewer than MIN_LEARNED runs, the first is used. Without a baseline, pass the same object twice.
+    With fewer than MIN_LEARNED runs, the first is used. Without a baseline, pass the same object twice.
     """
     base = together(bases)
     now = base if news is bases else together(news)

@@ -32,7 +32,7 @@ _Work = tuple[str, tuple[int | None, int | None]]
 def together(runs: Sequence[Run]) -> Run:
     """Return the mean of the runs with their scatter. With fewer than MIN_LEARNED runs, return the first run.
 
-    Of two runs, the first gets the steps and bricks that only the second has.
+    If there are two runs, the first gets the steps and bricks that only the second has.
     """
     if len(runs) < MIN_LEARNED:
         return runs[0] if len(runs) == 1 else _first_of_two(*runs)

@@ -133,7 +133,7 @@ class MissingPart:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a fixed amount of work took on the machine, while the program did not run."""
+    """The time of a fixed amount of work on the machine, while the program did not run."""
 
     cache_us: float  # time of a fixed amount of arithmetic on data in a cache, in µs
     memory_us: float  # reading a fixed amount of data, larger than the caches, in µs

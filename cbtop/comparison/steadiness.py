@@ -20,7 +20,7 @@ MAX_BLIND_PERCENT = 100.0  # The result is unsure if only changes above this per
 def steadiness(part: PartDiff) -> list[tuple[Judged, int]]:
     """Judge whether a run drifts, and whether it has longer calls than the baseline.
 
-    A figure that one side lacks is not judged. Each result comes with the number of base runs behind it.
+    A figure that one side lacks is not judged. Each result comes with its number of base runs.
     """
     found = []
     if part.drift is not None:

@@ -108,7 +108,7 @@ class StepBlocks:
         return {work: pile.blocks for work, pile in self._piles.items()}
 
     def count_of(self, work: StepWork) -> int:
-        """Return the number of all steps with this work, with those of the unfinished block."""
+        """Return the number of all steps with this work, with the steps of the unfinished block."""
         pile = self._piles[work]
         return sum(block.steps for block in pile.blocks) + pile.steps
 

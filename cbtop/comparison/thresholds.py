@@ -60,7 +60,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """Return a result for each brick, layer or step of a threshold. Raises UsageError if there are none."""
+    """Return a result for each brick, layer or step of a threshold. Raises UsageError without any."""
     threshold = _of_step(threshold, found)
     name = threshold.names[-1]
     if is_of_records(threshold.names, threshold.unit):

@@ -4,8 +4,8 @@ It is a separate process (`cbtop daemon`). A viewer that finds none runs one in 
 know about it: it may start late, die and return.
 
 Rules of discovery
-- At most MAX_SOURCES processes are watched: running ones first, then those that ended last. Files of others stay on
-  the disk.
+- At most MAX_SOURCES processes are watched: running ones first, then those that ended last. Other files stay on the
+  disk.
 - The files of a process are deleted KEEP_ENDED_S after the daemon noticed its end. The oldest are deleted earlier if
   all ended processes together exceed the limits of `cbtop.protocol.ended`.
 - Each round opens at most LOOKS_AT_ONCE new processes, those that probably run first. Listing the files takes at most
@@ -373,7 +373,7 @@ class Daemon:
         """
         self.publish()
         for source in self.sources.values():
-            # A source whose catalog is still being read is published once the catalog is complete.
+            # The catalog of this source is still being read. The source is published once it is complete.
             if source.state is SourceStatus.LIVE and not source.is_behind:
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:

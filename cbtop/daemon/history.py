@@ -1,4 +1,4 @@
-"""Keep the daemon's messages of the last minutes, as frames like those of a recording."""
+"""Keep the daemon's messages of the last minutes, as frames, like a recording."""
 
 from __future__ import annotations
 

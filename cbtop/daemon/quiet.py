@@ -55,7 +55,7 @@ class QuietWatch:
     def look(self, now_ns: int) -> None:
         """Read the threads if the process has been quiet for MIN_QUIET_NS, or if no thread ever reported a brick.
 
-        An ended thread, such as that of a request, has left the ring.
+        An ended thread, for example of a request, has left the ring.
         """
         if self._moved_ns is None:
             self._moved_ns = now_ns

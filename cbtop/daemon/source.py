@@ -198,14 +198,14 @@ class Source:
         return list(batches(self.key, first, produced, fresh)) if produced > first else []
 
     def pass_over_records(self) -> None:
-        """Skip all records that were read so far, for the next call of `records`."""
+        """Make the next call of `records` skip all records that were read until now."""
         self._fresh, self._handed_out = [], self._ring.read_to
 
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """Return all data of the source for a new viewer.
 
-        Keyframes repeat it for viewers that lost messages. While a long catalog is being read, there are no
-        statistics, because a viewer's window begins with the first ones.
+        Keyframes repeat it for viewers that lost messages. While a long catalog is being read, the statistics are
+        left out, because a viewer's window begins with the first ones.
         """
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
@@ -249,7 +249,7 @@ class Source:
         here = self.hello.pid_namespace == pid_namespace()
         step = int(self.nodes.step_of[last])
         if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.running.is_open(step, lane):
-            # By the records, this step has begun and not ended. So it is where the process is stalled.
+            # By the records, this step has begun and not ended. So the process is stalled in this step.
             quiet = replace(quiet, in_flight=step)
         return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
 

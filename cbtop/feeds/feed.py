@@ -1,4 +1,4 @@
-"""The feed: a viewer's links to daemons, and the views of their data, for the TUI and headless commands."""
+"""The feed: a viewer's links to daemons, and the views of their data. The TUI and headless commands use it."""
 
 from __future__ import annotations
 
@@ -504,7 +504,7 @@ def _machines(sources: Iterable[FeedSnapshot]) -> tuple[MachineView, ...]:
 def _training_of_rank(
     seen: Mapping[str, FeedSnapshot], record: SourceRecord, view: SourceView
 ) -> TrainingView | None:
-    """Return the training steps in `view`, with their communication compared with that of the job's other ranks."""
+    """Return the training steps in `view`, and compare their communication with the job's other ranks."""
     training = view.training
     if training is None or training.communication is None or view.phase is None:
         return training

@@ -93,7 +93,7 @@ class KernelRequest:
 
 
 def live_source(ring: Path) -> Source | None:
-    """Return the source of a ring. None if its process has ended or is another user's."""
+    """Return the source of a ring. None if its process has ended or belongs to another user."""
     try:
         if not runs(ring):
             return None

@@ -39,7 +39,8 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
 
 
 def remembered(feed: Feed) -> list[ReplayFeed]:
-    """Return the history of each daemon of `feed`, for the sources in `feed`, at its last moment and without curves.
+    """Return the history of each daemon of `feed`, limited to the sources in `feed`, at its last moment and without
+    curves.
 
     Blocks for some time if a daemon does not answer. The caller must close the results.
     """
@@ -62,7 +63,9 @@ def _opened(
     selected: tuple[str, ...],
     curves_s: float = HISTORY_S,
 ) -> ReplayFeed:
-    """Open a daemon's history from a temporary file, which is deleted at once so that no error leaves it behind."""
+    """Open a daemon's history from a temporary file, which is deleted at once, so that it does not remain after an
+    error.
+    """
     with TemporaryDirectory(prefix="cbtop-") as directory:
         saved = save_history(endpoint, keys, Path(directory))
         return ReplayFeed(saved.path, window_s, selected=selected, is_history=True, curves_s=curves_s)

@@ -35,7 +35,7 @@ class Marks:
         self._judged: dict[tuple[str, str | None, bool], tuple[int, dict[str, int]]] = {}
 
     def forget_before(self) -> None:
-        """Forget the state before a gap in the data. Begins and ends in the gap are no events, because their time is
+        """Forget the state before a gap in the data. Begins and ends in the gap are not events, because their time is
         unknown.
         """
         self._known = None

@@ -24,7 +24,7 @@ SLACK = 1.1
 # A jump starts this many ns too early, and stores copies of the store on its way. So small steps back in time are
 # fast.
 STEPS_BACK_NS = 15_000_000_000
-# A timeline shows the records of this many ns. Of an ended process, the last ones.
+# A timeline shows the records of this many ns. For an ended process, these are the last ones.
 RECENT_NS = 10_000_000_000
 RANGE_RECENT_NS = 60_000_000_000  # In a chosen range, a timeline shows the records of this many ns.
 
@@ -55,7 +55,7 @@ class Playback:
         curves_s: float,
     ) -> None:
         self.store = Store(window_s)
-        self.touched = 0  # number of frames decoded so far
+        self.touched = 0  # number of frames that were decoded
         self.refused: set[int] = set()  # offsets of frames with messages that cannot be decoded
         self.reason = ""  # the reason why the latest undecodable message was rejected
         self.marks = Marks(reader.begin_ns)
@@ -161,7 +161,7 @@ class Playback:
 
     @property
     def on_its_way(self) -> float | None:
-        """How much of the move to the target is done (0 to 1). None at the target."""
+        """Completed part of the move to the target (0 to 1). None at the target."""
         way_ns = self.target_ns - self._begun_ns
         return None if self.is_there else (self.at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
 
@@ -206,7 +206,7 @@ class Playback:
         """Read the last records before the current moment, up to the frame at offset `until`. Return the offset of
         the next frame.
 
-        Of an ended source, the last records before its end, if a jump reaches it.
+        For an ended source, these are the last records before its end, if a jump reaches it.
         """
         behind_ns = self.store.heard_ns - self._said_ns
         sources = self.store.sources.items()

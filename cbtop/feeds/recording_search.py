@@ -35,9 +35,9 @@ class RecordingSearch:
     def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
         """Return the moment `steps` steps of the source `key` after `from_s`, and how many steps were found.
 
-        Negative: before. For merged sources, the steps of all count. Without a `key`, or without its data, those of
-        any source. The search covers five minutes. All steps in an update count as one, and there are four updates a
-        second.
+        Negative: before. For merged sources, the steps of all count. Without a `key`, or without its data, the steps
+        of any source count. The search covers five minutes. All steps in an update count as one, and there are four
+        updates a second.
         """
         from_ns = moment_ns(self._reader, from_s)
         # This source does not exist yet at the moment, so count any source's steps.
@@ -60,7 +60,7 @@ class RecordingSearch:
             return list(islice((at_ns for at_ns in chain([first], told) if at_ns > from_ns), steps))
         for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
             moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
-            # The oldest time is that of the first update that was read, not of a step.
+            # The oldest time belongs to the first update that was read, not to a step.
             if len(moments) > 1 - steps:
                 break
         # Skip the last update before `from_ns`, which is already shown.

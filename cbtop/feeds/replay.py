@@ -145,16 +145,16 @@ class ReplayFeed(StoreViews):
 
     @property
     def on_its_way(self) -> float | None:
-        """How much of the move to the target is done (0 to 1). None at the target."""
+        """Completed part of the move to the target (0 to 1). None at the target."""
         return self.playback.on_its_way
 
     @property
     def marks(self) -> Mapping[int, Mark]:
-        """The notable events by second, as far as the recording was read."""
+        """The notable events by second, in the part of the recording that was read."""
         return self.playback.marks.found
 
     def watched(self) -> TimeView:
-        """Return the time bar of the whole recording, with notable events as far as it was read."""
+        """Return the time bar of the whole recording, with notable events in the part that was read."""
         return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
 
     def follow_records(self, on: bool) -> None:

@@ -96,7 +96,9 @@ class _Made:
         return Compiled(compiled.compilations, compiled.recompilations, breaks)
 
     def _place(self, number: int) -> str:
-        """Return where a node is, such as `Layer 3 › Activation act_fn`. Outside of bricks, the phase of its step."""
+        """Return the place of a node, such as `Layer 3 › Activation act_fn`. Outside of bricks, the phase of its
+        step.
+        """
         if self._node(number) is None:
             return ""
         layer, brick, label = self._names.piece_of(number).place

@@ -39,7 +39,7 @@ from cbtop.viewmodels.stall import StallKind, stall_view
 class _Read:
     """What is collected of one process while a recording is read.
 
-    `gpus` and `host` are device samples with their times. `ran` is the last heartbeat in which the process was live.
+    `gpus` and `host` are device samples with their times. `ran` is the last heartbeat with the process live.
     """
 
     seen: FeedSnapshot

@@ -102,9 +102,7 @@ class BrickRow:
 
     @property
     def budget_used_percent(self) -> float | None:
-        """How much of the budget (µs per token) the brick uses, in percent. None without a budget or a measured
-        token.
-        """
+        """Used part of the budget (µs per token), in percent. None without a budget or a measured token."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return 100.0 * self.us_per_token / self.budget_us_per_token
@@ -136,7 +134,7 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """What limits the brick's speed: `memory` or `compute`.
+        """The limit of the brick's speed: `memory` or `compute`.
 
         It is `latency or overhead` if the rate is far below all roofs, and `several at once` if steps that run at the
         same time share the roofs.

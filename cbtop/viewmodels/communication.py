@@ -24,8 +24,8 @@ class ExposedRow:
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """How long a rank waits for communication, divided into the communication itself and the wait for other ranks
-    (derived).
+    """The time that a rank waits for communication, divided into the communication itself and the wait for other
+    ranks (derived).
 
     All ranks of the job are compared. The last rank to arrive waits for nobody else, so its whole time is
     communication.

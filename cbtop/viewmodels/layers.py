@@ -136,8 +136,8 @@ class LayersView:
     def stands_out(self, row: LayerRow) -> int:
         """Return how many peers of `row` are odd (conspicuously slow), with `row` itself. 0 if `row` is not odd.
 
-        A peer counts if its excess over the median is at least half that of `row`. If too many count, the result is
-        0, because the model is then built that way.
+        A peer counts if its excess over the median is at least half the excess of `row`. If too many count, the
+        result is 0, because the model is then built that way.
 
         The first layer of a stack runs with cold caches, so it does not count for other layers. cbtop's code is cold
         there, too, so this layer must exceed the limit by FIRST_US for each brick. In a training step it is never

@@ -9,7 +9,7 @@ from cbtop.client.source_record import SourceRecord
 
 @dataclass(frozen=True, slots=True)
 class LossView:
-    """What happened to the records of a source. Always: produced == received + dropped.
+    """Counts of the records of a source. Always: produced == received + dropped.
 
     `dropped` includes `rejected` records (with an unknown node), `on_the_wire` records (which come with the next
     update), and overwritten records. Those that were overwritten before the daemon first read the ring are

@@ -22,7 +22,7 @@ Z_95 = 1.96
 
 @dataclass(frozen=True, slots=True)
 class StampCost:
-    """How many ns a replay takes longer because of one stamp (never negative), and the error of this figure."""
+    """The additional ns of a replay because of one stamp (never negative), and the error of this figure."""
 
     cost_ns: float
     error_ns: float

@@ -107,7 +107,8 @@ class CapturedGraph:
         # Clones with stamps inside, and the plans of their stamps. The clones take turns. Empty before the first
         # replay with stamps.
         self.variants: list[tuple[StampedGraph, StampPlan]] = []
-        self._ends: StampedGraph | None = None  # a clone with stamps only at its ends, for a graph with few stamps
+        # A clone with stamps only at its ends; used if the graph has few stamps.
+        self._ends: StampedGraph | None = None
         self._turn = 0
         self._stamped_since = 0  # number of replays with stamps since the last replay without stamps
         # Number of steps since the last recorded step that were lost. Too many steps were waiting, or their times

@@ -128,7 +128,7 @@ class Capture:
 
     @property
     def position(self) -> _Position:
-        """Where the caller is among the calls, like `Path.position`. Its step is None outside of this capture."""
+        """The caller's position among the calls, like `Path.position`. Its step is None outside of this capture."""
         return _Position(self if capture_here() is self else None, self.innermost)
 
     @property

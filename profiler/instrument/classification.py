@@ -75,7 +75,7 @@ KNOWN_NAMES |= {"BackwardEnd", "GradientSync", "Loop", "Loss", "Optimizer"}
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What the rules know of a module, without torch.
+    """A module as the rules see it, without torch.
 
     `path` is the module's name in the model (`model.layers.3.self_attn.q_proj`). `classes` are the class names of the
     module and the modules around it, innermost first. `siblings` are the names of the other modules in its parent.

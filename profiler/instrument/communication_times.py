@@ -12,7 +12,7 @@ OTHERS = "others"
 
 
 class StepCommunication:
-    """How long a training step waited for communication, and how long communication overlapped with computation."""
+    """The time that a training step waited for communication, and the overlap of communication with computation."""
 
     __slots__ = ("overlapped_ns", "unknown", "waits_ns")
 

@@ -107,7 +107,9 @@ class Compilations:
             log_own_error(error, "a compilation is not told of")
 
     def _take_breaks(self) -> bool:
-        """Count the graph breaks since the last call, for the node that runs now. Returns whether there were any."""
+        """Count the graph breaks since the last call, and assign them to the node that runs now. Returns whether
+        there were any.
+        """
         counters = getattr(sys.modules.get(f"{DYNAMO}.utils"), "counters", None) or {}
         now = Counter({str(reason): int(count) for reason, count in dict(counters.get("graph_break", {})).items()})
         before, self._seen = self._seen, now

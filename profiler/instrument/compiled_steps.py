@@ -38,7 +38,7 @@ _FLAG = "_is_compiling_flag"
 def _roles() -> dict[str, int]:
     """Return the role of each argument that `describe` reads, by name.
 
-    A role is a number. It says whether the argument has tokens, a cache, or something else. Of several arguments of
+    A role is a number. It says whether the argument has tokens, a cache, or something else. If several arguments have
     one sort, `describe` uses the one with the lowest number.
     """
     ranked = [(name, rank) for rank, name in enumerate(phases.TOKENS)]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How a model is timed, and what its times mean."""
+    """The method of timing a model, and the meaning of its times."""
 
     path: Path
     backend: str = ""  # the backend in the names of the model's bricks; "" on a CPU

@@ -78,7 +78,7 @@ MOST_APART = 4  # compare a recorded step only with a plain step that is at most
 
 
 class Sort(IntEnum):  # an IntEnum, because hashing members of other enums runs Python code
-    """What recording adds to the time of a step.
+    """The sorts of steps, by the time that recording adds.
 
     PLAIN: nothing. RECORDED: the step is recorded. AFTER: the step removes the timed calls. BESIDE: a step in another
     thread is recorded at the same time.

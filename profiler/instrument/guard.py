@@ -71,7 +71,7 @@ READ_EVERY_NS = 100_000_000  # ns between two readings of the flags of a capture
 
 
 class GuardedModel(Protocol):
-    """What the guard needs of a model's steps."""
+    """The parts of a model's steps that the guard uses."""
 
     calls: Sequence[BrickCall]
     model: str
@@ -208,7 +208,7 @@ class Guard:
     # --- steps
 
     def note_arguments(self, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Find the padding mask among the arguments of the model, for the next `begin`."""
+        """Find the padding mask among the arguments of the model. The next `begin` uses it."""
         guarded_here().mask = mask_in(names, args, kwargs)
 
     def begin(self, owner: object, phase: str, *, is_counted: bool = True, is_watched: bool) -> None:

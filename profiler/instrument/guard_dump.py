@@ -21,7 +21,7 @@ PLAIN = bool, int, float, str, type(None)
 def dump(directory: str, name: str, facts: dict[str, object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path:
     """Save the arguments of a call, and `facts` about it, as the file `name`.pt. Returns its path.
 
-    Tensors are copied to the host's memory. Of values that are not plain, only the name of the type is saved. Raises
+    Tensors are copied to the host's memory. A value that is not plain is replaced by the name of its type. Raises
     ValueError if the tensors have more than MAX_DUMP_BYTES, and OSError.
     """
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors_of((args, kwargs)))

@@ -33,7 +33,7 @@ Range = tuple[float, float]  # the smallest and the largest value of a tensor
 
 
 class Flag(NamedTuple):
-    """Where the smallest and the largest value of one tensor are: in row `row` of `flags`."""
+    """The place of the smallest and the largest value of one tensor: row `row` of `flags`."""
 
     flags: FlagArray
     row: int

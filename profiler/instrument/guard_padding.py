@@ -31,7 +31,7 @@ _OTHER_STACK = "decoder", "tgt", "memory", "label"  # names of a decoder's argum
 
 
 class Hiding(Enum):
-    """Which tensors of a module may contain padding."""
+    """The tensors of a module that may contain padding."""
 
     NEVER = "none"
     BY_SHAPE = "those with the axes of the mask, if no other axis has the same length"

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class CallGuard(Protocol):
-    """What a `GuardedCall` needs of the guard. No method may raise, except an error of the host's signal handler."""
+    """The parts of the guard that a `GuardedCall` uses. No method may raise, except an error of the host's signal
+    handler.
+    """
 
     @property
     def is_gone(self) -> bool: ...

@@ -122,7 +122,7 @@ class HostCalls(Capture):
 
 
 class HostSteps:
-    """How long the host took to launch bricks in the newest KEPT steps."""
+    """The time that the host took to launch bricks, in the newest KEPT steps."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[Hashable, Times]] = deque(maxlen=KEPT)

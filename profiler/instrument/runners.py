@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What cbtop must know about an engine. The engine's file in this folder defines it."""
+    """The facts about an engine that cbtop needs. The engine's file in this folder defines it."""
 
     name: str
     model_of: Callable[[Any], nn.Module]
@@ -83,7 +83,7 @@ def once_there(
 ) -> None:
     """When `module` is imported, wrap methods of its class `kind`. `wrappers` has a wrapper for each method's name.
 
-    The first method must exist. The others are wrapped if they exist.
+    The first method must exist. The rest are wrapped if they exist.
     """
 
     def wrap() -> None:

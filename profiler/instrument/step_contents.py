@@ -62,7 +62,7 @@ def ask_for_modes(ask_by: Callable[[Callable[[], int]], object]) -> None:
 
 
 class CountedModel(Protocol):
-    """What counting needs of a model's steps."""
+    """The parts of a model's steps that counting uses."""
 
     model: str
     path: HotPath | Path

@@ -113,7 +113,7 @@ class TimedModel(ABC):
         self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
         self.own: OwnOperations | None = None  # operations that the model runs outside of its children's calls
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
-        self._first_forwards = 0  # number of calls so far that may be forward passes of the first training step
+        self._first_forwards = 0  # number of calls that may have been forward passes of the first training step
         self.in_python = False  # whether Python handles the model's calls, although the hot path is compiled
         # True: calls of the model's runner are the steps; False: calls of the model itself
         self.is_of_runner = False
@@ -128,7 +128,7 @@ class TimedModel(ABC):
         self._adapted: ref[nn.Module] | None = None  # the layer to check for changed adapters
         self.trains = False  # whether the process trains (it computes gradients between the model's steps)
         self.weight_version: int | None = None  # how often the first weight that requires a gradient was changed
-        self.looks = 0  # number of recorded steps so far
+        self.looks = 0  # number of recorded steps
         self.look_every = LOOK_EVERY  # one recorded step in this many checks the model for changes
         # Whether the wrappers that time calls are in place. None: perhaps only some.
         self.calls_are_in: bool | None = False

@@ -135,7 +135,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if len(shape) > 2:
         return _work_of_matrices(module, rows, mode)
     if home_of_class(type(module)) == _TORCHS and len(shape) == 2 and all(shape):
-        rows, columns = shape  # the attributes may differ from the real sizes, so use those of the weights
+        rows, columns = shape  # the attributes may differ from the real sizes, so use the sizes of the weights
     itemsize, dtype = _types(module, mode)
     if not itemsize:
         return Work(flops_per_element=2 * rows, dtype=dtype)

@@ -138,7 +138,7 @@ def follow_host(module: nn.Module) -> None:
 
 
 class TimedSteps(Protocol):
-    """What the wrappers need of a model's steps."""
+    """The parts of a model's steps that the wrappers use."""
 
     path: HotPath | Path
     model: str

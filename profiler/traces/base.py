@@ -1,4 +1,4 @@
-"""What all traces have in common: their configuration, and the named numbers of a summary."""
+"""The common parts of all traces: their configuration, and the named numbers of a summary."""
 
 # NumPy is not imported here, because code that only chooses traces should not load it.
 

@@ -116,7 +116,7 @@ def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
 
 
 def _most_likely(logits: NDArray[Any], count: int) -> list[int]:
-    """Return the `count` tokens with the largest logits, largest first. Of equal logits, the smaller id comes
+    """Return the `count` tokens with the largest logits, largest first. If logits are equal, the smaller id comes
     first.
     """
     unsorted = np.argpartition(-logits, min(count, logits.size) - 1)[:count]

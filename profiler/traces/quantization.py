@@ -33,7 +33,7 @@ class ErrorSource(Enum):
         # the exact product with activations in Q8_0, which the model itself does not use
         "if activations were Q8_0"
     )
-    # the exact product with the quantised weights, compared with that of the float weights
+    # the exact product with the quantised weights, compared with the product of the float weights
     WEIGHTS = "weights"
 
 

@@ -1,5 +1,5 @@
-"""What all device samplers share: their interface, a class for the figures of a device, and one that makes rates from
-counters.
+"""The common parts of all device samplers: their interface, a class for the figures of a device, and one that makes
+rates from counters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sampler(Protocol):
 
 
 class NotKnownError(Exception):
-    """A figure of a device is not available, for the reason in the message."""
+    """A figure of a device is not available. The message has the reason."""
 
 
 class Rates:

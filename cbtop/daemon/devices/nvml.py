@@ -52,7 +52,7 @@ IDLE = 0x001  # This bit means that the device is idle. Then it is not reported 
 
 
 class LostError(Exception):
-    """One or all GPUs have stopped answering, for the reason in the message."""
+    """One or all GPUs have stopped answering. The message has the reason."""
 
 
 class Nvml:
@@ -166,7 +166,7 @@ class Nvml:
                 uuid, name = api.nvmlDeviceGetUUID(handle), api.nvmlDeviceGetName(handle)
                 yield self._device(handle, uuid, DeviceKind.MIG, index, name, part_of=gpu_uuid)
             except (api.NVMLError, LostError) as error:
-                # "not found": there is no MIG device at this index.
+                # "not found": this index has no MIG device.
                 if getattr(error, "value", None) != api.NVML_ERROR_NOT_FOUND:
                     place = f"{gpu_uuid}/{index}"
                     yield Device(place, DeviceKind.MIG, index, "MIG", gpu_uuid, trouble=_words(error))
@@ -229,7 +229,7 @@ class Nvml:
         return self._rates.per_second((uuid, field), now_ns, found.value.ullVal * 1024.0)
 
     def _processes(self, handle: Any, uuid: str, told: Figures) -> tuple[DeviceProcess, ...]:
-        """Return the processes on the device. () if the driver's pids are not those of our pid namespace."""
+        """Return the processes on the device. () if the driver's pids are not valid in our pid namespace."""
         api, asked = self._api, Figures(self._reason)
         asked.ask("compute", lambda: api.nvmlDeviceGetComputeRunningProcesses(handle))
         asked.ask("graphics", lambda: api.nvmlDeviceGetGraphicsRunningProcesses(handle))
