@@ -1,7 +1,7 @@
-"""`cbtop run`: start a program and show its torch models, without changing the program.
+"""`cbtop run`: start an unchanged program and show its torch models.
 
-Every import delays the program. If the command line has only `--quiet` and options with a value, this module imports
-only os and modules that Python has already loaded. Otherwise it also imports argparse and the modules of the screen.
+Every import delays the program. For `--quiet` and options with a value, this module imports only os and modules that
+Python has already loaded, and otherwise also argparse and the screen.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool, str | None] | None:
-    """Parse a command line that has only options with a value, `--quiet`, `--guard=WHAT`, `--` and COMMAND.
+    """Parse a command line of options with a value, `--quiet`, `--guard=WHAT`, `--` and COMMAND, for `become`.
 
-    Returns the arguments of `become`. Returns None for any other command line, because that needs argparse.
+    None for any other command line, because that needs argparse.
     """
     given = {name: default for name, (_, default, _) in OPTIONS.items()}
     given[GUARD] = None
@@ -155,11 +155,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def become(command: list[str], overhead_percent: float, record: str | None, quiet: bool, guard: str | None) -> int:
-    """Replace this process by `command`. If `record` is not None, the run is recorded into that file.
+    """Replace this process by `command`, and record the run into the file `record`, if given.
 
-    Returns an exit code only if the command cannot be run. With `quiet`, no summary is printed when the command ends.
-    `guard` is the setting of the guard (the check for wrong values such as NaN). If it is None, the setting in the
-    environment is used.
+    Returns an exit code only if the command cannot be run. `quiet` prints no summary at the end. `guard` is the
+    setting of the guard (the check for wrong values such as NaN). None: the setting in the environment.
     """
     said = []
     if isolating := isolating_option(command):
@@ -181,11 +180,11 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
         _say(f"no recorder could be started: {error.strerror}")
         return 1
     if additions and not quiet:
-        # If no descriptor, process or disk space is left, the process for the summary cannot be made. Run the command
-        # without a summary then.
+        # Without a free descriptor, process or disk space, there is no process for the summary. Run the command
+        # without one.
         with suppressed(OSError):
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
-    for line in said:  # Print these lines only now, because nothing can keep the command from running any longer.
+    for line in said:  # From here on nothing stops the command from running, so print these lines.
         _say(line)
     # Python ignores SIGPIPE and SIGXFSZ. An ignored signal would stay ignored in the command, so restore the
     # defaults.
@@ -216,7 +215,7 @@ def _execute(command: list[str]) -> NoReturn:
 
 
 def _has_pythons_locale() -> bool:
-    """Return whether Python itself, and not the user, has set LC_CTYPE. Python may do so when it starts (PEP 538)."""
+    """Return whether LC_CTYPE was set by Python at its start (PEP 538), not by the user."""
     if os.environ.get("LC_CTYPE") not in PYTHONS_LOCALES:
         return False
     with suppressed(OSError), open("/proc/self/environ", "rb") as given:
@@ -225,11 +224,11 @@ def _has_pythons_locale() -> bool:
 
 
 def _record_beside(path: str) -> bool:
-    """Start a recorder that ends with this process, and wait until the recording has begun.
+    """Start a recorder that ends with this process, and wait until it has begun. Returns False if it fails.
 
-    Returns False if the recorder fails. The recorder is detached, so the command has no unexpected child. The
-    recorder has its own session, so typed keys do not reach it. The recorder reports its start on a separate
-    descriptor. Stdout may already contain text that a `sitecustomize` or a .pth file has printed.
+    It is detached, so that the command has no unexpected child, and has its own session, so that typed keys do not
+    reach it. It reports its start on a separate descriptor, because stdout may have text of a `sitecustomize` or a
+    .pth file.
     """
     begun, says = os.pipe()
     os.set_inheritable(says, True)
@@ -247,12 +246,12 @@ def _record_beside(path: str) -> bool:
 def _summarize_at_end(mark: str, record: str | None) -> None:
     """Start a process that prints a summary of the run when the command ends. Raises OSError if it cannot be started.
 
-    The new process is not a child of the command. The new process waits on a FIFO, which is next to the file that
-    marks the run. It imports no module until a process of the run has recorded a step.
+    It is not a child of the command. It waits on a FIFO next to the file that marks the run. It imports no module
+    until a process of the run has recorded a step.
     """
     path, pid = mark + END_SUFFIX, os.getpid()
     os.mkfifo(path, 0o600)
-    # The descriptors `fifo` and `command` are close-on-exec, so this process need not close them.
+    # `fifo` and `command` are close-on-exec.
     fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         command = os.pidfd_open(pid)
@@ -268,11 +267,11 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
 
 
 def _is_detached_child() -> bool:
-    """Fork a process that is not our child and has its own session. Returns True in the new process.
+    """Fork a process that is not our child and has its own session. Returns True in the new process. It has an empty
+    stdin and stdout.
 
-    The new process has an empty stdin and stdout. A short-lived child of this process makes the new process and ends
-    at once. SIGCHLD is ignored meanwhile. Otherwise the CPU time of the short-lived child would count as time of our
-    children.
+    A short-lived child of this process makes it and ends at once. Meanwhile SIGCHLD is ignored, so that the child's
+    CPU time does not count as time of our children.
     """
     before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
     try:
@@ -297,10 +296,10 @@ def _is_detached_child() -> bool:
 
 
 def isolating_option(command: Sequence[str]) -> str:
-    """Return the option that keeps Python from importing cbtop, such as `-I`, or "" without one.
+    """Return the option that keeps Python from importing cbtop, such as `-I`, or "".
 
-    The option may be in `command` or in the first line of its script. Python need not be the first word of the
-    command, as in `env A=B python -I`.
+    It may be in `command` or in the first line of its script. Python need not be the first word (`env A=B python
+    -I`).
     """
     words = list(command)
     if not any(map(_is_python, words)):
@@ -363,9 +362,7 @@ def _additions(overhead_percent: float) -> dict[str, str]:
 
 
 def _is_of_a_killed_run(name: str, namespace: int) -> bool:
-    """Return whether `name` is the name of a file in the runtime directory that was left by a killed run: its mark or
-    its FIFO.
-    """
+    """Return whether this is a file that a killed run left in the runtime directory: its mark or its FIFO."""
     kind, *numbers = name.removesuffix(END_SUFFIX).split("-") if len(name) <= MAX_MARK_CHARS else [""]
     if kind != "run" or len(numbers) != 3 or not all([each.isascii() and each.isdecimal() for each in numbers]):
         return False
@@ -374,8 +371,7 @@ def _is_of_a_killed_run(name: str, namespace: int) -> bool:
 
 
 def _say(line: str) -> None:
-    # Write a line on stderr. Ignore an error if the disk is full or nothing reads stderr, because the command must
-    # still run.
+    # The command must run even if the disk is full or nothing reads stderr, so ignore an error.
     with suppressed(OSError):
         if sys.stderr is not None:
             sys.stderr.write(f"cbtop: {line}\n")
@@ -406,10 +402,10 @@ def _checked(guard: str | None) -> str | None:
 
 
 def recorded_overhead() -> str:
-    """Return the overhead that a recording may have by default. If the machine has no GPU, every step is recorded.
+    """Return the overhead that a recording may have by default. Without a GPU, every step is recorded.
 
-    On a GPU, recording every step of an eager model needs extra timestamps (stamps), and these make the model wait
-    for the host. With the smaller default overhead, a step is recorded by the times of its kernels.
+    On a GPU, recording every step of an eager model needs extra timestamps (stamps), which make the model wait for
+    the host. With the smaller overhead, steps are recorded by their kernels.
     """
     return DEFAULT_OVERHEAD if any([os.path.exists(driver) for driver in NVIDIA_DRIVERS]) else EVERY_STEP
 

@@ -1,7 +1,7 @@
 """Make the content of an export from a store: the points of every metric, and how many items were left out."""
 
-# A counter must never decrease, because its rate would then be wrong. So if a time is computed as a difference, it
-# covers only ended steps, because all records of their bricks have arrived. The daemon counts lost records.
+# A counter must never decrease, or its rate would be wrong. So a time that is a difference is only of ended steps,
+# because all records of their bricks have arrived. The daemon counts lost records.
 
 from __future__ import annotations
 
@@ -107,8 +107,7 @@ class _Part:
 def snapshot(store: Store, now_ns: int) -> Snapshot:
     """Return the points of every metric at `now_ns` (Unix time), in at most MAX_SERIES series.
 
-    If there is not enough room, sources come first, then the first brick of each source, then the second of each, and
-    so on.
+    Without enough room, sources come first, then the first brick of each source, then the second, and so on.
     """
     found: Snapshot = {metric: [] for metric in METRICS}
     left_out = dict.fromkeys(("device", "source", "phase", "brick", "check"), 0)

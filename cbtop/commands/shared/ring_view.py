@@ -29,12 +29,11 @@ def view_of(
     waiting_percent: float | None = None,
     process: Callable[[int], SourceRecord | None] = lambda pid: None,
 ) -> SourceView | None:
-    """Read all records of `source`. Returns its view with verdicts, or None if the source cannot be read.
+    """Read all records of `source`. Returns its view with verdicts, or None if it cannot be read.
 
-    The process waited for a processor during `waiting_percent` of its last seconds. The value is None if it is
-    unknown. If the source is a worker of an engine, `process` returns the record of the engine's process. The view
-    shows the phase that the screen shows first. If no step of this phase is recorded, the view shows the phase with
-    the most time.
+    The process waited for a processor during `waiting_percent` of its last seconds (None: unknown). For a worker of
+    an engine, `process` returns the record of the engine's process. The view has the phase that the screen shows
+    first, or without recorded steps of it, the phase with the most time.
     """
     record = record_of(source)
     if record is None:
