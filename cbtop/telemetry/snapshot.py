@@ -266,8 +266,7 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
         is_known = exclusive_ns >= 0
     else:
         exclusive_ns = stats.exclusive_ns
-        # Outside of steps, the exclusive time of a brick may decrease, because records of bricks inside it arrive
-        # later.
+        # Outside of steps, a brick's exclusive time may decrease, because records of inner bricks arrive later.
         is_known = exclusive_ns == stats.calls.total_ns
     if is_known:
         yield BRICK_EXCLUSIVE, labels, exclusive_ns / 1e9
@@ -280,12 +279,11 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
 
 
 def _durations(stats: NodeStats, nodes: list[int], calls: Calls) -> DurationHistogram:
-    # The totals cover the whole life of the process and not only a window. So the minimum and maximum are always
-    # known here.
+    # The totals are of the process's whole life, so the minimum and maximum are known.
     assert calls.min_ns is not None
     assert calls.max_ns is not None
     counts = tuple(np.add.reduceat(stats.histogram(nodes), _CUTS).tolist())
-    # The distribution is unknown. Some nodes have no histogram, or part of an update has not arrived yet.
+    # Some nodes have no histogram, or part of an update has not arrived, so the distribution is unknown.
     if sum(counts) != calls.count:
         return DurationHistogram((), (calls.count,), calls.total_ns, calls.min_ns, calls.max_ns)
     return DurationHistogram(BOUNDS_NS, counts, calls.total_ns, calls.min_ns, calls.max_ns)
