@@ -74,8 +74,10 @@ class Condition:
 class Checks:
     """Conditions that are evaluated together.
 
-    `failed(values)` returns 0 if all conditions hold. Otherwise bit n is set if condition n does not hold. `values`
-    is a tuple with the same values as for `Condition.holds`. The first call of `failed` compiles the conditions.
+    `failed(values)` returns 0 if all conditions hold. Otherwise bit n is set if condition n does not hold.
+
+    `values` is a tuple with the values that `Condition.holds` takes. The first call of `failed` compiles the
+    conditions.
     """
 
     def __init__(self, conditions: Sequence[Condition], arguments: Sequence[str]) -> None:
@@ -100,12 +102,12 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """The speed of a kernel: the share of a roof that it reached when it was measured.
+    """The speed of a kernel: the share of a roof (peak rate) that it reached when it was measured.
 
-    `roof` is the name of a ceiling (see `ceilings`).
+    `roof` is the name of a ceiling (see `ceilings`). Kernels that read weights have the roof WEIGHTS, and only their
+    bricks get time budgets.
 
-    A call is a regression if it takes `regression` times as long as was measured. Kernels that read weights have the
-    roof WEIGHTS. Only bricks of kernels that read weights get budgets.
+    A call is a regression if it takes `regression` times as long as was measured.
     """
 
     roof: str
@@ -117,12 +119,13 @@ class Performance:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The contract of an operation. It contains ways to check that kernels fulfil it.
+    """The contract of an operation: what its kernels must fulfil, and ways to check it.
 
-    `tolerance` limits max|difference| / max|reference| of an output. `output_faults` are names of
-    `verification.FAULTS`, which are planted in outputs. `argument_faults` change the kernel's arguments. `before` and
-    `after` evaluate the conditions. Some postconditions need the values that arguments had before the call. `earlier`
-    has the indices of these arguments.
+    - `tolerance` limits max|difference| / max|reference| of an output.
+    - `output_faults` are names of `verification.FAULTS`, which are planted in outputs.
+    - `argument_faults` change the kernel's arguments.
+    - `before` and `after` evaluate the conditions.
+    - `earlier` has the indices of arguments that some postconditions need as they were before the call.
     """
 
     name: str
