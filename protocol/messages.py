@@ -159,7 +159,7 @@ class Ceiling:
     """A roof (peak rate) of this machine.
 
     - `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (GFLOP/s, of integers GOP/s). A `cache` roof explains a
-      rate that is higher than the memory's. No share of it is computed, because nobody knows whether data is in the
+      rate that is higher than the memory's. No share of it is computed, because it is unknown whether data is in the
       cache.
     - `value` is the best of `rounds` rounds of measurement (None: unknown). `median` and `lowest` describe the other
       rounds.
