@@ -421,8 +421,7 @@ class ActiveStep:
             self._outer_held = position.held  # no line below can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # In one statement, because a signal handler may run steps between two. A step without a position has
-            # ended.
+            # Together, because a signal handler may run steps in between. A step without a position has ended.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
