@@ -175,7 +175,7 @@ class Steps:
         for steps in (self, *self._others):
             steps.forks += 1
         position = self.path.position
-        for step in [*self.lanes.holders, position.step]:  # holders are missing for the shared lane
+        for step in [*self.lanes.holders, position.step]:  # steps in the shared lane are not among the holders
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step

@@ -129,8 +129,8 @@ class CallColumns:
         """Return the columns of all rows as one table."""
         wholes = []
         for at, by_node in enumerate(self._by_node):
-            # Joining the columns that depend on the node part by part would need twice their memory, so look them up
-            # last.
+            # Columns that depend only on the node are looked up last. Joining them from parts would need twice their
+            # memory.
             own = joined_columns(list(self._parts(at, [name for name in self._names if name in OF_RECORDS])))
             node = own["node"].values
             wholes.append({name: own.get(name) or by_node[name].rows(node) for name in self._names})

@@ -4,9 +4,9 @@ memory.
 
 # Rules
 # - Each iteration reads the records again, by chunk and batch. No record stays in memory.
-# - Records are stored by their ends. To iterate by start, take the first MAX_SORTED / 2 of the remaining records
-#   again and again, and skip chunks that start later.
-# - Records that are already in order are read twice. Long overlaps cost more time, but no more memory.
+# - Records are stored by their ends. To iterate by start, sort MAX_SORTED / 2 records at a time: find those that
+#   start first among the remaining ones, and skip chunks that start later.
+# - If records are already in order, each is read twice. Long overlaps cost more time, but no more memory.
 
 from __future__ import annotations
 

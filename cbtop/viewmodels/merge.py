@@ -35,7 +35,7 @@ from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_
 
 KEYS_JOINED_BY = "+"  # text between the keys of the members in the key of a merge
 
-# Returns the properties of a node that do not depend on the process. || Nodes of two processes are merged if these
+# Returns the properties of a node that do not depend on the process. Nodes of two processes are merged if these
 # properties are equal and if the parents of the nodes are merged.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 

@@ -65,7 +65,7 @@ class TimelineView:
     missing: int  # number of records lost since the viewer receives records
     steps: int  # number of steps on all lanes of the timeline
     lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The lanes to show while the screen follows the newest step. || A lane begins when nothing ran on it before the
+    # The lanes to show while the screen follows the newest step. A lane begins when nothing ran on it before the
     # step. Lanes and rows without records after that are left out.
     newest_lanes: Lazy[tuple[Lane, ...]] = Lazy()
     # The newest step with all its records, if possible of the shown phase.
