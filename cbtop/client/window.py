@@ -71,7 +71,8 @@ class _Slice:
     begin_ns: int
     losses: Losses | None  # records seen and lost before the slice; None if unknown
     parts: list[Growth] = field(default_factory=list)
-    # Step node -> step time from before this slice that counts if a range begins here (see `TimeRange.before_ns`).
+    # Step node -> time of its step before this slice. It counts for a range that begins with this slice (see
+    # `TimeRange.before_ns`).
     before_ns: dict[int, int] = field(default_factory=dict)
 
     @property

@@ -39,7 +39,9 @@ class Thirds:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The median step of the last third, divided by the first third's, before and now."""
+    """How step times drift within a run: the median of the last third of the steps, divided by the median of the
+    first third.
+    """
 
     change: Change  # change of this ratio, without the growth that the cache explains
     base_ratios: tuple[float, ...]  # for each base run, the ratio of the last third to the first

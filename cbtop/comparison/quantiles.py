@@ -124,7 +124,7 @@ class CallTimes:
         )
 
     def _us_a_share(self, fraction: float, off: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for each brick or layer how a quantile changes, in µs per share of calls, from the calls on both
+        """Return the slope of a quantile for each brick or layer, in µs per share of calls, from the calls on both
         sides of it.
         """
         reach = np.minimum(_NEAR_ERRORS * off, min(fraction, 1 - fraction) / 2)
@@ -134,7 +134,7 @@ class CallTimes:
     def _steepest(
         self, fraction: float, off: NDArray[np.float64], value_us: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return for each brick or layer how a quantile changes, in µs per share of calls, on its steeper side.
+        """Return the slope of a quantile for each brick or layer, in µs per share of calls, on its steeper side.
 
         At most half of the calls there are used, because a single pause is not typical.
         """

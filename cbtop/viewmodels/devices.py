@@ -12,7 +12,7 @@ from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
 STALE_AFTER_S = 3.0  # A sample is old after this many seconds. One is taken every second.
-# most and fewest of the newest samples that are used, one a second
+# At most the newest LATEST samples are used (one a second), and at least LEAST_SAMPLES are needed.
 LATEST, LEAST_SAMPLES = 10, 3
 
 

@@ -213,7 +213,7 @@ class SourceView:
 
         While it does not change, rows keep their order on the screen.
         """
-        # The members of a merge may change, so its mode identifies it, not its key.
+        # A merge is identified by its mode, because its members, and so its key, may change.
         who = self.key if self.merged is None else self.merged.mode
         return who, self.phase, self.window is None
 

@@ -14,7 +14,7 @@ from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
 # Tolerance in ns. A record should end after its process's start message (hello), and not in the future. If it is
-# further off, its clock is not the host's, and its time is unknown.
+# outside by more than this, its clock is not the host's, and its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
 # If a time range and the sum of its parts differ by at most this share of wall-clock time, the difference is not
 # shown.

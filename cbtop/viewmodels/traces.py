@@ -38,7 +38,7 @@ class TraceView:
 
 
 def trace_views(summaries: Iterable[TraceSummary]) -> tuple[TraceView, ...]:
-    """Return the traces by id. Numbers in a row keep the process's order."""
+    """Return the traces, sorted by id. Within a row, numbers are in the order in which the process sent them."""
     return tuple(_view(summary) for summary in sorted(summaries, key=lambda summary: summary.trace))
 
 

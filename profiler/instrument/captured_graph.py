@@ -107,7 +107,8 @@ class CapturedGraph:
         # Clones with stamps inside, and the plans of their stamps. The clones take turns. Empty before the first
         # replay with stamps.
         self.variants: list[tuple[StampedGraph, StampPlan]] = []
-        # A clone with stamps only at its ends; used if the graph has few stamps.
+        # A clone with stamps only at its ends. If the graph has few stamps, it is timed for comparison (see
+        # FEW_STAMPS).
         self._ends: StampedGraph | None = None
         self._turn = 0
         self._stamped_since = 0  # number of replays with stamps since the last replay without stamps

@@ -201,7 +201,7 @@ class OpenStep:
             step.key = OwningKey.of(step.key, steps.own)
         self._in_burst: KernelRecording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
-        # If this step has interrupted a training step: called when this step ends.
+        # Called when this step ends, if it has interrupted a training step (as an evaluation).
         self._end_evaluation: Callable[[], None] | None = None
 
     @property

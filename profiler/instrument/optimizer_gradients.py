@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements
-EARLY = 4, 16  # announce after these numbers of norms without waiting
+EARLY = 4, 16  # after these numbers of norms, announce at once
 MAX_WAITING = 4  # at most this many measurements are on their way from a device
 SMALL = 8  # check this many small gradients in every step
 
