@@ -1,8 +1,9 @@
 """Measure the difference between the clocks of a daemon's host and of this host.
 
-We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). It read
-them between our question and its answer. We assume the middle, so the error is at most half of this time: the
-uncertainty. It grows with the answer's age, because clocks drift. The answer with the smallest uncertainty is used.
+We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). The clocks
+were read at some time between our question and its answer. We assume the middle, so the error is at most half of the
+time in between (the uncertainty). It grows with the answer's age, because clocks drift. The answer with the smallest
+uncertainty is used.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def _costly_new(part: PartDiff) -> list[PlaceDiff]:
     """Return the new run's bricks that the baseline lacks, if they take much time and explain the additional time per
     token.
 
-    A new brick in few steps makes the typical step no longer. A renamed or split brick adds no time.
+    A new brick in few steps does not make the typical step longer. A renamed or split brick adds no time.
     """
     gone_us = -sum(one.delta_us for one in part.bricks if one.verdict == "gone")
     new_us = sum(one.delta_us for one in part.new)

@@ -146,7 +146,9 @@ class CallTimes:
         return steepest
 
     def _straighten(self, pace: NDArray[np.float64] | None) -> None:
-        """Correct each place's calls for the effect of `along`, unless it is smaller than a histogram bucket."""
+        """Correct the calls of each brick or layer for the effect of `along` (the cached positions), unless the
+        effect is smaller than a histogram bucket.
+        """
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
         median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)

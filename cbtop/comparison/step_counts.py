@@ -93,7 +93,7 @@ class StepCounts:
         # (phase, piece or total) -> column in the arrays of counts
         self._columns: dict[tuple[str, Piece | Total], int] = {}
         self._seen: set[int] = set()  # columns with a count in any step
-        # node -> column of its piece, and column of its total
+        # node -> column of its own counts, and column of the total that they belong to
         self._of_node: list[tuple[int, int]] = [(-1, -1)]
 
     def take(self, batch: Batch, ends: Column, owner: Column) -> None:

@@ -35,9 +35,9 @@ class RecordingSearch:
     def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
         """Return the moment `steps` steps of the source `key` after `from_s`, and how many steps were found.
 
-        Negative: before. For merged sources, the steps of all count. Without a `key`, or without its data, the steps
-        of any source count. The search covers five minutes. All steps in an update count as one, and there are four
-        updates a second.
+        If `steps` is negative, the moment is before `from_s`. For merged sources, the steps of all count. Without a
+        `key`, or without its data, the steps of any source count. The search covers five minutes. All steps in an
+        update count as one, and there are four updates a second.
         """
         from_ns = moment_ns(self._reader, from_s)
         # This source does not exist yet at the moment, so count any source's steps.

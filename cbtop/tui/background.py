@@ -1,8 +1,8 @@
 """Detect whether the terminal's background is light, by asking it with the sequence OSC 11.
 
-The app does not wait, because the answer may come at any time or never. It is removed from the input, or Textual
-would take it for keys. If the user leaves directly after the question, the app waits for the answer, or the shell
-would receive it.
+The app does not wait, because the answer may come at any time or never. The answer is removed from the input.
+Otherwise Textual would take it for keys. If the user leaves directly after the question, the app waits for the
+answer. Otherwise the shell would receive it.
 """
 
 from __future__ import annotations

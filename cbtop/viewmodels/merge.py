@@ -57,9 +57,9 @@ def merged_view(
 ) -> SourceView:
     """Return one view of `records`, sources of one program and model.
 
-    Mode `sum` adds up counts, times, tokens and histograms of nodes that several members have. The time breakdown
-    still closes, and percentiles are over all calls. If members report that they compute the same tokens together,
-    rates count these tokens once.
+    Mode `sum` adds up counts, times, tokens and histograms of nodes that several members have. The parts of the time
+    breakdown still add up, and percentiles are over all calls. If members report that they compute the same tokens
+    together, rates count these tokens once.
 
     Mode `max` shows each brick of the rank with the longest time per step. Mode `ranks` shows the sum, and the time
     of every brick in each rank.

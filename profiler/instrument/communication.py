@@ -101,7 +101,7 @@ def _running_function() -> str:
     """Return the name of the torch.distributed function that called the wrapped function, or "" if the program called
     it.
 
-    A function of torch.distributed waits for its own launch at once, so no computation runs in between.
+    If it did, it waits directly after the launch, so no computation runs in between.
     """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cbtop."):

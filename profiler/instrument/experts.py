@@ -27,8 +27,8 @@ def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Mo
     """Return how many experts each token runs through (`top_k`), or None if unknown.
 
     `around` is the block that contains `experts`. `beside` are the other modules of the block, including the router.
-    The number is unknown if modules have different values of `top_k`, or if the router chooses among more experts
-    than there are. Some models have such experts that do nothing.
+    The number is unknown if modules have different values of `top_k`. It is also unknown if the router chooses among
+    more experts than there are, because in some models the additional ones do nothing.
     """
     held = _matrices(experts)
     if held is None:

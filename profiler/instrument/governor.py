@@ -68,8 +68,9 @@ SHARING_NS = 20_000_000_000  # models that have recorded a step in the last so m
 LEAST_USED = 0.2  # the fraction of the allowed share that recording may always use
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # fraction of the golden ratio, multiplied by ONE
-# If k is below FIRST_EVERY, a step is not recorded if its fraction is in one of two ranges. They begin at PLAIN_FROM
-# and PLAIN_AFTER. The step after one in the first range is in the second.
+# With k below FIRST_EVERY, steps with a fraction in one of two ranges are not recorded. The ranges begin at
+# PLAIN_FROM and PLAIN_AFTER. They make pairs of steps: after a step in the first range, the next one is in the
+# second.
 PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE

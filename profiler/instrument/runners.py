@@ -48,7 +48,7 @@ class Engine:
     model_of: Callable[[Any], nn.Module]
     # Returns whether runs call modules, and a line to log ("" for no line).
     bricks: Callable[[Any], tuple[bool, str]]
-    # Gets the arguments of a run and describes it, or returns None if the run is not a step.
+    # A function that gets the arguments of a run. Returns a description of the run, or None if the run is not a step.
     describe: Callable[..., Call | None]
     # Returns whether the engine chooses tokens after a run, still in the same step.
     samples_later: Callable[[Any], bool]

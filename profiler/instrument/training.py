@@ -4,8 +4,8 @@ next.
 Rules
 - A model trains if an optimizer changes one of its parameters. From then on, a call in training mode with gradients
   is a forward of a training step. Other calls are steps of inference.
-- The first optimizer step after a backward ends the training step. Further optimizers after the same backward end
-  nothing. Micro-batches are in one step if their gradients are added up.
+- The first optimizer step after a backward ends the training step. Other optimizers may follow the same backward.
+  They do not end a step. Micro-batches are in one step if their gradients are added up.
 - The time of the thread is divided into the parts of the step without gaps, so the parts add up to the step.
 - If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
 - Every training step is counted with its time. Some are also recorded in detail: the calls of their modules

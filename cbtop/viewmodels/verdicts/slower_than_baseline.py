@@ -62,7 +62,7 @@ def _mean_us(view: SourceView, unit: str) -> float:
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
     """Return a text about the layer with the largest part of a brick's change, or "".
 
-    With half of the change or more, it would already be named by `worst`.
+    A layer with half of the change or more is already named by `worst`. Then the text is "".
     """
     if worst.layer is not None:
         return ""
