@@ -187,7 +187,7 @@ def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRang
 
 
 def since_s(record: SourceRecord) -> float | None:
-    """Return the Unix time of the source's first step, or without steps of its first record."""
+    """Return the Unix time of the source's first step, or of its first record if it has no steps."""
     steps, hello = _steps(record), record.hello
     first_ns = record.stats.sparse["first_ns"].get(ANY_STEP)
     if steps:

@@ -63,7 +63,8 @@ class OptimizerGradients:
         self.phase = ""  # phase of the latest training step
         self.model: ref[TimedModel] | None = None
         self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
-        self._newest: tuple[int, Gradients] | None = None  # the number of a step, and its norm, which is the newest
+        # The number and the norm of the newest step with a known norm.
+        self._newest: tuple[int, Gradients] | None = None
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
         self._small: list[ref[Any]] = []  # the parameters with the gradients that are checked in every step
         self._small_step = 0  # number of the last step with all gradients of `_small` finite
