@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to the module, mode, image size) -> brick
-# Most bricks of one module. A convolution with images of more sizes has unknown work for the others.
+# Most bricks of one module. A convolution has a brick for each size of its images. For further sizes, its work is
+# unknown.
 MAX_KEYS = 64
 
 
@@ -290,7 +291,8 @@ class NotedCall(CallWrapper):
             capture.failed(error)
         try:
             result = self.plain(*args, **kwargs)
-        # The module may raise. Checkpointing, for example, ends a recomputed forward early by an exception.
+        # The module may raise an exception. For example, checkpointing ends a recomputed forward pass early by an
+        # exception.
         except BaseException:
             self._end(span, 0)
             raise
@@ -314,7 +316,7 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
         if failed is not None:
             raise failed
         for value in (*args, *kwargs.values()):
-            if issubclass(type(value), Tensor):  # compares types, because `isinstance` may run the host's `__class__`
+            if issubclass(type(value), Tensor):  # compare types, because `isinstance` may run the host's `__class__`
                 return _count(value)
     except Exception as error:  # noqa: BLE001 - a tensor class of the host: the call is timed without its elements
         reraise_host_error(error)
