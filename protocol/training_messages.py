@@ -31,12 +31,13 @@ class PartTime:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationTimes:
-    """The communication of the latest training steps of a model.
+    """The communication of the newest training steps of a model.
 
     `exposed` has the waits for communication by kind, for example `AllGather, backward`. Their time counts for the
-    part `communication`. `overlapped_ns` is the most time in which communication can have run while the steps
-    computed. This time counts for other parts. If it is unknown, `overlapped_ns` is None, and `why_unknown` has the
-    reason.
+    part `communication`.
+
+    `overlapped_ns` is the most time that communication can have run while the steps computed. It counts for other
+    parts. If it is unknown, it is None, and `why_unknown` has the reason.
     """
 
     exposed: tuple[PartTime, ...]
@@ -54,7 +55,7 @@ class CommunicationTimes:
 
 @dataclass(frozen=True, slots=True)
 class TrainingTimes:
-    """The parts of the latest `steps` training steps of a model, recorded or not.
+    """The parts of the newest `steps` training steps of a model, recorded or not.
 
     The sums of the parts add up to `wall_ns`, the sum of the steps' times. A message replaces the previous one of the
     same phase and model. `by_kernels` is the number of recorded steps whose kernels give the parts' times. It is 0 if
@@ -93,9 +94,9 @@ class TrainingTimes:
 class GradientNorm:
     """The L2 norm of the gradients that an optimizer used, over all of its parameters.
 
-    `norm` belongs to `step`. The first step of the optimizer is step 1. Steps that a gradient scaler skipped also
-    count. `p50` and `highest` are the median and the maximum of the latest `measured` norms. A message replaces the
-    previous one of the same phase and model.
+    `norm` is of the step `step`. Steps count from 1, with those that a gradient scaler skipped. `p50` and `highest`
+    are the median and the maximum of the newest `measured` norms. A message replaces the previous one of the same
+    phase and model.
     """
 
     phase: str
@@ -120,10 +121,14 @@ class GradientNorm:
 class GradientFault:
     """The first step in which a gradient was NaN or Inf, and the first parameter with such a gradient.
 
-    The order of parameters is the order of the backward pass, which begins with the last layers. In `step`, `faulty`
-    of `parameters` gradients were not finite. In `finite_step`, all gradients were finite (0: never seen). In
-    `last_step`, some gradients were not finite. `checked_step` is the latest step that was checked. Steps are counted
-    as in `GradientNorm`.
+    The order of parameters is the order of the backward pass, which begins with the last layers.
+
+    - In `step`, `faulty` of `parameters` gradients were not finite.
+    - In `finite_step`, all gradients were finite (0: never seen).
+    - In `last_step`, some gradients were not finite.
+    - `checked_step` is the newest step that was checked.
+
+    Steps are counted as in `GradientNorm`.
     """
 
     phase: str
@@ -152,10 +157,12 @@ class LossScale:
     """The loss scale: a gradient scaler multiplies the loss by this factor.
 
     If gradients overflow, the scaler skips the step and lowers the scale. The scale fell in `falls` of the `updates`
-    updates. The newest `latest` updates begin with a fall. In these updates, the scale fell `latest_falls` times and
-    grew `latest_rises` times, and `before` is the scale before them. The first updates of a scaler are left out,
-    because the scaler is still looking for its scale then. A message replaces the previous one of the same phase and
-    model.
+    updates. The first updates of a scaler are left out, because it is then still looking for its scale.
+
+    The newest `latest` updates begin with a fall. In them, the scale fell `latest_falls` times and grew
+    `latest_rises` times, and `before` is the scale before them.
+
+    A message replaces the previous one of the same phase and model.
     """
 
     phase: str

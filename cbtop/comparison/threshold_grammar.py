@@ -1,4 +1,4 @@
-"""Parse thresholds such as `attn.p50<=1.05x`. A limit is an absolute value, or a multiple of the baseline."""
+"""Parse thresholds such as `attn.p50<=1.05x`. A limit is absolute, or a multiple of the baseline."""
 
 # Grammar
 #     threshold = [PHASE ["[batch=" NUMBER "]"] "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
@@ -45,15 +45,14 @@ class Threshold:
     """
 
     text: str
-    names: tuple[str, ...]  # the dotted name before the figure: PHASE and WHAT, split at dots
+    names: tuple[str, ...]  # PHASE and WHAT: the dotted name before the figure, split at dots
     layer: str | None
     figure: str
     sign: str
     value: float
     unit: str
     where: tuple[str, int] = ("", 1)  # file and line of the threshold's text
-    # If set, the threshold covers only steps with this many sequences. If sequences are not reported, it covers steps
-    # with this many tokens.
+    # If set, only steps with this many sequences count (tokens, if sequences are not reported).
     batch: int | None = None
 
     @property
@@ -105,14 +104,14 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     _check(shown, names, layer, figure, sign, value, unit)
     scaled = value * (UNITS | SIZES).get(unit, 1.0)
     batch = int(of_batch["batch"]) if of_batch else None
-    # Replace line breaks in the text, because readers of annotations and logs process them line by line.
+    # Readers of annotations and logs work line by line, so replace line breaks.
     one_line = " ".join(text.split())
     return Threshold(one_line, tuple(names), layer or None, figure or FIGURES[0], sign, scaled, unit, where, batch)
 
 
 def is_of_records(names: Sequence[str], unit: str) -> bool:
-    """Whether a threshold limits the share of lost records. `train.loss<=2ms` does not. It limits the time of the
-    loss function in a training step.
+    """Whether a threshold limits lost records. `train.loss<=2ms` does not: it limits the loss function of a training
+    step.
     """
     return names[-1] == LOSS and (len(names) == 1 or unit not in ("x", *UNITS))
 

@@ -23,12 +23,12 @@ NO_MEMORY_BEFORE = "the memory of its steps is not known in the baseline"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A measured value with its interval. If the value is not known, the reason is stored instead.
+    """A measured value with its interval, or the reason why it is unknown.
 
     A relative value is a multiple of the baseline. Other values are in µs, in bytes or per second.
     """
 
-    name: str  # name of the judged part of a training step, or "" for the whole step
+    name: str  # part of the training step, or "" for the whole step
     why_not: str = ""
     value: float = nan
     least: float = nan
@@ -37,14 +37,13 @@ class Measure:
 
 
 def bare_name(name: str) -> str:
-    """Return the lower-case letters and digits of a name. Two names of parts are compared in this form."""
+    """Return the lower-case letters and digits of a name, to compare names of parts."""
     return "".join(sign for sign in name.casefold() if sign.isalnum())
 
 
 def training_part(part: PartDiff, name: str) -> str | None:
-    """Return the part of a training step with the name `name`.
-
-    Return None if a brick has this name, or if the step does not train.
+    """Return the part of a training step called `name`. None if a brick has this name, or if the step does not
+    train.
     """
     known = dict.fromkeys([*part.now.training, *part.before.training])
     if not known and not is_training(part.phase):

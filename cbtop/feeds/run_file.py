@@ -1,12 +1,11 @@
 """Read and write runs in JSON files (`cbtop.runs/2`).
 
-A file of runs has only the figures that are compared. It is a thousand times smaller than a recording.
+They have only the figures that are compared, so they are a thousand times smaller than a recording.
 """
 
 # Rules
-# - A file is not trusted. Every field is checked for its type and bounds, every text is sanitised, and errors name
-#   the field.
-# - A file is written under a temporary name. It gets its final name when it is complete.
+# - A file is not trusted. Each field's type and bounds are checked, texts are sanitised, and errors name the field.
+# - A file is written under a temporary name, and gets its own when it is complete.
 
 from __future__ import annotations
 
@@ -75,9 +74,7 @@ def write_runs(path: Path, runs: Sequence[Run], *, overwrite: bool = False) -> N
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Return the runs in the file at `path`. If the file contains an error, raises UsageError with the place of the
-    error.
-    """
+    """Return the runs in the file at `path`. Raises UsageError with the place of an error in the file."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB, which no file of runs has")
@@ -261,9 +258,7 @@ def _contents_out(contents: Contents) -> dict[str, Any]:
 
 
 def _phase_out(phase: PhaseContents) -> dict[str, Any]:
-    """Return the JSON fields of the contents of a phase. If several layers have an equal piece, the piece is written
-    as one row.
-    """
+    """Return a phase's contents as JSON fields. A piece that several layers have is one row."""
     rows: dict[tuple[Piece, Range], list[str]] = {}
     for piece, number in phase.pieces.items():
         rows.setdefault((replace(piece, layer=""), number), []).append(piece.layer)
@@ -405,7 +400,7 @@ def _part_in(document: object) -> StepGroup:
         name, category, budget_us = _row(one, "budgets", 3)
         budgets[_brick([name, category])] = _positive(budget_us, "budgets")
     training = {}
-    # Files of older versions lack the times of the parts of training steps.
+    # Files of older versions have no times of the parts of training steps.
     for one in _list(said.get("training", []), "training", MAX_LISTED):
         name, figure = _row(one, "training", 2)
         training[_text(name, "training")] = _figure(figure, "training")

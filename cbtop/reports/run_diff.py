@@ -28,8 +28,8 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
 SCHEMA = "cbtop.diff/1"
-# The report lists this many cells (a brick in one layer) with the largest increases, and as many cells with the
-# largest decreases.
+# The report lists this many cells (a brick in one layer) with the largest increases, and as many with the largest
+# decreases.
 LISTED_CELLS = 8
 LISTED_GRAPH = 12  # At most this many differences between the contents of steps are listed.
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
@@ -330,8 +330,7 @@ def _sums(part: PartDiff) -> list[str]:
     terms = [f"{name} {_signed(now - then)}" for name, (then, now) in named if name != named[2][0] or then or now]
     then_us, now_us = balance.wall
     change = f"{_signed(now_us - then_us)} µs = {', '.join(terms)}"
-    # If the phase has only one batch, leave out the change of the wall time, because the line with the rate shows
-    # this change.
+    # With one batch, the line with the rate already shows the change of the wall time.
     of_batch = f", {_percents(part.wall)}" if part.name != part.phase else ""
     return [
         f"wall clock {number(then_us)} → {number(now_us)} µs/{part.unit}{of_batch}",
@@ -546,10 +545,7 @@ def _decisive(place: PlaceDiff) -> str:
 
 
 def _beside(place: PlaceDiff) -> str:
-    """Return " relative to all others" if the verdict comes from the ratio relative to all other bricks.
-
-    Otherwise return "".
-    """
+    """Return " relative to all others" if the ratio to all other bricks decides the verdict, else ""."""
     return " relative to all others" if place.verdict and place.decisive is not place.change else ""
 
 

@@ -18,10 +18,7 @@ def sample(every: int | None) -> str:
 
 
 def inside_of_all(source: SourceView) -> str:
-    """Return a note with the number of recorded steps that give the figures of bricks.
-
-    Return "" if there are enough recorded steps.
-    """
+    """Return a note with the number of recorded steps behind the bricks' figures, or "" if there are enough."""
     steps = source.steps
     if steps is None or not steps.recorded:
         return ""
@@ -44,8 +41,7 @@ def warm_up(found: WarmUpView) -> str:
 def overhead(sampling: Sampling) -> str:
     """Format the cost of recording: `recording costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; …)`.
 
-    The process cannot measure all costs. For example, recording pushes data of the model out of the processor's
-    cache.
+    Some costs cannot be measured. For example, recording pushes the model's data out of the processor's cache.
     """
     cost, low, high = sampling.overhead_percent, sampling.low_percent, sampling.high_percent
     allowed = f"at most {sampling.allowed_percent:g} is allowed"

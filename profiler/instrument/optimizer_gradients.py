@@ -44,7 +44,7 @@ SMALL = 8  # number of small gradients that are checked
 
 @dataclass(slots=True)
 class _Fault:
-    """The first step with a gradient that is not finite. Its fields become the fields of a `GradientFault`."""
+    """The first step with a gradient that is not finite. Has the fields of a `GradientFault`."""
 
     name: str
     kind: str
@@ -64,16 +64,17 @@ class OptimizerGradients:
         self.phase = ""  # phase of the latest training step
         self.model: ref[TimedModel] | None = None
         self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
-        self._newest: tuple[int, Gradients] | None = None  # the newest norm, and the number of its step
+        # The number and the norm of the newest step with a known norm.
+        self._newest: tuple[int, Gradients] | None = None
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
         self._small: list[ref[Any]] = []  # the parameters with small gradients that are checked
         self._small_step = 0  # number of the latest step with all gradients of `_small` finite
         # The latest step with all gradients finite, and the latest step with measured gradients.
         self._finite_step = self._checked_step = 0
-        self._is_doubtful = False  # True if a norm was infinite, although the gradients may be finite
+        self._is_doubtful = False  # True if a norm was infinite, but the gradients may be finite
         self._fault: _Fault | None = None
         self._told_ns = 0
-        # The latest announced step with a norm, and the latest announced step with a fault.
+        # The last announced step with a norm, and the last announced step with a fault.
         self._told: tuple[int, int] = 0, 0
 
     def is_due(self) -> bool:
@@ -85,14 +86,14 @@ class OptimizerGradients:
     def look(self, model: TimedModel) -> None:
         """Look at the gradients of the current step, which trains `model`.
 
-        Called when the optimizer's step begins or ends.
+        Called when a step of the optimizer begins or ends.
         """
         here, step = gradients_here(), self.steps + 1
         while self._waiting and (arrived := self._waiting[0][1].read()) is not None:
             self._take(model, self._waiting.popleft()[0], arrived)
         clipped = here.clipped
         found, is_clipped = here.take()
-        # If the program has clipped only some gradients, measure again: their norm is not the norm of all gradients.
+        # If the program has clipped only some gradients, their norm is not the norm of all. So measure again.
         if found is None or clipped < self._count:
             found = self._measured(step, here)
             if found is not None and is_clipped:
@@ -103,9 +104,9 @@ class OptimizerGradients:
             self._take(model, step, found)
 
     def ended(self, phase: str, model: TimedModel | None, *, is_first: bool) -> None:
-        """Count an ended step of the optimizer, and announce its gradients if an announcement is due.
+        """Count an ended step of the optimizer, and announce its gradients if it is time.
 
-        If several optimizers use the gradients of one backward, only the first of them announces a norm.
+        If several optimizers use the gradients of one backward, only the first announces a norm.
         """
         self.steps += 1
         if model is None:
@@ -186,14 +187,13 @@ class OptimizerGradients:
                 self._newest = step, found
 
     def _note(self, model: TimedModel, step: int, found: Gradients) -> None:
-        """Store `step` as faulty, because some of its gradients are not finite."""
+        """Store that some gradients of `step` are not finite."""
         if self._fault is not None:
             self._fault.last_step = step
             return
         root = model.root()
         name = "" if root is None else name_of_last(root, found.faulty)
-        # If a weight were NaN, every gradient would be NaN. So if some gradients are finite, the weights were finite
-        # one step before.
+        # Some gradients are finite, so no weight was NaN one step before. A NaN weight would make every gradient NaN.
         was_finite = len(found.faulty) < found.parameters and self._small_step == step - 1
         finite_step = step - 1 if was_finite else self._finite_step
         self._fault = _Fault(name, found.kind, step, finite_step, step, len(found.faulty), found.parameters)

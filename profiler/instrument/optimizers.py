@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Arguments = ParamSpec("Arguments")
 LOADER = "torch.utils.data.dataloader"
-MOST_NAMED = 8  # this many optimizers have a phase of their own; all further ones share the last phase
+MOST_NAMED = 8  # this many optimizers have their own phase; the others share the last phase
 
 
 class Optimizers:
@@ -46,17 +46,17 @@ class Optimizers:
     def __init__(self, models: Callable[[], list[TimedModel]]) -> None:
         self._models = models
         self._replicas = Replicas(models)
-        # The keys are ids of optimizers. If the optimizers were the keys, looking one up could run the host's code.
+        # Keys are ids of optimizers, because looking up an optimizer itself may run the host's code.
         self._known: dict[int, _Optimizer] = {}
         self._handles: list[Any] = []
         self._functions: TimedFunctions | None = None  # None if the `step` of optimizers must not be replaced
         self._gradients = GradientHooks()
 
     def follow(self, functions: TimedFunctions, *, is_compiled: bool) -> None:
-        """Register hooks for all optimizer steps, and time the functions of a training loop.
+        """Register hooks for optimizer steps, and time the functions of a training loop.
 
-        If a model is compiled, functions that compiled code may call are not replaced, because Dynamo would compile
-        that code again.
+        If a model is compiled, functions that its code may call are not replaced. Otherwise Dynamo would compile this
+        code again.
         """
         if self._handles:
             return
@@ -144,7 +144,7 @@ class Optimizers:
             here.clock.leave_out(now_ns, clock.perf_counter_ns())
 
     def _trained_by(self, optimizer: Any) -> str:
-        """Return the phase of the steps of `optimizer`, and mark the models that it trains."""
+        """Return the phase of the steps of `optimizer`. Also mark the models that it trains."""
         known = self._known.get(id(optimizer))
         if known is None or known.optimizer() is not optimizer:
             known = self._known[id(optimizer)] = self._meet(optimizer)
@@ -160,10 +160,7 @@ class Optimizers:
         return known.phase
 
     def _meet(self, optimizer: Any) -> _Optimizer:
-        """Return an entry for a new optimizer.
-
-        The new optimizer may get the number of an optimizer that does not exist any longer.
-        """
+        """Make an entry for a new optimizer. It gets the number of a freed optimizer, if there is one."""
         self._known = {key: one for key, one in self._known.items() if one.optimizer() is not None}
         taken = {one.number for one in self._known.values()}
         number = next(one for one in range(len(taken) + 1) if one not in taken)
@@ -205,7 +202,9 @@ class Optimizers:
 
 
 class _Optimizer(NamedTuple):
-    """An optimizer that cbtop follows. `looked_at` are the models that were already compared with its parameters."""
+    """An optimizer that cbtop follows. The parameters of the models in `looked_at` were already compared with its
+    own.
+    """
 
     optimizer: ref[Any]
     number: int
@@ -219,13 +218,13 @@ def _weights_of(root: nn.Module) -> list[Any]:
 
 
 def _train(model: TimedModel) -> None:
-    """Show the steps of `model` as training steps from now on, unless stamps time its device."""
+    """From now on, show the steps of `model` as training steps, unless stamps time its device."""
     if model.training is None and model.path is model.times:
         model.training = TrainingSteps(model) if model.kernel_steps is None else GpuTrainingSteps(model)
         model.training.mode = model.training_mode()
         model.in_python = True
         if model.guard is not None:
-            # This is the first step of an optimizer. Let the guard count it as a training step, too.
+            # An optimizer has just run its first step. Let the guard count a training step, too.
             model.guard.count_earlier(TRAIN)
         if not model.trains:
             model.trains = True
@@ -247,10 +246,10 @@ def _backward(original: Function, replicas: Replicas) -> Function:
 
 
 def _roots_of(tensors: Any) -> list[Any]:
-    """Return the tensors at which a backward pass begins, or an empty list if they must not be read.
+    """Return the tensors at which a backward begins. [] if they must not be read.
 
-    A generator can be read only once, so it is left alone. With compiled autograd, the list is empty, because
-    compiled autograd would compile cbtop's hooks.
+    A generator is left alone, because it can be read only once. Compiled autograd would compile cbtop's hooks, so the
+    list is then empty, too.
     """
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     if compiled is not None and compiled.compiled_autograd_enabled:
@@ -260,16 +259,14 @@ def _roots_of(tensors: Any) -> list[Any]:
 
 
 class _Hooks(NamedTuple):
-    """The hooks that cbtop has set for one backward pass: their handles, and the wait for the gradients of other
-    ranks.
-    """
+    """cbtop's hooks for one backward: their handles, and the wait for the gradients of other ranks."""
 
     handles: list[Any]
     sync: GradientSync | None
 
 
 def _backward_begins(tensors: Any, replicas: Replicas) -> _Hooks | None:
-    """Begin a backward pass. Returns its hooks, or None if cbtop's code failed."""
+    """Begin a backward. Returns its hooks, or None if cbtop's code failed."""
     try:
         here = training_here()
         here.clock.begin(TrainingPart.BACKWARD, clock.perf_counter_ns())
@@ -358,8 +355,8 @@ def _drop() -> None:
 
 @_unless_it_fails
 def _data_ended() -> None:
-    """Do not count the time since the last step, because the data of an epoch has ended. Does nothing if a step has
-    begun.
+    """Do not count the time since the last step, because the data of an epoch has ended. If a step has begun, do
+    nothing.
     """
     here = training_here()
     if here.clock.is_in is None and here.steps is None:
@@ -367,7 +364,7 @@ def _data_ended() -> None:
 
 
 def _times(part: TrainingPart) -> Callable[[Function], Function]:
-    """Return a function that wraps functions. The time of their calls counts as `part` of the training step."""
+    """Return a wrapper for functions. The time of their calls counts as `part` of the training step."""
 
     def wrap(original: Function) -> Function:
         @functools.wraps(original)
@@ -387,7 +384,7 @@ def _times(part: TrainingPart) -> Callable[[Function], Function]:
 
 
 def _waits(original: Function) -> Function:
-    """Wrap the data loader's `__next__`: its calls are waits for data.
+    """Wrap the data loader's `__next__`, which waits for data.
 
     When it raises, the data of the epoch has ended.
     """
