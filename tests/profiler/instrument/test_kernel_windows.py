@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -209,6 +211,22 @@ def test_a_forked_child_does_not_touch_an_open_window(
     assert os.read(reader, 100) == b"untouched"
     host.call(3)
     assert not window.window.is_on
+
+
+def test_a_module_that_the_host_drops_is_freed(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    open_one(host, windows)
+    dropped = weakref.ref(host.model.layers[LAYERS - 1])
+    del host.model.layers[LAYERS - 1]
+    gc.collect()
+    assert dropped() is None
+    model = weakref.ref(host.model)
+    del host.model
+    gc.collect()
+    assert model() is None
 
 
 def steps_of(count: int, *, plain_ms: float, took_ms: float) -> list[RecordedStep]:
