@@ -406,12 +406,12 @@ class Noting:
         capture = self.capture
         try:
             swaps.swap_in(self._me, capture)
+            self._model.ask()  # before the calls are noted, because it may change their bricks
             self._noted += [one for one in [call.noted_by(capture) for call in self._model.calls] if one is not None]
             for one in self._noted:
                 one.swap_in()
             if self._model.guard is not None:
                 self._model.guard.swap_in()
-            self._model.ask()
             self._span = capture.begin_model(self._model, call)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)

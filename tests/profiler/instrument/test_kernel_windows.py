@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from cbtop.profiler.instrument import kernel_bursts, kernel_steps, kernel_window
 from cbtop.profiler.instrument.kernel_steps import steps_for  # noqa: E402
 from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording  # noqa: E402
 from cbtop.profiler.instrument.phases import Call  # noqa: E402
+from cbtop.protocol.attributes import Work  # noqa: E402
 from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
 from tests.profiler.instrument import test_kernel_bursts as bursts  # noqa: E402
 from tests.profiler.instrument.test_kernel_steps import LAYERS, Host, world  # noqa: E402, F401
@@ -227,6 +229,29 @@ def test_a_module_that_the_host_drops_is_freed(
     del host.model
     gc.collect()
     assert model() is None
+
+
+def test_a_recorded_step_has_the_bricks_of_its_own_autocast_and_adapters(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    before, steps = len(window.steps), host.attachment.steps
+    products = [call for call in steps.calls if getattr(call.key, "name", "") == "DownProjection"]
+    under_autocast = replace(products[0].key, work=Work(dtype="bfloat16"))
+
+    def follow_mode(autocast: Any, adapters: Any) -> None:
+        for call in products:
+            call._key = under_autocast
+
+    monkeypatch.setattr(steps, "follow_mode", follow_mode)
+    monkeypatch.setattr(steps, "_asked", (torch.bfloat16, None))
+    host.call(1)
+    bricks = {brick for _, *inside in window.steps[before].elements for brick in inside}
+    assert under_autocast in bricks
+    assert {brick.work.dtype for brick in bricks if brick.name == "DownProjection"} == {"bfloat16"}
 
 
 def steps_of(count: int, *, plain_ms: float, took_ms: float) -> list[RecordedStep]:
