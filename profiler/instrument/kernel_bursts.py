@@ -368,6 +368,11 @@ def enter_here(recording: KernelRecording) -> None:
     _here[get_ident()] = recording
 
 
+def is_entered(recording: KernelRecording) -> bool:
+    """Return whether `recording` was stored by `enter_here` and has not ended."""
+    return _here.get(recording.thread) is recording
+
+
 def recording_here() -> KernelRecording | None:
     """Return the `KernelRecording` of the step that the calling thread runs, or None.
 

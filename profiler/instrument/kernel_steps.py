@@ -27,6 +27,7 @@ Rules
 from __future__ import annotations
 
 import threading
+from _thread import get_ident
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -109,18 +110,31 @@ class KernelSteps:
         if is_in_bad_fork():
             return None
         with self._lock:
-            if self._recording is not None and not self._may_follow(self._recording, call):
-                self.end_window()
-                return None
-            plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
-            if self._recording is None and not self._open(call, plain_ns):
-                return None
-            recording = self._recording
-            if recording is None:
-                return None
-            step = RecordedStep(key, call, plain_ns)
-            recording.begin_step(step, kernel_bursts.stream_here())
-            return PlacedCalls(recording, self._steps.labelled, step.elements, self._places)
+            try:
+                return self._begin(key, call)
+            except BaseException:  # a signal handler has interrupted the begin of the step
+                self.abandon()
+                raise
+
+    def _begin(self, key: Hashable, call: Call) -> PlacedCalls | None:
+        if self._recording is not None and not self._may_follow(self._recording, call):
+            self.end_window()
+            return None
+        plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
+        if self._recording is None and not self._open(call, plain_ns):
+            return None
+        recording = self._recording
+        if recording is None:
+            return None
+        step = RecordedStep(key, call, plain_ns)
+        recording.begin_step(step, kernel_bursts.stream_here())
+        return PlacedCalls(recording, self._steps.labelled, step.elements, self._places)
+
+    def abandon(self) -> None:
+        """Close the window of the calling thread, because the begin of a step was interrupted."""
+        recording = self._recording
+        if recording is not None and recording.thread == get_ident():
+            recording.abandon()
 
     def end_window(self) -> None:
         """Close the window if it is open between two steps."""
@@ -146,6 +160,7 @@ class KernelSteps:
             return False
         if not kernel_bursts.one_at_a_time.acquire(blocking=False):
             return False
+        recording = None
         try:
             driver, stream = kernel_bursts.new_driver(), kernel_bursts.stream_here()
             self._were_idle.append(driver.is_done(stream))
@@ -154,15 +169,19 @@ class KernelSteps:
             recording = WindowRecording(self, window, stream, most, self._lock)
             window.begin()
             kernel_bursts.enter_here(recording)
+            self.burst, self.is_running, self._recording = recording.results, True, recording
         except BaseException as error:
-            kernel_bursts.one_at_a_time.release()
+            if recording is not None and recording.window.is_on:
+                kernel_bursts.enter_here(recording)
+                recording.abandon()
+            else:
+                kernel_bursts.one_at_a_time.release()
             if not isinstance(error, Exception):
                 raise
             self.refuse(error)
             return False
         if len(self._places.where) > MAX_PLACES:
             self._places = CallPlaces()
-        self.burst, self.is_running, self._recording = recording.results, True, recording
         recording.opened_ns = clock.perf_counter_ns()
         if most > 1:
             close_at_exit(recording)
@@ -194,6 +213,7 @@ class KernelSteps:
         recording, self._recording = self._recording, None
         burst, self.burst = self.burst, KernelBurstResults()
         self.is_running = False
+        self._pause(LEAST_PAUSE_NS)
         if recording is None:
             return
         phases = {one.call.phase for one in recording.steps}
@@ -201,15 +221,14 @@ class KernelSteps:
             self._unseen |= phases
             why = f"{burst.lost:,} records were lost"
             log_once(f"{', '.join(sorted(phases))} steps have too many kernels, {why}: they have no bricks")
-        steps = [one for one in recording.steps if one.call.phase not in self._unseen]
+        seen = [one for one in recording.steps if one.call.phase not in self._unseen]
+        steps = [one for one in seen if not one.has_failed]
         try:
             self._record(steps, burst)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a step is not recorded by its kernels")
-        if steps:
-            self._count(recording, clock.perf_counter_ns())
-        else:
-            self._pause(LEAST_PAUSE_NS)
+        if seen:
+            self._count(recording, steps, clock.perf_counter_ns())
 
     def records_around_unseen(self) -> bool:
         """Drop the step, because its kernels are not known, and record no further steps of its phase. Returns
@@ -236,9 +255,11 @@ class KernelSteps:
     def _pause(self, pause_ns: int) -> None:
         self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
 
-    def _count(self, recording: WindowRecording, ended_ns: int) -> None:
-        """Count a window that ended at `ended_ns`. Its cost decides when the next one is due."""
-        governor, steps = self._governor, recording.steps
+    def _count(self, recording: WindowRecording, steps: list[RecordedStep], ended_ns: int) -> None:
+        """Count a window that ended at `ended_ns`, and its completed `steps`. Its cost decides when the next one is
+        due.
+        """
+        governor = self._governor
         open_ns, close_ns = recording.opened_ns - recording.begun_ns, ended_ns - recording.closing_ns
         plain_ns = sum(step.plain_ns for step in steps)
         inside_ns = sum(step.ended_ns - step.began_ns for step in steps)
@@ -248,7 +269,8 @@ class KernelSteps:
         self._costs_ns.append(paid_ns)
         self._windows += 1
         self._recorded += len(steps)
-        self._plain_ns = plain_ns // len(steps)
+        all_plain_ns = sum(step.plain_ns for step in recording.steps)
+        self._plain_ns = all_plain_ns // len(recording.steps)
         self._alone = max(0, self._alone - 1)
         self._most = steps_for(steps, open_ns + close_ns, FLOOR - self._recorded)
         self._say_measured()
@@ -260,7 +282,7 @@ class KernelSteps:
         self._pause(self._half_pause_ns)
         lived_ns = max(1, ended_ns - self._first_ns + pause_ns)
         percent = 100 * self._paid_ns / lived_ns
-        every = max(1, round(pause_ns / max(1, plain_ns)))
+        every = max(1, round(pause_ns / max(1, all_plain_ns)))
         profiler = self._steps.profiler
         ends: tuple[float | None, float | None, float | None] = None, None, None
         if self._windows >= LEAST_WINDOWS:

@@ -9,6 +9,8 @@ Rules
 - A window is closed early if the thread captures or replays a graph between two steps, or if no step follows soon.
   In the second case a thread of cbtop closes it, because the host's thread may wait for a long time. Between two
   steps, the window holds the lock `one_at_a_time`.
+- A step that raises an exception is not recorded. If a signal handler raises one while cbtop begins or ends a step,
+  the window is closed.
 - The host does not wait for the device between the steps of a window.
 """
 
@@ -26,7 +28,7 @@ import torch
 from cbtop.profiler.definitions import OwningKey, own_operations
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys, LaunchedKernel
 from cbtop.profiler.instrument.garbage import nothing_collected
-from cbtop.profiler.instrument.kernel_bursts import KernelRecording, Owner
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, Owner, is_entered
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import NodeKind
@@ -45,13 +47,14 @@ class RecordedStep:
     `plain_ns` is the time of the plain step before it.
     """
 
-    __slots__ = ("began_ns", "burst", "call", "elements", "ended_ns", "key", "plain_ns")
+    __slots__ = ("began_ns", "burst", "call", "elements", "ended_ns", "has_failed", "key", "plain_ns")
 
     def __init__(self, key: Hashable, call: Call, plain_ns: int) -> None:
         self.key = key
         self.call = call
         self.plain_ns = plain_ns
         self.began_ns = self.ended_ns = 0
+        self.has_failed = False  # whether the step has raised an exception
         self.burst = KernelBurstResults()
         self.elements: Counter[Keys] = Counter()
 
@@ -116,18 +119,33 @@ class WindowRecording(KernelRecording):
     def end_step(self) -> None:
         """End the step. If no further step can follow in this window, close the window."""
         with self._lock:
-            ended_ns = clock.perf_counter_ns()
-            self.steps[-1].ended_ns = ended_ns
-            is_over = len(self.steps) >= self.most or not self.window.is_on or self.window.has_graphs
-            if is_over or not self.bursts.is_running:
-                self._close(ended_ns)
-                return
-            self.window.enter(_BETWEEN)
-            self.is_between = True
-            wait_ns = min(max(LEAST_WAIT_NS, WAIT_TIMES * self._longest_ns), MOST_WAIT_NS)
-            self._due_ns = ended_ns + wait_ns
-            if len(self.steps) == 1:
-                _thread.start_new_thread(self._close_late, ())
+            ended_ns = self.steps[-1].ended_ns = clock.perf_counter_ns()
+            try:
+                is_over = len(self.steps) >= self.most or not self.window.is_on or self.window.has_graphs
+                if is_over or not self.bursts.is_running:
+                    self._close(ended_ns)
+                else:
+                    self._wait_for_step(ended_ns)
+            except BaseException:
+                self.abandon()
+                raise
+
+    def _wait_for_step(self, now_ns: int) -> None:
+        """Keep the window open for its next step."""
+        self.window.enter(_BETWEEN)
+        wait_ns = min(max(LEAST_WAIT_NS, WAIT_TIMES * self._longest_ns), MOST_WAIT_NS)
+        self._due_ns = now_ns + wait_ns
+        self.is_between = True
+        if len(self.steps) == 1:
+            _thread.start_new_thread(self._close_late, ())
+
+    def abandon(self) -> None:
+        """Close the window after an interrupted begin or end of a step. Drop the step unless it has ended."""
+        with self._lock:
+            if is_entered(self):
+                if self.steps and not self.steps[-1].ended_ns:
+                    self.steps[-1].has_failed = True
+                self._close(clock.perf_counter_ns())
 
     def close(self) -> None:
         """Close the window if it is open between two steps. In a forked child, do nothing."""
@@ -137,6 +155,10 @@ class WindowRecording(KernelRecording):
             if self.is_between:
                 self._close(clock.perf_counter_ns())
 
+    def fail_step(self) -> None:
+        """Drop the running step when it ends, because it has raised an exception."""
+        self.steps[-1].has_failed = True
+
     def follows(self) -> bool:
         """Return whether the calling thread may add a step to this window."""
         return self.thread == get_ident() and self.is_between
@@ -144,8 +166,15 @@ class WindowRecording(KernelRecording):
     def _close(self, now_ns: int) -> None:
         self.is_between = False
         self.closing_ns = now_ns
-        with nothing_collected():  # reading the records makes many objects, and drops most of them
-            super().end_step()
+        try:
+            with nothing_collected():  # reading the records makes many objects, and drops most of them
+                super().end_step()
+        except (
+            BaseException
+        ):  # a signal handler has interrupted the wait for the device, so the records were not read
+            self.steps.clear()
+            self.bursts.recorded(self.step)
+            raise
 
     def _close_late(self) -> None:
         """Close the window if it waits too long for its next step. Runs in a thread of its own."""

@@ -27,6 +27,7 @@ from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.host_steps import HostCalls
 from cbtop.profiler.instrument.kernel_bursts import KernelRecording
+from cbtop.profiler.instrument.kernel_windows import WindowRecording
 from cbtop.profiler.instrument.phases import VERIFY
 from cbtop.profiler.instrument.placed_calls import PlacedCalls
 from cbtop.profiler.instrument.step_contents import CountedStep
@@ -309,6 +310,8 @@ class OpenStep:
             if self.steps.guard is not None and kind is not None:
                 self.steps.guard.drop(self)
             if self._in_burst is not None:
+                if kind is not None and isinstance(self._in_burst, WindowRecording):
+                    self._in_burst.fail_step()
                 self._end_in_burst()
             if self._end_evaluation is not None:
                 self._end_evaluation()
@@ -359,11 +362,15 @@ class OpenStep:
     def _begin_by_kernels(self, by_kernels: KernelSteps) -> bool:
         """Begin to record this step by its kernels. Returns False if that is not possible."""
         self.steps.follow(None)
-        placed = by_kernels.begin(self.active.key, self.call)
-        if placed is None:
-            return False
-        self._note_in(placed)
-        return True
+        try:
+            placed = by_kernels.begin(self.active.key, self.call)
+            if placed is not None:
+                self._note_in(placed)
+        except BaseException:  # a signal handler has interrupted this method; `close` ends a recording in `_in_burst`
+            if self._in_burst is None:
+                by_kernels.abandon()
+            raise
+        return placed is not None
 
     def _note_in(self, calls: PlacedCalls | HostCalls) -> None:
         self._in_burst = calls.recording

@@ -116,8 +116,8 @@ def test_a_window_that_no_step_follows_is_closed_soon(
     until(lambda: not kernel_bursts.one_at_a_time.locked())
     assert not window.window.is_on
     assert 1 <= len(window.steps) < 4
+    until(lambda: len(host.steps()) >= 2)
     recorded = len(host.steps())
-    assert recorded >= 2
     host.call_until(lambda: len(host.steps()) > recorded)
 
 
@@ -286,3 +286,93 @@ def test_a_window_has_fewer_steps_if_they_have_many_kernels() -> None:
     for _ in range(40_000):
         step.burst.add(("step",), kernel, 1)
     assert steps_for(steps, 10**9, 20) == 2
+
+
+class Stopped(Exception):
+    """Raised by the model of a test."""
+
+
+def test_a_step_that_raises_an_exception_is_not_recorded(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    before = len(window.steps)
+
+    def fail(*_: Any) -> None:
+        raise Stopped
+
+    hook = host.model.layers[1].register_forward_hook(fail)
+    with pytest.raises(Stopped):
+        host.call(1)
+    hook.remove()
+    recorded = len(host.steps())
+    host.call(3 - before)
+    assert not window.window.is_on
+    assert [step.has_failed for step in window.steps] == [False] * before + [True] + [False] * (3 - before)
+    steps = host.steps()[recorded:]
+    assert len(steps) == 3
+    assert all([name for name, _, _ in step].count("RmsNorm") == LAYERS for step in steps)
+
+
+def test_a_program_whose_steps_all_raise_pays_for_few_windows(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernel_steps, "MOST_PAUSE_NS", 60_000_000_000)
+    host = Host(world)
+    host.call_until(lambda: bool(host.profiler.governor.kinds))
+
+    def fail(*_: Any) -> None:
+        raise Stopped
+
+    host.model.layers[1].register_forward_hook(fail)
+    count = len(windows)
+    while len(windows) == count or windows[-1].window.is_on:
+        with pytest.raises(Stopped):
+            host.call(1)
+    window = windows[-1]
+    cost_ns = window.opened_ns - window.begun_ns  # closing takes some time, too
+    assert host.attachment.steps.kernels_due_ns > window.closing_ns + 10 * cost_ns
+
+
+INTERRUPTED = {  # where a signal handler raises -> the object and the method that it interrupts
+    "opening": (kernel_bursts, "enter_here"),
+    "the begin of a step": (WindowRecording, "begin_step"),
+    "noting the calls": (kernel_steps, "PlacedCalls"),
+    "the end of a step": (WindowRecording, "_wait_for_step"),
+    "closing": (kernel_windows.KernelRecording, "end_step"),
+    "waiting for the device": (bursts.World, "is_done"),
+    "reading the records": (kernel_windows.KernelWindow, "_read"),
+    "recording the steps": (kernel_steps.KernelSteps, "_count"),
+}
+
+
+@pytest.mark.parametrize("interrupted", INTERRUPTED)
+def test_after_an_interrupt_no_window_stays_open_and_the_next_is_recorded(
+    interrupted: str,
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(world)
+    host.call_until(lambda: len(windows) > 1)
+    where, name = INTERRUPTED[interrupted]
+    original = getattr(where, name)
+
+    def interrupt(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(where, name, original)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, name, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        host.call(200)
+    window = windows[-1]
+    host.call(5)
+    assert not window.window.is_on
+    count, recorded = len(windows), len(host.steps())
+    host.call_until(lambda: len(windows) > count + 1 and len(host.steps()) > recorded + 2)
+    assert world.owner is None or windows[-1].window.is_on
+    assert host.attachment.is_attached
