@@ -18,8 +18,8 @@ Rules
 - Steps of a warm-up are not recorded.
 - If a step replays a captured graph that cbtop does not clone, the kernels of this graph are not known, so the shares
   of the other kernels are not known, either. Such a step is dropped, and further steps of its phase are not recorded.
-- If records of a step were lost, its figures would be too small. Such a step is dropped, too, and further steps of
-  its phase are not recorded.
+- If records of a window were lost, its figures would be too small. So its steps are dropped, and the next windows
+  have one step. If records of a single step were lost, further steps of its phase are not recorded.
 - If CUPTI is not available, or another tool holds it, one line is logged, and stamps time the model
   (eager_stamps.py).
 """
@@ -39,7 +39,7 @@ from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
 from cbtop.profiler.instrument.kernel_bursts import bursts_of, close_at_exit
-from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording
+from cbtop.profiler.instrument.kernel_windows import MOST_OPEN_NS, RecordedStep, WindowRecording
 from cbtop.profiler.instrument.placed_calls import MAX_PLACES, CallPlaces, PlacedCalls
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
@@ -55,9 +55,9 @@ LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 60_000_000_000
 # as the slower steps after a window, and the noise of the program itself.
 STEADY = 0.5
 MOST_STEPS = 8  # most steps in a window
-MOST_OPEN_NS = 250_000_000  # longest time that the steps of a window may take, unless the window has a single step
 RECORDS_PER_LAUNCH = 5
-ALONE = 8  # number of windows with a single step, after another model ran between the steps of a window
+# Number of windows with a single step, after another model ran between the steps of a window, or records were lost.
+ALONE = 8
 LEAST_WINDOWS = 5  # the cost of windows is announced after this many of them
 LEAST_TOLD = 3  # an idle device is announced only after this many windows
 MOSTLY = 0.8  # an idle device is announced if it was idle at the begin of at least this share of windows
@@ -121,8 +121,11 @@ class KernelSteps:
             self.end_window()
             return None
         plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
-        if self._recording is None and not self._open(call, plain_ns):
-            return None
+        if self._recording is None:
+            # Another thread may have closed the window while this thread waited for the lock. Then no step is due.
+            is_due = self.is_due(clock.perf_counter_ns()) and not self.times_host
+            if not is_due or not self._open(call, plain_ns):
+                return None
         recording = self._recording
         if recording is None:
             return None
@@ -216,13 +219,16 @@ class KernelSteps:
         self._pause(LEAST_PAUSE_NS)
         if recording is None:
             return
-        phases = {one.call.phase for one in recording.steps}
-        if burst.lost:
-            self._unseen |= phases
-            why = f"{burst.lost:,} records were lost"
-            log_once(f"{', '.join(sorted(phases))} steps have too many kernels, {why}: they have no bricks")
+        if burst.lost and len(recording.steps) == 1:
+            phase = recording.steps[0].call.phase
+            self._unseen.add(phase)
+            log_once(
+                f"{phase} steps have too many kernels, {burst.lost:,} records were lost: they have no bricks",
+            )
+        elif burst.lost:  # windows with a single step show which phase has too many kernels
+            self._alone = ALONE
         seen = [one for one in recording.steps if one.call.phase not in self._unseen]
-        steps = [one for one in seen if not one.has_failed]
+        steps = [one for one in seen if not (one.has_failed or burst.lost)]
         try:
             self._record(steps, burst)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 import _thread
+import contextlib
 import time
 from _thread import get_ident
 from collections import Counter
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _BETWEEN: Keys = (None,)  # the place of kernels that are launched between two steps
 LEAST_WAIT_NS, MOST_WAIT_NS = 20_000_000, 100_000_000  # how long a window waits for its next step
+MOST_OPEN_NS = 250_000_000  # no step is added to a window that is open for this time
 WAIT_TIMES = 4  # a window waits this many times as long as the longest time between two of its steps
 
 
@@ -121,7 +123,8 @@ class WindowRecording(KernelRecording):
         with self._lock:
             ended_ns = self.steps[-1].ended_ns = clock.perf_counter_ns()
             try:
-                is_over = len(self.steps) >= self.most or not self.window.is_on or self.window.has_graphs
+                is_over = len(self.steps) >= self.most or ended_ns - self.begun_ns >= MOST_OPEN_NS
+                is_over = is_over or not self.window.is_on or self.window.has_graphs
                 if is_over or not self.bursts.is_running:
                     self._close(ended_ns)
                 else:
@@ -137,7 +140,10 @@ class WindowRecording(KernelRecording):
         self._due_ns = now_ns + wait_ns
         self.is_between = True
         if len(self.steps) == 1:
-            _thread.start_new_thread(self._close_late, ())
+            try:
+                _thread.start_new_thread(self._close_late, ())
+            except RuntimeError:  # there are too many threads, or the interpreter exits
+                self._close(now_ns)
 
     def abandon(self) -> None:
         """Close the window after an interrupted begin or end of a step. Drop the step unless it has ended."""
@@ -166,8 +172,13 @@ class WindowRecording(KernelRecording):
     def _close(self, now_ns: int) -> None:
         self.is_between = False
         self.closing_ns = now_ns
+        is_here = self.thread == get_ident()
+        # Another thread may have another current device. And it must leave the garbage collector on, because the
+        # host's thread may switch it off at the same time, and would find it on again.
+        device = contextlib.nullcontext() if is_here or self._device is None else torch.cuda.device(self._device)
         try:
-            with nothing_collected():  # reading the records makes many objects, and drops most of them
+            # reading the records makes many objects, and drops most of them
+            with nothing_collected() if is_here else contextlib.nullcontext(), device:
                 super().end_step()
         except (
             BaseException
@@ -183,8 +194,9 @@ class WindowRecording(KernelRecording):
             if self.is_between and now_ns >= self._due_ns:
                 with self._lock:
                     if self.is_between and now_ns >= self._due_ns:
-                        if self._device is not None:
-                            torch.cuda.set_device(self._device)
-                        self._close(now_ns)
+                        try:
+                            self._close(now_ns)
+                        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                            self.bursts.refuse(error)
                         return
             time.sleep(max(LEAST_WAIT_NS // 4, self._due_ns - now_ns) / 1e9)

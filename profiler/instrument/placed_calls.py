@@ -34,7 +34,7 @@ class CallPlace:
         self.key = key
         self.keys = keys
         self.number = number
-        # The called module, while the call runs. Later, the reference would keep alive a module that the host has dropped.
+        # The called module. None if the call has ended, so that a module that the host drops is freed.
         self.module: nn.Module | None = None
         self.inside: dict[Hashable, CallPlace] = {}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -16,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
+from cbtop.profiler.device import kernel_burst  # noqa: E402
 from cbtop.profiler.instrument import kernel_bursts, kernel_steps, kernel_windows  # noqa: E402
 from cbtop.profiler.instrument.kernel_steps import steps_for  # noqa: E402
 from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording  # noqa: E402
@@ -40,6 +43,7 @@ def windows(world: bursts.World, monkeypatch: pytest.MonkeyPatch) -> Iterator[li
 
     monkeypatch.setattr(WindowRecording, "__init__", opened)
     monkeypatch.setattr(kernel_steps, "steps_for", lambda steps, fixed_ns, missing: 4)
+    monkeypatch.setattr(kernel_windows, "MOST_OPEN_NS", 60_000_000_000)
     monkeypatch.setattr(kernel_windows, "LEAST_WAIT_NS", 60_000_000_000)
     monkeypatch.setattr(kernel_windows, "MOST_WAIT_NS", 60_000_000_000)
     kernel_bursts.replaying.clear()
@@ -288,7 +292,7 @@ def test_a_window_has_fewer_steps_if_they_have_many_kernels() -> None:
     assert steps_for(steps, 10**9, 20) == 2
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Raised by the model of a test."""
 
 
@@ -301,10 +305,10 @@ def test_a_step_that_raises_an_exception_is_not_recorded(
     before = len(window.steps)
 
     def fail(*_: Any) -> None:
-        raise Stopped
+        raise StoppedError
 
     hook = host.model.layers[1].register_forward_hook(fail)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         host.call(1)
     hook.remove()
     recorded = len(host.steps())
@@ -326,12 +330,12 @@ def test_a_program_whose_steps_all_raise_pays_for_few_windows(
     host.call_until(lambda: bool(host.profiler.governor.kinds))
 
     def fail(*_: Any) -> None:
-        raise Stopped
+        raise StoppedError
 
     host.model.layers[1].register_forward_hook(fail)
     count = len(windows)
     while len(windows) == count or windows[-1].window.is_on:
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             host.call(1)
     window = windows[-1]
     cost_ns = window.opened_ns - window.begun_ns  # closing takes some time, too
@@ -376,3 +380,120 @@ def test_after_an_interrupt_no_window_stays_open_and_the_next_is_recorded(
     host.call_until(lambda: len(windows) > count + 1 and len(host.steps()) > recorded + 2)
     assert world.owner is None or windows[-1].window.is_on
     assert host.attachment.is_attached
+
+
+def test_a_step_that_waits_for_the_closing_thread_opens_no_window(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    is_closing = threading.Event()
+    read = kernel_windows.KernelWindow._read
+
+    def slow(*args: Any) -> Any:
+        is_closing.set()
+        time.sleep(0.2)
+        return read(*args)
+
+    monkeypatch.setattr(kernel_windows.KernelWindow, "_read", slow)
+    thread = threading.Thread(target=window.close)
+    thread.start()
+    assert is_closing.wait(20)
+    host.call(1)
+    thread.join()
+    assert not window.window.is_on
+    assert windows[-1] is window
+
+
+def test_lost_records_of_several_steps_do_not_end_the_recording(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    recorded = len(host.steps())
+    records = 2 * (3 * LAYERS + 1)  # of one step
+    monkeypatch.setattr(kernel_burst, "MAX_RECORDS", 3 * records // 2)
+    host.call(3)
+    assert not window.window.is_on
+    assert len(host.steps()) == recorded
+    host.call_until(lambda: len(host.steps()) > recorded + 2)
+    following = windows[windows.index(window) + 1 :][:3]
+    assert {len(one.steps) for one in following} == {1}
+
+
+def test_a_window_that_is_open_for_long_gets_no_more_steps(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    monkeypatch.setattr(kernel_windows, "MOST_OPEN_NS", 1)
+    host.call(1)
+    assert not window.window.is_on
+
+
+def test_without_a_thread_to_close_it_a_window_has_a_single_step(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(kernel_windows._thread, "start_new_thread", refuse)
+    host = Host(world)
+    host.call_until(lambda: len(windows) > 3 and not windows[3].window.is_on)
+    assert {len(one.steps) for one in windows[:4]} == {1}
+    assert host.attachment.is_attached
+
+
+def test_an_error_in_the_closing_thread_is_logged_and_stamps_time_the_model(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("played")
+
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    host = Host(world)
+    open_one(host, windows)
+    monkeypatch.setattr(kernel_windows, "LEAST_WAIT_NS", 1_000_000)
+    monkeypatch.setattr(kernel_windows, "MOST_WAIT_NS", 1_000_000)
+    host.call_until(lambda: not windows[-1].window.is_on)
+    monkeypatch.setattr(kernel_steps.KernelSteps, "_count", fail)
+    open_one(host, windows)
+    until(lambda: not host.profiler.parts.by_kernels)
+    assert [record.getMessage() for record in caplog.records if "ValueError: played" in record.getMessage()]
+    host.call(1)
+    assert host.attachment.is_attached
+    assert not raised
+
+
+def test_another_thread_closes_a_window_on_the_device_of_the_window(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[tuple[int, bool]] = []
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        entered.append((index, gc.isenabled()))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    host = Host(world)
+    window = open_one(host, windows)
+    window._device = 3
+    thread = threading.Thread(target=window.close)
+    thread.start()
+    thread.join()
+    assert entered == [(3, True)]
