@@ -386,6 +386,19 @@ def recording_here() -> KernelRecording | None:
     return recording
 
 
+def note_replay() -> None:
+    """Note that the calling thread replays captured graphs. Later windows of other threads have a single step.
+
+    At the first replay, close a window of another thread if it is open between two steps.
+    """
+    thread = get_ident()
+    if thread not in replaying:
+        replaying.add(thread)
+        for recording in list(_here.values()):
+            if recording.is_between:
+                recording.close()
+
+
 def others_replay() -> bool:
     """Return whether threads other than the calling thread have replayed captured graphs."""
     return bool(replaying - {get_ident()})

@@ -6,9 +6,9 @@ Opening and closing CUPTI takes 20 to 35 ms, however many steps are recorded in 
 Rules
 - All steps of a window run in one thread, and the window is open between them. Kernels that the thread launches
   between two steps are in no step.
-- A window is closed early if the thread captures or replays a graph between two steps, or if no step follows soon.
-  In the second case a thread of cbtop closes it, because the host's thread may wait for a long time. Between two
-  steps, the window holds the lock `one_at_a_time`.
+- A window is closed early if the thread captures or replays a graph between two steps, if another thread replays its
+  first graph, or if no step follows soon. In the last case a thread of cbtop closes it, because the host's thread may
+  wait for a long time. Between two steps, the window holds the lock `one_at_a_time`.
 - A step that raises an exception is not recorded. If a signal handler raises one while cbtop begins or ends a step,
   the window is closed.
 - The host does not wait for the device between the steps of a window.
@@ -119,7 +119,9 @@ class WindowRecording(KernelRecording):
         self.step = self.results.key()
 
     def end_step(self) -> None:
-        """End the step. If no further step can follow in this window, close the window."""
+        """End the step. If no further step can follow in this window, close it. In a forked child, do nothing."""
+        if is_in_bad_fork():
+            return
         with self._lock:
             ended_ns = self.steps[-1].ended_ns = clock.perf_counter_ns()
             try:
@@ -170,7 +172,7 @@ class WindowRecording(KernelRecording):
         return self.thread == get_ident() and self.is_between
 
     def _close(self, now_ns: int) -> None:
-        self.is_between = False
+        was_between, self.is_between = self.is_between, False
         self.closing_ns = now_ns
         is_here = self.thread == get_ident()
         # Another thread may have another current device. And it must leave the garbage collector on, because the
@@ -179,6 +181,8 @@ class WindowRecording(KernelRecording):
         try:
             # reading the records makes many objects, and drops most of them
             with nothing_collected() if is_here else contextlib.nullcontext(), device:
+                if was_between and is_here:  # an external id belongs to the thread that has set it
+                    self.window.leave()
                 super().end_step()
         except (
             BaseException

@@ -24,6 +24,7 @@ from cbtop.profiler.instrument.kernel_steps import steps_for  # noqa: E402
 from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording  # noqa: E402
 from cbtop.profiler.instrument.phases import Call  # noqa: E402
 from cbtop.protocol.attributes import Work  # noqa: E402
+from tests.profiler.device.fake_cupti import FakeCupti  # noqa: E402
 from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
 from tests.profiler.instrument import test_kernel_bursts as bursts  # noqa: E402
 from tests.profiler.instrument.test_kernel_steps import LAYERS, Host, world  # noqa: E402, F401
@@ -154,6 +155,33 @@ def test_other_threads_that_replay_graphs_make_windows_short(
     assert {len(one.steps) for one in windows[:4]} == {1}
 
 
+def test_the_first_replay_in_another_thread_closes_the_window(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    graph = played.captured(host.model)
+    window = open_one(host, windows)
+    thread = threading.Thread(target=graph.replay)
+    thread.start()
+    thread.join()
+    assert not window.window.is_on
+    assert not window.window.is_left_on
+
+
+def test_a_window_that_its_thread_closes_leaves_no_external_id(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    owner = world.owner
+    assert isinstance(owner, FakeCupti)
+    assert any(owner.stacks.values())
+    window.close()
+    assert not any(owner.stacks.values())
+
+
 def test_steps_of_other_models_make_windows_short(
     world: bursts.World,  # noqa: F811
     windows: list[WindowRecording],
@@ -256,6 +284,35 @@ def test_a_recorded_step_has_the_bricks_of_its_own_autocast_and_adapters(
     bricks = {brick for _, *inside in window.steps[before].elements for brick in inside}
     assert under_autocast in bricks
     assert {brick.work.dtype for brick in bricks if brick.name == "DownProjection"} == {"bfloat16"}
+
+
+def test_a_child_that_is_forked_in_a_recorded_step_does_not_end_it(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    reader, writer = os.pipe()
+    parent = os.getpid()
+
+    def fork(*_: Any) -> None:
+        if os.fork():
+            os.wait()
+        else:  # a real CUDA would be in a bad fork here
+            monkeypatch.setattr(kernel_steps, "is_in_bad_fork", lambda: True)
+            monkeypatch.setattr(kernel_windows, "is_in_bad_fork", lambda: True)
+
+    hook = host.model.layers[0].register_forward_hook(fork)
+    window.most = len(window.steps) + 1
+    before = world.finalized
+    host.call(1)
+    if os.getpid() != parent:
+        os.write(writer, b"untouched" if world.finalized == before and window.window.is_on else b"touched")
+        os._exit(0)
+    hook.remove()
+    assert os.read(reader, 100) == b"untouched"
+    assert not window.window.is_on
 
 
 def steps_of(count: int, *, plain_ms: float, took_ms: float) -> list[RecordedStep]:
