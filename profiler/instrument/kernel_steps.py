@@ -133,6 +133,11 @@ class KernelSteps:
         recording.begin_step(step, kernel_bursts.stream_here())
         return PlacedCalls(recording, self._steps.labelled, step.elements, self._places)
 
+    @property
+    def last_step(self) -> RecordedStep | None:
+        """The step of the open window that began last."""
+        return None if self._recording is None else self._recording.steps[-1]
+
     def abandon(self) -> None:
         """Close the window of the calling thread, because the begin of a step was interrupted."""
         recording = self._recording
@@ -268,7 +273,7 @@ class KernelSteps:
         governor = self._governor
         open_ns, close_ns = recording.opened_ns - recording.begun_ns, ended_ns - recording.closing_ns
         plain_ns = sum(step.plain_ns for step in steps)
-        inside_ns = sum(step.ended_ns - step.began_ns for step in steps)
+        inside_ns = sum(step.took_ns for step in steps)
         paid_ns = max(0, open_ns + inside_ns + close_ns - plain_ns)
         self._first_ns = self._first_ns or recording.begun_ns
         self._paid_ns += paid_ns
@@ -348,7 +353,7 @@ def steps_for(steps: Sequence[RecordedStep], fixed_ns: int, missing: int) -> int
     window has as many as possible. Later, it has so many that they cost as much as opening and closing.
     """
     count = len(steps)
-    took_ns = sum(step.ended_ns - step.began_ns for step in steps)
+    took_ns = sum(step.took_ns for step in steps)
     plain_ns, busy_ns = sum(step.plain_ns for step in steps), sum(step.busy_ns for step in steps)
     launches = sum(step.launches for step in steps)
     wanted = missing if missing > 0 else -(-fixed_ns * count // max(1, took_ns - plain_ns))

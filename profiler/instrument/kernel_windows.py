@@ -46,16 +46,17 @@ WAIT_TIMES = 4  # a window waits this many times as long as the longest time bet
 class RecordedStep:
     """One step of a window. Its kernels are known when the window is closed.
 
-    `plain_ns` is the time of the plain step before it.
+    `plain_ns` is the time of the plain step before it. `ended_ns` is the end of the model's call. If the step then
+    waits for its token to be chosen, it ends at `closed_ns`.
     """
 
-    __slots__ = ("began_ns", "burst", "call", "elements", "ended_ns", "has_failed", "key", "plain_ns")
+    __slots__ = ("began_ns", "burst", "call", "closed_ns", "elements", "ended_ns", "has_failed", "key", "plain_ns")
 
     def __init__(self, key: Hashable, call: Call, plain_ns: int) -> None:
         self.key = key
         self.call = call
         self.plain_ns = plain_ns
-        self.began_ns = self.ended_ns = 0
+        self.began_ns = self.ended_ns = self.closed_ns = 0
         self.has_failed = False  # whether the step has raised an exception
         self.burst = KernelBurstResults()
         self.elements: Counter[Keys] = Counter()
@@ -64,6 +65,11 @@ class RecordedStep:
     def busy_ns(self) -> int:
         """Total time of the step's kernels in ns."""
         return sum(durations.sum_ns for durations in self.burst.kernels.values())
+
+    @property
+    def took_ns(self) -> int:
+        """Time of the whole step in ns, comparable to `plain_ns`."""
+        return max(self.ended_ns, self.closed_ns) - self.began_ns
 
     @property
     def launches(self) -> int:

@@ -27,7 +27,7 @@ from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.host_steps import HostCalls
 from cbtop.profiler.instrument.kernel_bursts import KernelRecording
-from cbtop.profiler.instrument.kernel_windows import WindowRecording
+from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording
 from cbtop.profiler.instrument.phases import VERIFY
 from cbtop.profiler.instrument.placed_calls import PlacedCalls
 from cbtop.profiler.instrument.step_contents import CountedStep
@@ -153,6 +153,7 @@ class OpenStep:
         "_begun_ns",
         "_end_evaluation",
         "_in_burst",
+        "_in_window",
         "_may_be_training",
         "_noting",
         "_sampling",
@@ -203,6 +204,7 @@ class OpenStep:
             # The step is the model's call, so it has the model's own operations.
             step.key = OwningKey.of(step.key, steps.own)
         self._in_burst: KernelRecording | HostCalls | CountedStep | None = None
+        self._in_window: RecordedStep | None = None  # set if the kernels of this step are recorded
         self._noting: Noting | None = None
         # Is called when this step ends, if this step has interrupted a training step.
         self._end_evaluation: Callable[[], None] | None = None
@@ -307,6 +309,8 @@ class OpenStep:
         """End the step. If other steps are still open inside it, end them first."""
         try:
             self.is_running = False
+            if self._in_window is not None:
+                self._in_window.closed_ns = clock.perf_counter_ns()
             if self.steps.guard is not None and kind is not None:
                 self.steps.guard.drop(self)
             if self._in_burst is not None:
@@ -366,6 +370,7 @@ class OpenStep:
             placed = by_kernels.begin(self.active.key, self.call)
             if placed is not None:
                 self._note_in(placed)
+                self._in_window = by_kernels.last_step
         except BaseException:  # a signal handler has interrupted this method; `close` ends a recording in `_in_burst`
             if self._in_burst is None:
                 by_kernels.abandon()

@@ -22,7 +22,10 @@ from cbtop.profiler.device import kernel_burst  # noqa: E402
 from cbtop.profiler.instrument import kernel_bursts, kernel_steps, kernel_windows  # noqa: E402
 from cbtop.profiler.instrument.kernel_steps import steps_for  # noqa: E402
 from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording  # noqa: E402
+from cbtop.profiler.instrument.model_call import ModelCall  # noqa: E402
+from cbtop.profiler.instrument.open_step import unit  # noqa: E402
 from cbtop.profiler.instrument.phases import Call  # noqa: E402
+from cbtop.protocol import clock  # noqa: E402
 from cbtop.protocol.attributes import Work  # noqa: E402
 from tests.profiler.device.fake_cupti import FakeCupti  # noqa: E402
 from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
@@ -315,6 +318,24 @@ def test_a_child_that_is_forked_in_a_recorded_step_does_not_end_it(
     assert not window.window.is_on
 
 
+def test_a_step_of_a_window_takes_until_its_token_is_chosen(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    monkeypatch.setattr(ModelCall, "waits", True)
+    window.most = len(window.steps) + 2
+    host.call(1)
+    (step,) = unit().open
+    time.sleep(0.05)
+    step.end_sampling(None, clock.perf_counter_ns())
+    recorded = window.steps[-1]
+    assert recorded.took_ns >= 50_000_000
+    assert recorded.ended_ns - recorded.began_ns <= recorded.took_ns - 50_000_000
+
+
 def steps_of(count: int, *, plain_ms: float, took_ms: float) -> list[RecordedStep]:
     steps = [RecordedStep("step", FORWARD, round(1e6 * plain_ms)) for _ in range(count)]
     for step in steps:
@@ -377,26 +398,19 @@ def test_a_step_that_raises_an_exception_is_not_recorded(
     assert all([name for name, _, _ in step].count("RmsNorm") == LAYERS for step in steps)
 
 
-def test_a_program_whose_steps_all_raise_pays_for_few_windows(
+def test_a_window_whose_steps_all_raise_is_paid_for(
     world: bursts.World,  # noqa: F811
     windows: list[WindowRecording],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernel_steps, "MOST_PAUSE_NS", 60_000_000_000)
     host = Host(world)
-    host.call_until(lambda: bool(host.profiler.governor.kinds))
-
-    def fail(*_: Any) -> None:
-        raise StoppedError
-
-    host.model.layers[1].register_forward_hook(fail)
-    count = len(windows)
-    while len(windows) == count or windows[-1].window.is_on:
-        with pytest.raises(StoppedError):
-            host.call(1)
-    window = windows[-1]
+    window = open_one(host, windows)
+    for step in window.steps:
+        step.has_failed = True
+    monkeypatch.setattr(kernel_steps, "MOST_PAUSE_NS", 60_000_000_000)
+    window.close()
     cost_ns = window.opened_ns - window.begun_ns  # closing takes some time, too
-    assert host.attachment.steps.kernels_due_ns > window.closing_ns + 10 * cost_ns
+    assert host.attachment.steps.kernels_due_ns > window.closing_ns + 9 * cost_ns
 
 
 INTERRUPTED = {  # where a signal handler raises -> the object and the method that it interrupts
@@ -521,14 +535,12 @@ def test_an_error_in_the_closing_thread_is_logged_and_stamps_time_the_model(
     raised: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", raised.append)
     host = Host(world)
-    open_one(host, windows)
-    monkeypatch.setattr(kernel_windows, "LEAST_WAIT_NS", 1_000_000)
-    monkeypatch.setattr(kernel_windows, "MOST_WAIT_NS", 1_000_000)
-    host.call_until(lambda: not windows[-1].window.is_on)
+    window = open_one(host, windows)
     monkeypatch.setattr(kernel_steps.KernelSteps, "_count", fail)
-    open_one(host, windows)
+    window._due_ns = 0
+    kernel_windows._thread.start_new_thread(window._close_late, ())
     until(lambda: not host.profiler.parts.by_kernels)
-    assert [record.getMessage() for record in caplog.records if "ValueError: played" in record.getMessage()]
+    until(lambda: any("ValueError: played" in record.getMessage() for record in caplog.records))
     host.call(1)
     assert host.attachment.is_attached
     assert not raised
