@@ -84,7 +84,8 @@ class KernelSteps:
         self._windows = self._recorded = 0  # number of windows, and of steps recorded in them
         self._most = 1  # most steps in the next window
         self._alone = 0  # number of next windows that have a single step
-        self._others = 0  # number of measured steps of all models when the last step of the window ended
+        # Number of measured steps of all models when the window was opened. The window's own steps are not measured.
+        self._others = 0
         # For each window: whether the device was idle when it began.
         self._were_idle: deque[bool] = deque(maxlen=SAMPLES)
         self._said = ""  # the method of measurement that was last announced to viewers

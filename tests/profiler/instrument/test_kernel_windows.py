@@ -99,6 +99,22 @@ def test_the_steps_of_a_window_do_not_overlap(
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(recorded))
 
 
+def test_each_step_of_a_window_has_its_own_tokens_and_elements(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    window.most = len(window.steps) + 2
+    recorded = len(host.steps())
+    for tokens in (3, 5):
+        host.model(torch.ones(2, tokens, dtype=torch.long))
+    assert not window.window.is_on
+    steps = host.steps()[recorded:][-2:]
+    assert [step[-1][2] for step in steps] == [6, 10]
+    assert [{elements for name, _, elements in step if name == "RmsNorm"} for step in steps] == [{6}, {10}]
+
+
 def test_kernels_between_two_steps_are_in_no_step(
     world: bursts.World,  # noqa: F811
     windows: list[WindowRecording],
