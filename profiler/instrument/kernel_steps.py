@@ -228,9 +228,7 @@ class KernelSteps:
         if burst.lost and len(recording.steps) == 1:
             phase = recording.steps[0].call.phase
             self._unseen.add(phase)
-            log_once(
-                f"{phase} steps have too many kernels, {burst.lost:,} records were lost: they have no bricks",
-            )
+            log_once(f"{phase} steps have too many kernels, {burst.lost:,} records were lost: they have no bricks")
         elif burst.lost:  # windows with a single step show which phase has too many kernels
             self._alone = ALONE
         seen = [one for one in recording.steps if one.call.phase not in self._unseen]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _BETWEEN: Keys = (None,)  # the place of kernels that are launched between two steps
 LEAST_WAIT_NS, MOST_WAIT_NS = 20_000_000, 100_000_000  # how long a window waits for its next step
-MOST_OPEN_NS = 250_000_000  # no step is added to a window that is open for this time
+MOST_OPEN_NS = 250_000_000  # a window that has been open for this time gets no further step
 WAIT_TIMES = 4  # a window waits this many times as long as the longest time between two of its steps
 
 
@@ -190,9 +190,7 @@ class WindowRecording(KernelRecording):
                 if was_between and is_here:  # an external id belongs to the thread that has set it
                     self.window.leave()
                 super().end_step()
-        except (
-            BaseException
-        ):  # a signal handler has interrupted the wait for the device, so the records were not read
+        except BaseException:  # a signal handler has interrupted the wait, so the records were not read
             self.steps.clear()
             self.bursts.recorded(self.step)
             raise

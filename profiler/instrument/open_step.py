@@ -223,8 +223,10 @@ class OpenStep:
             if not self._is_due(by_kernels):
                 by_kernels.end_window()
                 by_kernels = None
-            elif not by_kernels.times_host and self._begin_by_kernels(by_kernels):
-                return
+            elif not by_kernels.times_host:
+                if self._begin_by_kernels(by_kernels):
+                    return
+                by_kernels = None
         bursts = self.steps.bursts
         is_asked = bursts.asked.asked_word[0] != bursts.looked_at and bursts.is_asked
         if is_asked and len(self._unit.open) == 1 and self._begin_in_burst():

@@ -492,6 +492,9 @@ def test_a_step_that_waits_for_the_closing_thread_opens_no_window(
     thread.join()
     assert not window.window.is_on
     assert windows[-1] is window
+    by_kernels = host.attachment.steps.kernel_steps
+    assert by_kernels is not None
+    assert by_kernels.times_host  # The host's times are measured later, half-way to the next window.
 
 
 def test_lost_records_of_several_steps_do_not_end_the_recording(
