@@ -119,6 +119,8 @@ class KernelSteps:
 
     def _begin(self, key: Hashable, call: Call) -> PlacedCalls | None:
         if self._recording is not None and not self._may_follow(self._recording, call):
+            if not self._recording.is_between:  # a signal handler has interrupted the end of this thread's last step
+                self.abandon()
             self.end_window()
             return None
         plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
@@ -288,8 +290,6 @@ class KernelSteps:
         pause_ns = round((paid_ns + self._host_paid_ns) / share)
         self._host_paid_ns = 0
         pause_ns = min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns))
-        self.times_host, self._half_pause_ns = True, pause_ns // 2
-        self._pause(self._half_pause_ns)
         lived_ns = max(1, ended_ns - self._first_ns + pause_ns)
         percent = 100 * self._paid_ns / lived_ns
         every = max(1, round(pause_ns / max(1, all_plain_ns)))
@@ -306,6 +306,9 @@ class KernelSteps:
                     self._bursts.announce_host_times(self._host.times(), len(self._host))
             except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "kernels are not in the graph")
+        # This comes last, because another thread may begin to measure the host's times from now on.
+        self.times_host, self._half_pause_ns = True, pause_ns // 2
+        self._pause(self._half_pause_ns)
 
     def _say_measured(self) -> None:
         how = BY_KERNELS

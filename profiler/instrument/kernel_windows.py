@@ -126,11 +126,11 @@ class WindowRecording(KernelRecording):
 
     def end_step(self) -> None:
         """End the step. If no further step can follow in this window, close it. In a forked child, do nothing."""
-        if is_in_bad_fork():
+        if is_in_bad_fork() or not is_entered(self):
             return
         with self._lock:
-            ended_ns = self.steps[-1].ended_ns = clock.perf_counter_ns()
             try:
+                ended_ns = self.steps[-1].ended_ns = clock.perf_counter_ns()
                 is_over = len(self.steps) >= self.most or ended_ns - self.begun_ns >= MOST_OPEN_NS
                 is_over = is_over or not self.window.is_on or self.window.has_graphs
                 if is_over or not self.bursts.is_running:

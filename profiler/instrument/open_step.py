@@ -153,7 +153,6 @@ class OpenStep:
         "_begun_ns",
         "_end_evaluation",
         "_in_burst",
-        "_in_window",
         "_may_be_training",
         "_noting",
         "_sampling",
@@ -204,7 +203,6 @@ class OpenStep:
             # The step is the model's call, so it has the model's own operations.
             step.key = OwningKey.of(step.key, steps.own)
         self._in_burst: KernelRecording | HostCalls | CountedStep | None = None
-        self._in_window: RecordedStep | None = None  # set if the kernels of this step are recorded
         self._noting: Noting | None = None
         # Is called when this step ends, if this step has interrupted a training step.
         self._end_evaluation: Callable[[], None] | None = None
@@ -311,8 +309,8 @@ class OpenStep:
         """End the step. If other steps are still open inside it, end them first."""
         try:
             self.is_running = False
-            if self._in_window is not None:
-                self._in_window.closed_ns = clock.perf_counter_ns()
+            if self._noting is not None and self._noting.recorded is not None:
+                self._noting.recorded.closed_ns = clock.perf_counter_ns()
             if self.steps.guard is not None and kind is not None:
                 self.steps.guard.drop(self)
             if self._in_burst is not None:
@@ -371,17 +369,16 @@ class OpenStep:
         try:
             placed = by_kernels.begin(self.active.key, self.call)
             if placed is not None:
-                self._note_in(placed)
-                self._in_window = by_kernels.last_step
+                self._note_in(placed, by_kernels.last_step)
         except BaseException:  # a signal handler has interrupted this method; `close` ends a recording in `_in_burst`
             if self._in_burst is None:
                 by_kernels.abandon()
             raise
         return placed is not None
 
-    def _note_in(self, calls: PlacedCalls | HostCalls) -> None:
+    def _note_in(self, calls: PlacedCalls | HostCalls, recorded: RecordedStep | None = None) -> None:
         self._in_burst = calls.recording
-        noting = self._noting = Noting(self.steps, calls)
+        noting = self._noting = Noting(self.steps, calls, recorded)
         captures[get_ident()] = noting.capture
         noting.begin(self.call)
 
@@ -408,8 +405,9 @@ class OpenStep:
 class Noting:
     """Makes `capture` record the calls of a model's modules while the model is called once."""
 
-    def __init__(self, model: TimedModel, capture: Capture) -> None:
+    def __init__(self, model: TimedModel, capture: Capture, recorded: RecordedStep | None = None) -> None:
         self.capture = capture
+        self.recorded = recorded  # the step of a window that the call is in; None if it is in no window
         self._model = model
         self._me, self._before = ref(model, swapped_in.pop), swapped_in.get(ref(model))
         self._noted: list[NotedCall] = []

@@ -20,19 +20,15 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make torch"
 
 from cbtop.profiler.device import kernel_burst  # noqa: E402
 from cbtop.profiler.instrument import kernel_bursts, kernel_steps, kernel_windows  # noqa: E402
-from cbtop.profiler.instrument.kernel_steps import steps_for  # noqa: E402
-from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording  # noqa: E402
+from cbtop.profiler.instrument.kernel_windows import WindowRecording  # noqa: E402
 from cbtop.profiler.instrument.model_call import ModelCall  # noqa: E402
 from cbtop.profiler.instrument.open_step import unit  # noqa: E402
-from cbtop.profiler.instrument.phases import Call  # noqa: E402
 from cbtop.protocol import clock  # noqa: E402
 from cbtop.protocol.attributes import Work  # noqa: E402
 from tests.profiler.device.fake_cupti import FakeCupti  # noqa: E402
 from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
 from tests.profiler.instrument import test_kernel_bursts as bursts  # noqa: E402
 from tests.profiler.instrument.test_kernel_steps import LAYERS, Host, world  # noqa: E402, F401
-
-FORWARD = Call("forward", 2, 2, None)
 
 
 @pytest.fixture
@@ -352,40 +348,6 @@ def test_a_step_of_a_window_takes_until_its_token_is_chosen(
     assert recorded.ended_ns - recorded.began_ns <= recorded.took_ns - 50_000_000
 
 
-def steps_of(count: int, *, plain_ms: float, took_ms: float) -> list[RecordedStep]:
-    steps = [RecordedStep("step", FORWARD, round(1e6 * plain_ms)) for _ in range(count)]
-    for step in steps:
-        step.ended_ns = step.began_ns + round(1e6 * took_ms)
-    return steps
-
-
-@pytest.mark.parametrize(
-    ("plain_ms", "took_ms", "missing", "expected"),
-    [
-        (5, 8, 0, 8),  # eight steps cost as much as opening and closing
-        (5, 17, 0, 2),
-        (5, 50, 0, 1),
-        (5, 5, 0, kernel_steps.MOST_STEPS),
-        (5, 17, 20, kernel_steps.MOST_STEPS),
-        (5, 17, 3, 3),
-        (100, 102, 20, 2),  # the steps of a window take at most 250 ms
-        (500, 501, 20, 1),
-    ],
-)
-def test_a_window_has_many_steps_until_there_are_enough(
-    plain_ms: float, took_ms: float, missing: int, expected: int
-) -> None:
-    assert steps_for(steps_of(3, plain_ms=plain_ms, took_ms=took_ms), 24_000_000, missing) == expected
-
-
-def test_a_window_has_fewer_steps_if_they_have_many_kernels() -> None:
-    (step,) = steps = steps_of(1, plain_ms=5, took_ms=5)
-    kernel = kernel_windows.LaunchedKernel("gemm", (1, 1, 1), (1, 1, 1), 32, 0, 0)
-    for _ in range(40_000):
-        step.burst.add(("step",), kernel, 1)
-    assert steps_for(steps, 10**9, 20) == 2
-
-
 class StoppedError(Exception):
     """Raised by the model of a test."""
 
@@ -434,6 +396,7 @@ INTERRUPTED = {  # where a signal handler raises -> the object and the method th
     "the begin of a step": (WindowRecording, "begin_step"),
     "noting the calls": (kernel_steps, "PlacedCalls"),
     "the end of a step": (WindowRecording, "_wait_for_step"),
+    "before the end of a step": (WindowRecording, "end_step"),
     "closing": (kernel_windows.KernelRecording, "end_step"),
     "waiting for the device": (bursts.World, "is_done"),
     "reading the records": (kernel_windows.KernelWindow, "_read"),
@@ -585,3 +548,18 @@ def test_another_thread_closes_a_window_on_the_device_of_the_window(
     thread.start()
     thread.join()
     assert entered == [(3, True)]
+
+
+def test_a_plain_step_that_raises_leaves_the_model_attached(world: bursts.World) -> None:  # noqa: F811
+    host = Host(world)
+    host.call(40)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = host.model.layers[1].register_forward_hook(interrupt)
+    for _ in range(20):
+        with pytest.raises(KeyboardInterrupt):
+            host.call(1)
+    hook.remove()
+    assert host.attachment.is_attached
