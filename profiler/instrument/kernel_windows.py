@@ -109,6 +109,7 @@ class WindowRecording(KernelRecording):
         self.begun_ns = clock.perf_counter_ns()
         self.opened_ns = self.closing_ns = 0
         self._lock = lock
+        self._is_closing = False
         self._due_ns = 0  # the time when the window is closed if no step has begun
         self._longest_ns = 0  # the longest time between two steps
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
@@ -178,6 +179,9 @@ class WindowRecording(KernelRecording):
         return self.thread == get_ident() and self.is_between
 
     def _close(self, now_ns: int) -> None:
+        if self._is_closing or not is_entered(self):  # a signal handler that calls the model may close the window
+            return
+        self._is_closing = True
         was_between, self.is_between = self.is_between, False
         self.closing_ns = now_ns
         is_here = self.thread == get_ident()
@@ -191,6 +195,7 @@ class WindowRecording(KernelRecording):
                     self.window.leave()
                 super().end_step()
         except BaseException:  # a signal handler has interrupted the wait, so the records were not read
+            self._is_closing = False
             self.steps.clear()
             self.bursts.recorded(self.step)
             raise

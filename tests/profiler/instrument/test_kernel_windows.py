@@ -563,3 +563,17 @@ def test_a_plain_step_that_raises_leaves_the_model_attached(world: bursts.World)
             host.call(1)
     hook.remove()
     assert host.attachment.is_attached
+
+
+def test_a_signal_handler_cannot_close_a_window_that_is_being_closed(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    monkeypatch.setattr(world, "is_done", lambda stream: window.abandon() is None)  # A handler calls the model.
+    host.call(3)
+    assert not window.window.is_on
+    assert not kernel_bursts.one_at_a_time.locked()
+    assert host.attachment.is_attached
