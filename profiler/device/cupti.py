@@ -1,8 +1,8 @@
 """Records kernels with CUPTI, using the library that torch ships. Uses ctypes, no headers and no library of our own.
 
 Rules
-- CUPTI is open only while one step is recorded. A step with CUPTI open is called a window, see kernel_burst.py. If
-  CUPTI stayed open, the host's graph launches would take several times as long.
+- CUPTI is open only while a step, or a few steps in a row, are recorded. This time is called a window, see
+  kernel_burst.py. If CUPTI stayed open, the host's graph launches would take several times as long.
 - A process has one owner of CUPTI. If another tool is the owner, `begin` raises CuptiError with TAKEN and leaves that
   tool alone. Tools that the environment injects (Nsight) are detected before CUPTI is opened.
 - Records are read as bytes at known offsets. The beginning of a kernel's record has been the same since the CUPTI of

@@ -2,7 +2,8 @@
 recording is a burst.
 
 Rules
-- A window is one step. CUPTI is opened for the window and finalized at its end, so it is not open between two steps.
+- A window is one step of a burst, or a few steps in a row of a model whose steps are recorded by their kernels
+  (kernel_windows.py). CUPTI is opened for the window and finalized at its end.
 - An executable graph that is launched while kernels are recorded may crash when CUPTI is finalized. So a graph that
   the host replays in a window runs as an executable of cbtop's own, which is destroyed at the end of the window. If
   another executable ran nevertheless, CUPTI is released but not finalized, and the process has no further burst.

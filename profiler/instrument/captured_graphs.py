@@ -46,7 +46,7 @@ from cbtop.profiler.instrument.captured_graph import CapturedGraph
 from cbtop.profiler.instrument.capturing import Capture, captures, engine_runs
 from cbtop.profiler.instrument.device_graphs import device_here, devices, settle
 from cbtop.profiler.instrument.guard import graph_flags
-from cbtop.profiler.instrument.kernel_bursts import recording_here, replaying
+from cbtop.profiler.instrument.kernel_bursts import note_replay, recording_here
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.instrument.work import device_of
@@ -232,7 +232,7 @@ def _replay(original: Callable[..., None]) -> Callable[..., None]:
             with torch.cuda.device(captured.on.index):
                 timed(self)
             return
-        replaying.add(get_ident())
+        note_replay()
         recording = recording_here()
         if captured is not None and recording is not None:
             captured.replay_recorded(original, self, recording)

@@ -368,6 +368,11 @@ def enter_here(recording: KernelRecording) -> None:
     _here[get_ident()] = recording
 
 
+def is_entered(recording: KernelRecording) -> bool:
+    """Return whether `recording` was stored by `enter_here` and has not ended."""
+    return _here.get(recording.thread) is recording
+
+
 def recording_here() -> KernelRecording | None:
     """Return the `KernelRecording` of the step that the calling thread runs, or None.
 
@@ -379,6 +384,19 @@ def recording_here() -> KernelRecording | None:
         recording.close()
         return None
     return recording
+
+
+def note_replay() -> None:
+    """Note that the calling thread replays captured graphs. Later windows of other threads have a single step.
+
+    At the first replay, close a window of another thread if it is open between two steps.
+    """
+    thread = get_ident()
+    if thread not in replaying:
+        replaying.add(thread)
+        for recording in list(_here.values()):
+            if recording.is_between:
+                recording.close()
 
 
 def others_replay() -> bool:

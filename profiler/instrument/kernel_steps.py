@@ -18,8 +18,8 @@ Rules
 - Steps of a warm-up are not recorded.
 - If a step replays a captured graph that cbtop does not clone, the kernels of this graph are not known, so the shares
   of the other kernels are not known, either. Such a step is dropped, and further steps of its phase are not recorded.
-- If records of a step were lost, its figures would be too small. Such a step is dropped, too, and further steps of
-  its phase are not recorded.
+- If records of a window were lost, its figures would be too small. So its steps are dropped, and the next windows
+  have one step. If records of a single step were lost, further steps of its phase are not recorded.
 - If CUPTI is not available, or another tool holds it, one line is logged, and stamps time the model
   (eager_stamps.py).
 """
@@ -27,6 +27,7 @@ Rules
 from __future__ import annotations
 
 import threading
+from _thread import get_ident
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.governor import FLOOR, LEAST_OF_INTERVAL, SAMPLES, USED, interval_of
 from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
 from cbtop.profiler.instrument.kernel_bursts import bursts_of, close_at_exit
-from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording
+from cbtop.profiler.instrument.kernel_windows import MOST_OPEN_NS, RecordedStep, WindowRecording
 from cbtop.profiler.instrument.placed_calls import MAX_PLACES, CallPlaces, PlacedCalls
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
@@ -54,9 +55,9 @@ LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 60_000_000_000
 # as the slower steps after a window, and the noise of the program itself.
 STEADY = 0.5
 MOST_STEPS = 8  # most steps in a window
-MOST_OPEN_NS = 250_000_000  # longest time that the steps of a window may take, unless the window has a single step
 RECORDS_PER_LAUNCH = 5
-ALONE = 8  # number of windows with a single step, after another model ran between the steps of a window
+# Number of windows with a single step, after another model ran between the steps of a window, or records were lost.
+ALONE = 8
 LEAST_WINDOWS = LEAST_OF_INTERVAL  # the cost of windows is announced after this many of them
 LEAST_TOLD = 3  # an idle device is announced only after this many windows
 MOSTLY = 0.8  # an idle device is announced if it was idle at the begin of at least this share of windows
@@ -83,7 +84,8 @@ class KernelSteps:
         self._windows = self._recorded = 0  # number of windows, and of steps recorded in them
         self._most = 1  # most steps in the next window
         self._alone = 0  # number of next windows that have a single step
-        self._others = 0  # number of measured steps of all models when the last step of the window ended
+        # Number of measured steps of all models when the window was opened. The window's own steps are not measured.
+        self._others = 0
         # For each window: whether the device was idle when it began.
         self._were_idle: deque[bool] = deque(maxlen=SAMPLES)
         self._said = ""  # the method of measurement that was last announced to viewers
@@ -109,18 +111,41 @@ class KernelSteps:
         if is_in_bad_fork():
             return None
         with self._lock:
-            if self._recording is not None and not self._may_follow(self._recording, call):
-                self.end_window()
+            try:
+                return self._begin(key, call)
+            except BaseException:  # a signal handler has interrupted the begin of the step
+                self.abandon()
+                raise
+
+    def _begin(self, key: Hashable, call: Call) -> PlacedCalls | None:
+        if self._recording is not None and not self._may_follow(self._recording, call):
+            if not self._recording.is_between:  # a signal handler has interrupted the end of this thread's last step
+                self.abandon()
+            self.end_window()
+            return None
+        plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
+        if self._recording is None:
+            # Another thread may have closed the window while this thread waited for the lock. Then no step is due.
+            is_due = self.is_due(clock.perf_counter_ns()) and not self.times_host
+            if not is_due or not self._open(call, plain_ns):
                 return None
-            plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
-            if self._recording is None and not self._open(call, plain_ns):
-                return None
-            recording = self._recording
-            if recording is None:
-                return None
-            step = RecordedStep(key, call, plain_ns)
-            recording.begin_step(step, kernel_bursts.stream_here())
-            return PlacedCalls(recording, self._steps.labelled, step.elements, self._places)
+        recording = self._recording
+        if recording is None:
+            return None
+        step = RecordedStep(key, call, plain_ns)
+        recording.begin_step(step, kernel_bursts.stream_here())
+        return PlacedCalls(recording, self._steps.labelled, step.elements, self._places)
+
+    @property
+    def last_step(self) -> RecordedStep | None:
+        """The step of the open window that began last."""
+        return None if self._recording is None else self._recording.steps[-1]
+
+    def abandon(self) -> None:
+        """Close the window of the calling thread, because the begin of a step was interrupted."""
+        recording = self._recording
+        if recording is not None and recording.thread == get_ident():
+            recording.abandon()
 
     def end_window(self) -> None:
         """Close the window if it is open between two steps."""
@@ -146,6 +171,7 @@ class KernelSteps:
             return False
         if not kernel_bursts.one_at_a_time.acquire(blocking=False):
             return False
+        recording = None
         try:
             driver, stream = kernel_bursts.new_driver(), kernel_bursts.stream_here()
             self._were_idle.append(driver.is_done(stream))
@@ -154,15 +180,19 @@ class KernelSteps:
             recording = WindowRecording(self, window, stream, most, self._lock)
             window.begin()
             kernel_bursts.enter_here(recording)
+            self.burst, self.is_running, self._recording = recording.results, True, recording
         except BaseException as error:
-            kernel_bursts.one_at_a_time.release()
+            if recording is not None and recording.window.is_on:
+                kernel_bursts.enter_here(recording)
+                recording.abandon()
+            else:
+                kernel_bursts.one_at_a_time.release()
             if not isinstance(error, Exception):
                 raise
             self.refuse(error)
             return False
         if len(self._places.where) > MAX_PLACES:
             self._places = CallPlaces()
-        self.burst, self.is_running, self._recording = recording.results, True, recording
         recording.opened_ns = clock.perf_counter_ns()
         if most > 1:
             close_at_exit(recording)
@@ -194,22 +224,23 @@ class KernelSteps:
         recording, self._recording = self._recording, None
         burst, self.burst = self.burst, KernelBurstResults()
         self.is_running = False
+        self._pause(LEAST_PAUSE_NS)
         if recording is None:
             return
-        phases = {one.call.phase for one in recording.steps}
-        if burst.lost:
-            self._unseen |= phases
-            why = f"{burst.lost:,} records were lost"
-            log_once(f"{', '.join(sorted(phases))} steps have too many kernels, {why}: they have no bricks")
-        steps = [one for one in recording.steps if one.call.phase not in self._unseen]
+        if burst.lost and len(recording.steps) == 1:
+            phase = recording.steps[0].call.phase
+            self._unseen.add(phase)
+            log_once(f"{phase} steps have too many kernels, {burst.lost:,} records were lost: they have no bricks")
+        elif burst.lost:  # windows with a single step show which phase has too many kernels
+            self._alone = ALONE
+        seen = [one for one in recording.steps if one.call.phase not in self._unseen]
+        steps = [one for one in seen if not (one.has_failed or burst.lost)]
         try:
             self._record(steps, burst)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a step is not recorded by its kernels")
-        if steps:
-            self._count(recording, clock.perf_counter_ns())
-        else:
-            self._pause(LEAST_PAUSE_NS)
+        if seen:
+            self._count(recording, steps, clock.perf_counter_ns())
 
     def records_around_unseen(self) -> bool:
         """Drop the step, because its kernels are not known, and record no further steps of its phase. Returns
@@ -236,19 +267,22 @@ class KernelSteps:
     def _pause(self, pause_ns: int) -> None:
         self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
 
-    def _count(self, recording: WindowRecording, ended_ns: int) -> None:
-        """Count a window that ended at `ended_ns`. Its cost decides when the next one is due."""
-        governor, steps = self._governor, recording.steps
+    def _count(self, recording: WindowRecording, steps: list[RecordedStep], ended_ns: int) -> None:
+        """Count a window that ended at `ended_ns`, and its completed `steps`. Its cost decides when the next one is
+        due.
+        """
+        governor = self._governor
         open_ns, close_ns = recording.opened_ns - recording.begun_ns, ended_ns - recording.closing_ns
         plain_ns = sum(step.plain_ns for step in steps)
-        inside_ns = sum(step.ended_ns - step.began_ns for step in steps)
+        inside_ns = sum(step.took_ns for step in steps)
         paid_ns = max(0, open_ns + inside_ns + close_ns - plain_ns)
         self._first_ns = self._first_ns or recording.begun_ns
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)
         self._windows += 1
         self._recorded += len(steps)
-        self._plain_ns = plain_ns // len(steps)
+        all_plain_ns = sum(step.plain_ns for step in recording.steps)
+        self._plain_ns = all_plain_ns // len(recording.steps)
         self._alone = max(0, self._alone - 1)
         self._most = steps_for(steps, open_ns + close_ns, FLOOR - self._recorded)
         self._say_measured()
@@ -256,11 +290,9 @@ class KernelSteps:
         pause_ns = round((paid_ns + self._host_paid_ns) / share)
         self._host_paid_ns = 0
         pause_ns = min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns))
-        self.times_host, self._half_pause_ns = True, pause_ns // 2
-        self._pause(self._half_pause_ns)
         lived_ns = max(1, ended_ns - self._first_ns + pause_ns)
         percent = 100 * self._paid_ns / lived_ns
-        every = max(1, round(pause_ns / max(1, plain_ns)))
+        every = max(1, round(pause_ns / max(1, all_plain_ns)))
         profiler = self._steps.profiler
         ends: tuple[float | None, float | None, float | None] = None, None, None
         if self._windows >= LEAST_WINDOWS:
@@ -273,6 +305,9 @@ class KernelSteps:
                     self._bursts.announce_host_times(self._host.times(), len(self._host))
             except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "kernels are not in the graph")
+        # This comes last, because another thread may begin to measure the host's times from now on.
+        self.times_host, self._half_pause_ns = True, pause_ns // 2
+        self._pause(self._half_pause_ns)
 
     def _say_measured(self) -> None:
         how = BY_KERNELS
@@ -319,7 +354,7 @@ def steps_for(steps: Sequence[RecordedStep], fixed_ns: int, missing: int) -> int
     window has as many as possible. Later, it has so many that they cost as much as opening and closing.
     """
     count = len(steps)
-    took_ns = sum(step.ended_ns - step.began_ns for step in steps)
+    took_ns = sum(step.took_ns for step in steps)
     plain_ns, busy_ns = sum(step.plain_ns for step in steps), sum(step.busy_ns for step in steps)
     launches = sum(step.launches for step in steps)
     wanted = missing if missing > 0 else -(-fixed_ns * count // max(1, took_ns - plain_ns))

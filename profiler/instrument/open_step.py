@@ -27,6 +27,7 @@ from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.host_steps import HostCalls
 from cbtop.profiler.instrument.kernel_bursts import KernelRecording
+from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording
 from cbtop.profiler.instrument.phases import VERIFY
 from cbtop.profiler.instrument.placed_calls import PlacedCalls
 from cbtop.profiler.instrument.step_contents import CountedStep
@@ -219,8 +220,10 @@ class OpenStep:
             if not self._is_due(by_kernels):
                 by_kernels.end_window()
                 by_kernels = None
-            elif not by_kernels.times_host and self._begin_by_kernels(by_kernels):
-                return
+            elif not by_kernels.times_host:
+                if self._begin_by_kernels(by_kernels):
+                    return
+                by_kernels = None
         bursts = self.steps.bursts
         is_asked = bursts.asked.asked_word[0] != bursts.looked_at and bursts.is_asked
         if is_asked and len(self._unit.open) == 1 and self._begin_in_burst():
@@ -305,9 +308,13 @@ class OpenStep:
         """End the step. Steps that are still open inside it end first."""
         try:
             self.is_running = False
+            if self._noting is not None and self._noting.recorded is not None:
+                self._noting.recorded.closed_ns = clock.perf_counter_ns()
             if self.steps.guard is not None and kind is not None:
                 self.steps.guard.drop(self)
             if self._in_burst is not None:
+                if kind is not None and isinstance(self._in_burst, WindowRecording):
+                    self._in_burst.fail_step()
                 self._end_in_burst()
             if self._end_evaluation is not None:
                 self._end_evaluation()
@@ -358,15 +365,19 @@ class OpenStep:
     def _begin_by_kernels(self, by_kernels: KernelSteps) -> bool:
         """Begin to record the kernels of this step. Returns False if that is not possible."""
         self.steps.follow(None)
-        placed = by_kernels.begin(self.active.key, self.call)
-        if placed is None:
-            return False
-        self._note_in(placed)
-        return True
+        try:
+            placed = by_kernels.begin(self.active.key, self.call)
+            if placed is not None:
+                self._note_in(placed, by_kernels.last_step)
+        except BaseException:  # a signal handler has interrupted this method; `close` ends a recording in `_in_burst`
+            if self._in_burst is None:
+                by_kernels.abandon()
+            raise
+        return placed is not None
 
-    def _note_in(self, calls: PlacedCalls | HostCalls) -> None:
+    def _note_in(self, calls: PlacedCalls | HostCalls, recorded: RecordedStep | None = None) -> None:
         self._in_burst = calls.recording
-        noting = self._noting = Noting(self.steps, calls)
+        noting = self._noting = Noting(self.steps, calls, recorded)
         captures[get_ident()] = noting.capture
         noting.begin(self.call)
 
@@ -395,8 +406,9 @@ class OpenStep:
 class Noting:
     """Makes `capture` record the calls of modules during one call of the model."""
 
-    def __init__(self, model: TimedModel, capture: Capture) -> None:
+    def __init__(self, model: TimedModel, capture: Capture, recorded: RecordedStep | None = None) -> None:
         self.capture = capture
+        self.recorded = recorded  # the step of a window that the call is in; None if it is in no window
         self._model = model
         self._me, self._before = ref(model, swapped_in.pop), swapped_in.get(ref(model))
         self._noted: list[NotedCall] = []
@@ -407,12 +419,12 @@ class Noting:
         capture = self.capture
         try:
             swaps.swap_in(self._me, capture)
+            self._model.ask()  # before the calls are noted, because it may change their bricks
             self._noted += [one for one in [call.noted_by(capture) for call in self._model.calls] if one is not None]
             for one in self._noted:
                 one.swap_in()
             if self._model.guard is not None:
                 self._model.guard.swap_in()
-            self._model.ask()
             self._span = capture.begin_model(self._model, call)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)

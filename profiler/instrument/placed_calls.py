@@ -34,7 +34,8 @@ class CallPlace:
         self.key = key
         self.keys = keys
         self.number = number
-        self.module: nn.Module | None = None  # the module that was called last
+        # The called module. None if the call has ended, so that a module that the host drops is freed.
+        self.module: nn.Module | None = None
         self.inside: dict[Hashable, CallPlace] = {}
 
 
@@ -112,7 +113,9 @@ class PlacedCalls(Capture):
             self._elements[span.keys] += elements
         is_last = False
         while not is_last:
-            is_last = calls.pop() is span
+            ended = calls.pop()
+            ended.module = None
+            is_last = ended is span
             self._window.leave()
 
     def replayed(self, spans: Sequence[CapturedCall], around: Keys = ()) -> None:

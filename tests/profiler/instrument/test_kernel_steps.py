@@ -23,7 +23,9 @@ from cbtop.profiler.instrument import (  # noqa: E402
     uninstall,
 )
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
-from cbtop.profiler.instrument.kernel_steps import parts_from, together  # noqa: E402
+from cbtop.profiler.instrument.kernel_steps import parts_from, steps_for, together  # noqa: E402
+from cbtop.profiler.instrument.kernel_windows import RecordedStep  # noqa: E402
+from cbtop.profiler.instrument.phases import Call  # noqa: E402
 from cbtop.protocol.kernel_messages import HostTimes  # noqa: E402
 from cbtop.protocol.kernel_messages import KernelBurst as Found  # noqa: E402
 from cbtop.protocol.messages import Manifest, Node, Sampling  # noqa: E402
@@ -36,6 +38,7 @@ from tests.profiler.memory import Memory  # noqa: E402
 
 KERNEL = LaunchedKernel("gemm", (1, 1, 1), (1, 1, 1), 32, 0, 0)
 LAYERS = 4
+FORWARD = Call("forward", 2, 2, None)
 Message = TypeVar("Message")
 
 
@@ -202,3 +205,36 @@ def test_bursts_add_up_and_stay_what_they_were() -> None:
     assert (durations.count, durations.mean_ns, durations.min_ns, durations.max_ns) == (2, 20, 10, 30)
     assert found.steps["step"] == 2
     assert bursts_[0].kernels[keys, KERNEL].count == 1
+
+
+def steps_of(count: int, *, plain_ms: float, took_ms: float) -> list[RecordedStep]:
+    steps = [RecordedStep("step", FORWARD, round(1e6 * plain_ms)) for _ in range(count)]
+    for step in steps:
+        step.ended_ns = step.began_ns + round(1e6 * took_ms)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("plain_ms", "took_ms", "missing", "expected"),
+    [
+        (5, 8, 0, 8),  # eight steps cost as much as opening and closing
+        (5, 17, 0, 2),
+        (5, 50, 0, 1),
+        (5, 5, 0, kernel_steps.MOST_STEPS),
+        (5, 17, 20, kernel_steps.MOST_STEPS),
+        (5, 17, 3, 3),
+        (100, 102, 20, 2),  # the steps of a window take at most 250 ms
+        (500, 501, 20, 1),
+    ],
+)
+def test_a_window_has_many_steps_until_there_are_enough(
+    plain_ms: float, took_ms: float, missing: int, expected: int
+) -> None:
+    assert steps_for(steps_of(3, plain_ms=plain_ms, took_ms=took_ms), 24_000_000, missing) == expected
+
+
+def test_a_window_has_fewer_steps_if_they_have_many_kernels() -> None:
+    (step,) = steps = steps_of(1, plain_ms=5, took_ms=5)
+    for _ in range(40_000):
+        step.burst.add(("step",), KERNEL, 1)
+    assert steps_for(steps, 10**9, 20) == 2
