@@ -31,6 +31,7 @@ Times
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import threading
 import weakref
@@ -46,7 +47,7 @@ from cbtop.profiler.instrument.captured_graph import CapturedGraph
 from cbtop.profiler.instrument.capturing import Capture, captures, engine_runs
 from cbtop.profiler.instrument.device_graphs import device_here, devices, settle
 from cbtop.profiler.instrument.guard import graph_flags
-from cbtop.profiler.instrument.kernel_bursts import note_replay, recording_here
+from cbtop.profiler.instrument.kernel_bursts import close_between_steps, note_replay, recording_here
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.instrument.work import device_of
@@ -56,8 +57,8 @@ _lock = threading.RLock()
 graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
 # Graphs that draw random numbers from generators that the host has registered.
 _random: weakref.WeakSet[Any] = weakref.WeakSet()
-# Name of a method of the class -> the original method, or None if the class inherits it.
-_replaced: dict[str, Any] = {}
+# (class, name of a method) -> the original method, or None if the class inherits it.
+_replaced: dict[tuple[Any, str], Any] = {}
 _users: weakref.WeakSet[ModelSteps] = weakref.WeakSet()
 
 
@@ -79,9 +80,11 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
         if not hasattr(torch.cuda, "CUDAGraph"):
             return
         kind = torch.cuda.CUDAGraph
-        for name, ours_ in _METHODS.items():
-            _replaced[name] = vars(kind).get(name)
-            setattr(kind, name, ours_(getattr(kind, name)))
+        methods = [(kind, name, ours) for name, ours in _METHODS.items()]
+        for owner, name, ours in [*methods, (torch.autograd.profiler.profile, "_prepare_trace", _prepares)]:
+            if hasattr(owner, name):
+                _replaced[owner, name] = vars(owner).get(name)
+                setattr(owner, name, ours(getattr(owner, name)))
         compiled_code.follow()
         kernel_makers.follow()
         atexit.register(_at_exit)
@@ -106,11 +109,11 @@ def look_no_more(steps: ModelSteps) -> None:
 
 
 def _put_back() -> None:
-    for name, was in _replaced.items():
+    for (owner, name), was in _replaced.items():
         if was is None:
-            delattr(torch.cuda.CUDAGraph, name)
+            delattr(owner, name)
         else:
-            setattr(torch.cuda.CUDAGraph, name, was)
+            setattr(owner, name, was)
     _replaced.clear()
     atexit.unregister(_at_exit)
     compiled_code.follow_no_more()
@@ -245,6 +248,15 @@ def _replay(original: Callable[..., None]) -> Callable[..., None]:
             original(self)
 
     return replay
+
+
+def _prepares(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def _prepare_trace(self: Any, *args: Any, **kwargs: Any) -> None:
+        close_between_steps()  # torch's profiler uses CUPTI, too, and a process can use it only once at a time
+        original(self, *args, **kwargs)
+
+    return _prepare_trace
 
 
 def _reset(original: Callable[..., None]) -> Callable[..., None]:

@@ -386,6 +386,13 @@ def recording_here() -> KernelRecording | None:
     return recording
 
 
+def close_between_steps() -> None:
+    """Close the windows of all threads that are open between two steps."""
+    for recording in list(_here.values()):
+        if recording.is_between:
+            recording.close()
+
+
 def note_replay() -> None:
     """Note that the calling thread replays captured graphs. Later windows of other threads have a single step.
 
@@ -394,9 +401,7 @@ def note_replay() -> None:
     thread = get_ident()
     if thread not in replaying:
         replaying.add(thread)
-        for recording in list(_here.values()):
-            if recording.is_between:
-                recording.close()
+        close_between_steps()
 
 
 def others_replay() -> bool:

@@ -157,6 +157,21 @@ def test_a_window_is_closed_before_a_graph_is_captured_or_replayed(
     assert not windows[-1].window.is_left_on
 
 
+def test_a_window_is_closed_before_the_profiler_of_torch_starts(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    is_on = []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        is_on.append(window.window.is_on)
+    assert is_on == [False]
+    assert not kernel_bursts.one_at_a_time.locked()
+    host.attachment.detach()
+    assert "cbtop" not in torch.autograd.profiler.profile._prepare_trace.__code__.co_filename
+
+
 def test_other_threads_that_replay_graphs_make_windows_short(
     world: bursts.World,  # noqa: F811
     windows: list[WindowRecording],
