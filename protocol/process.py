@@ -16,6 +16,8 @@ TYPE_CHECKING = False  # `typing` loads slowly, so it is not imported; see `cbto
 if TYPE_CHECKING:
     from pathlib import Path
 
+# The environment variable with the names of the `cbtop run` commands around a process, separated by spaces.
+RUNS_VARIABLE = "CBTOP_RUNS"
 _PROC = "/proc"  # this file of Linux is missing on other systems and in some sandboxes
 MAX_THREADS = 256
 # Field numbers of proc_pid_stat(5), from 1; the start time is in clock ticks since boot.
@@ -90,6 +92,11 @@ def busiest_wait_ns(before: dict[str, tuple[int, int]], now: dict[str, tuple[int
     """
     grown = [(ran - before[one][0], waited - before[one][1]) for one, (ran, waited) in now.items() if one in before]
     return max((ran + waited, waited) for ran, waited in grown)[1] if grown else None
+
+
+def run_name(pid: int) -> str:
+    """Return the name of the `cbtop run` command whose process is `pid`. No two commands have the same name."""
+    return f"run-{pid_namespace() or 0}-{pid}-{process_start(pid) or 0}"
 
 
 def process_start(pid: int) -> int | None:
