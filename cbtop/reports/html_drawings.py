@@ -15,6 +15,7 @@ WIDTH, ROW, CHARACTER = 1000, 18, 6.4  # in pixels; the drawing is scaled to the
 MAX_BLOCKS = 4_000  # maximum number of blocks of a step; smaller ones are left out first
 HEIGHT, LEFT, BOTTOM = 420, 70, 40  # of the roofline
 LINE = 12
+POINT_LABEL = 14  # in pixels; from the middle of a point to its label
 CHANGE_LABEL = 20  # in pixels; room at both ends of the bars of changes
 LONGER, SHORTER = "#d1242f", "#2da44e"
 
@@ -103,7 +104,7 @@ def roofline_drawing(roofs: RooflineView) -> str:
         color = COLORS.get(one.category.display_name, GRAY)
         parts.append(
             f'<g><title>{plain(about)}</title><circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"/>'
-            f"{axes.label(one.name, x + 8, y + 4)}</g>"
+            f"{axes.label_of_point(one.name, x, y)}</g>"
         )
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" class="roofline">{"".join(parts)}</svg>'
 
@@ -128,6 +129,12 @@ class _Axes:
             y += LINE
         self._labels.append((left, left + width, y))
         return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{plain(text)}</text>'
+
+    def label_of_point(self, text: str, x: float, y: float) -> str:
+        """Return the label of the point at the pixel (`x`, `y`). If it must move, a line leads from the point to it."""
+        label = self.label(text, x + POINT_LABEL, y + 4)
+        _, _, low = self._labels[-1]
+        return (_line(x, y, x + POINT_LABEL - 2, low - 4, "leader") if low > y + 4 else "") + label
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Return the pixels of a point."""
