@@ -165,9 +165,14 @@ def work_done(part: PartDiff) -> str:
     """
     if part.name != part.phase:
         return part.name
-    batch = f" on {number(part.now.sequences)} sequences" if part.now.sequences not in (None, 1.0) else ""
-    tokens = f" of {number(part.now.tokens)} tokens" if part.now.tokens not in (None, 1.0) else ""
+    batch = f" on {_amount(part.now.sequences)} sequences" if part.now.sequences not in (None, 1.0) else ""
+    tokens = f" of {_amount(part.now.tokens)} tokens" if part.now.tokens not in (None, 1.0) else ""
     return f"{part.phase}{tokens}{batch}"
+
+
+def _amount(value: float | None) -> str:
+    """Format a mean number of tokens or sequences: `4`, or `4.25` if steps differ."""
+    return count(value) if value is not None and value.is_integer() else number(value)
 
 
 def rate_lines(found: RunDiff) -> list[str]:
@@ -309,7 +314,7 @@ def _sums(part: PartDiff) -> list[str]:
     # this change.
     of_batch = f", {_percents(part.wall)}" if part.name != part.phase else ""
     return [
-        f"wall clock {number(then_us)} → {number(now_us)} µs/{part.unit}{of_batch}",
+        f"wall clock of these steps {number(then_us)} → {number(now_us)} µs/{part.unit}{of_batch}",
         change,
         *(f"{name} p50 {_then_now(one)}" for name, one in part.training.items()),
     ]
