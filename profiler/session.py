@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,10 @@ class Report:
         for category in self.categories:
             lines.append(f"  {category.category.display_name:20} {category.exclusive_ns / 1e3:10.2f}µs excl total")
         return "\n".join([*lines, *(f"  {note}" for note in self._notes())])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the report as text. IPython calls this method in a terminal."""
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         """Return the report as HTML: the shares of the bricks, and a table. Notebooks call this method to show it."""

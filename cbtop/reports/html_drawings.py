@@ -131,7 +131,7 @@ class _Axes:
         return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{plain(text)}</text>'
 
     def label_of_point(self, text: str, x: float, y: float) -> str:
-        """Return the label of the point at the pixel (`x`, `y`). If it must move, a line leads from the point to it."""
+        """Return the label of the point at the pixel (`x`, `y`). If it moves, a line leads to it."""
         label = self.label(text, x + POINT_LABEL, y + 4)
         _, _, low = self._labels[-1]
         return (_line(x, y, x + POINT_LABEL - 2, low - 4, "leader") if low > y + 4 else "") + label

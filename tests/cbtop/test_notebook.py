@@ -210,3 +210,5 @@ def test_a_notebook_that_is_executed_shows_a_cell_and_its_objects(runtime: Path,
     assert value.data["text/plain"] == "torch.Size([3, 64])"
     for cell in objects:
         assert "UpProjection" in cell.outputs[-1].data["text/html"]
+        assert "UpProjection" in cell.outputs[-1].data["text/plain"]
+        assert "object at 0x" not in cell.outputs[-1].data["text/plain"]

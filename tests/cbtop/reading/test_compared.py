@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,6 +35,9 @@ def test_the_changes_are_those_of_the_command(runs: dict[str, Path], capsys: pyt
     assert json.loads(json.dumps(changes.fields())) == json.loads(capsys.readouterr().out)
     assert "DownProjection in Layer 2" in changes.slower
     assert changes.why_not == ""
+    printer = Mock()
+    changes._repr_pretty_(printer, cycle=False)
+    printer.text.assert_called_once_with(str(changes))
 
 
 def test_a_notebook_shows_tables_bars_and_the_verdict(runs: dict[str, Path]) -> None:
