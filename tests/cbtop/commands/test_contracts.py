@@ -97,7 +97,7 @@ def test_the_contract_of_the_page_and_our_own_have_no_fault(name: str, capsys: p
         ("plain_rms_norm", "gone", "there is no 'gone' in "),
         ("plain_rms_norm", "profiler", ":profiler is no function"),
         ("a NaN,", "an odd fault,", "falsification.outputs: 'an odd fault' is unknown; faults are scaled by 1.5"),
-        ("equations", "equation", "the file: 'equation' is no key"),
+        ("equations", "equation", "the file: 'equation' is not a key; did you mean equations?"),
         ("finite(out)", "finite(out", "'finite(out' is no expression"),
     ],
 )  # fmt: skip
