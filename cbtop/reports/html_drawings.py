@@ -66,16 +66,20 @@ def _block(one: TimelineSpan | Gap, step: TimelineSpan, row: int) -> str:
     )
 
 
-def change_drawing(changes: Sequence[tuple[str, float]], unit: str) -> str:
-    """Return the changes of times as bars, longer times to the right. Return "" if nothing has changed."""
-    largest = max((abs(delta) for _, delta in changes), default=0.0)
+def change_drawing(changes: Sequence[tuple[str, float, bool]], unit: str) -> str:
+    """Return the changes of times as bars, longer times to the right. Return "" if nothing has changed.
+
+    A change has a name, a time, and whether it is beyond noise. The bar of another change is gray.
+    """
+    largest = max((abs(delta) for _, delta, _ in changes), default=0.0)
     if not largest:
         return ""
     middle, room = WIDTH / 2, WIDTH / 2 - CHANGE_LABEL
     rows = []
-    for row, (name, delta) in enumerate(changes):
+    for row, (name, delta, is_beyond_noise) in enumerate(changes):
         width = room * abs(delta) / largest
         x, color = (middle, LONGER) if delta > 0 else (middle - width, SHORTER)
+        color = color if is_beyond_noise else GRAY
         at, anchor = (middle - 6, "end") if delta > 0 else (middle + 6, "start")
         label = plain(f"{name} {'+' if delta > 0 else '-'}{units.number(abs(delta))} {unit}")
         rows.append(

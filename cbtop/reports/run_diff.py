@@ -96,7 +96,8 @@ def diff_html(found: RunDiff) -> str:
     for part in found.parts:
         lines += [f"<h2>{plain(head(part))}</h2>", *(f"<p>{plain(line)}</p>" for line in _sums(part))]
         lines += [f'<div class="verdict">{plain(line)}</div>' for line in _verdicts(found, part, causes)]
-        lines.append(change_drawing([(place.name, place.delta_us) for place in part.bricks], f"µs/{part.unit}"))
+        changes = [(place.name, place.delta_us, bool(place.verdict)) for place in part.bricks]
+        lines.append(change_drawing(changes, f"µs/{part.unit}"))
         tables = [places for places in (part.bricks, part.layers, _listed_cells(part)) if places]
         lines += [table_html(_rows(part, places, causes)) for places in tables]
         lines.append(f"<p>{plain(power(part))}</p>")
