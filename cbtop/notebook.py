@@ -9,21 +9,21 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from cbtop.commands.shared.ring_view import view_of
 from cbtop.daemon.source import Source
 from cbtop.errors import UsageError
+from cbtop.profiler.analysis.markup import plain
 from cbtop.profiler.instrument import temporary
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.ended import rings_of_latest
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.ring_reader import Batch, RingReader
+from cbtop.protocol.messages import RecordBatch, SourceState
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.reports.html import html_part
 from cbtop.reports.overview import brick_lines
@@ -91,7 +91,7 @@ class CellTimer:
         finally:
             if attached is not None:
                 attached.end()
-            self._show(list(_views(before, phase)))
+            self._show(list(_views(before, phase)), phase)
 
     def _compiled(self, source: str) -> Callable[[], object]:
         """Return a function that runs a cell in the user's namespace, and returns the value of its last expression.
@@ -114,10 +114,11 @@ class CellTimer:
 
         return run
 
-    def _show(self, views: list[SourceView]) -> None:
-        data = {"text/plain": "\n\n".join(map(_text, views)) or NOTHING}
+    def _show(self, views: list[SourceView], phase: str | None) -> None:
+        missing = _missing(phase, views)
+        data = {"text/plain": "\n\n".join([*missing, *map(_text, views)]) or NOTHING}
         if views:
-            data["text/html"] = html_part(views)
+            data["text/html"] = "".join(f"<p>{plain(line)}</p>" for line in missing) + html_part(views)
         self._shell.display_pub.publish(data=data)
 
 
@@ -125,19 +126,35 @@ def _text(view: SourceView) -> str:
     return "\n".join([text_report([view], TEXT_SECTIONS), "", *brick_lines(view, TEXT_BRICKS)])
 
 
+def _missing(phase: str | None, views: Sequence[SourceView]) -> list[str]:
+    """Return a line if the cell has no steps of the phase that its user has asked for. Otherwise returns []."""
+    phases = {steps.phase: None for view in views for steps in view.phases}
+    if phase is None or not views or phase in phases:
+        return []
+    return [f"cbtop: --phase {phase}: the cell has no such steps; choose {' or '.join(phases)}"]
+
+
 class _CellSource(Source):
-    """A ring of this process. Only the records of the cell count: those from the number `first` on."""
+    """A ring of this process. Only the records of the cell count: those from the number `first` on.
+
+    Their numbers begin with 0, so no record before the cell is missing.
+    """
 
     def __init__(self, ring: Path, first: int) -> None:
         super().__init__(ring)
         self._first = first
+        self._ring.skip_to(first)
+        self.pass_over_records()
 
-    def _count(self, batch: Batch) -> None:
-        earlier = min(len(batch.node), max(0, self._first - (self._ring.read_to - len(batch.node))))
-        if earlier:
-            is_of_cell = np.arange(len(batch.node)) >= earlier
-            batch = replace(batch.only(is_of_cell), overwritten=batch.overwritten + earlier)
-        super()._count(batch)
+    def state_message(self) -> SourceState:
+        state = super().state_message()
+        return replace(state, produced=state.produced - self._first)
+
+    def records(self) -> list[RecordBatch]:
+        return [
+            replace(batch, first=batch.first - self._first, produced=batch.produced - self._first)
+            for batch in super().records()
+        ]
 
 
 def _phase(line: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +112,10 @@ class Report:
             lines.append(f"  {category.category.display_name:20} {category.exclusive_ns / 1e3:10.2f}µs excl total")
         return "\n".join([*lines, *(f"  {note}" for note in self._notes())])
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the report as text. IPython calls this method in a terminal."""
+        printer.text(str(self))
+
     def _repr_html_(self) -> str:
         """Return the report as HTML: the shares of the bricks, and a table. Notebooks call this method to show it."""
         shares = [(sanitise(stats.name), self._percent(stats) or 0.0) for stats in self.bricks]
@@ -135,17 +139,17 @@ class Report:
         return 100 * stats.closed.exclusive_ns / self.recorded_ns if self.recorded_ns else None
 
     def _first_line(self) -> str:
-        rate = "n/a" if self.tokens_per_sec is None else f"{self.tokens_per_sec:.1f} tokens/s"
+        rate = "n/a" if self.tokens_per_sec is None else f"{self.tokens_per_sec:,.1f} tokens/s"
         if self.tokens_per_sec_in_steps is not None:
-            rate += f" ({self.tokens_per_sec_in_steps:.1f} in steps)"
+            rate += f" ({self.tokens_per_sec_in_steps:,.1f} in steps)"
             rate += f" of {self.phases} phases together" if self.phases > 1 else ""
         of_it = "it" if self.recorded_steps == self.steps else "what was recorded"
         coverage = "n/a" if self.coverage is None else f"{100 * self.coverage:.1f} % of {of_it} in bricks"
         span = "" if self.window_s is None else f"the last {self.window_s:.1f} s: "
         sample = f"a sample, one step in {self.sample_every:,}: " if self.sample_every > 1 else ""
         recorded = "" if self.recorded_steps == self.steps else f" ({self.recorded_steps} recorded)"
-        steps = f"{self.steps} steps{recorded}, {self.tokens} tokens"
-        return f"{sample}{span}{steps}, {self.wall_ns / 1e3:.1f}µs, {rate}, {coverage}"
+        steps = f"{self.steps:,} {'step' if self.steps == 1 else 'steps'}{recorded}, {self.tokens:,} tokens"
+        return f"{sample}{span}{steps}, {self.wall_ns / 1e3:,.1f} µs, {rate}, {coverage}"
 
     def _notes(self) -> Iterator[str]:
         """Yield what a reader must know of the time breakdowns and of lost records."""

@@ -38,7 +38,7 @@ PROTOCOL_MAJOR = 2  # major version 2 sends histograms as cells
 # Minor version 1 added devices. Version 2 added the kernels of a burst. Version 3 added the time in which steps run,
 # and the node of a process that is quiet. Version 4 added the parts of training steps. Version 5 added operations,
 # allocations and conditions. Version 6 added the requests, load and times of a serving engine. Version 7 added the
-# pid of the command of `cbtop run`.
+# pid of the command of `cbtop run`, and the runs that started a process.
 PROTOCOL_MINOR = 7
 
 
@@ -60,6 +60,7 @@ class HostHello:
     its clock (None: not known). `job` is equal in all ranks of a job. The value is only compared, never shown.
     `command_pid` is the pid of the command that `cbtop run` became. It equals `pid` if the process is the command
     itself (None: `cbtop run` did not start the process).
+    `runs` has the names of the `cbtop run` commands that started the process, separated by spaces.
     """
 
     protocol_major: int
@@ -82,6 +83,7 @@ class HostHello:
     clock_resolution_ns: int | None = None
     job: str = ""
     command_pid: int | None = None
+    runs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+# The environment variable with the names of the `cbtop run` commands around a process, separated by spaces.
+RUNS_VARIABLE = "CBTOP_RUNS"
 _PROC = "/proc"  # this file of Linux is missing on other systems and in some sandboxes
 MAX_THREADS = 256
 RUN_ID = "CBTOP_RUN_ID"  # in the environment of the processes of `cbtop run`; begins with the pid of the command
@@ -99,6 +101,11 @@ def busiest_wait_ns(before: dict[str, tuple[int, int]], now: dict[str, tuple[int
     """
     grown = [(ran - before[one][0], waited - before[one][1]) for one, (ran, waited) in now.items() if one in before]
     return max((ran + waited, waited) for ran, waited in grown)[1] if grown else None
+
+
+def run_name(pid: int) -> str:
+    """Return the name of the `cbtop run` command whose process is `pid`. No two commands have the same name."""
+    return f"run-{pid_namespace() or 0}-{pid}-{process_start(pid) or 0}"
 
 
 def process_start(pid: int) -> int | None:

@@ -358,7 +358,7 @@ class RecordingReader:
     def _header(self) -> tuple[str, RecordingOrigin]:
         data = self._read(HEADER.size, 0)
         if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
-            raise RecordingError(f"{self.path} is no recording of cbtop's")
+            raise RecordingError(f"{self.path} is not a recording of cbtop; pass a file of `cbtop run --record`")
         _, major, minor, crc, monotonic_ns, realtime_ns, host = HEADER.unpack(data)
         if major != PROTOCOL_MAJOR:
             raise VersionError(

@@ -205,6 +205,10 @@ class RingReader:
         """The number of the next record to read. Earlier records were read or counted as overwritten."""
         return self._next
 
+    def skip_to(self, number: int) -> None:
+        """Let the next read begin at the record with this number. Earlier records do not count as overwritten."""
+        self._next = number
+
     @property
     def is_filling(self) -> bool:
         """Whether an eighth of the ring was written since the last read. Looks only at one slot.

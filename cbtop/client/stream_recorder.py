@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -36,7 +36,7 @@ KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 
 
 class StreamRecorder:
-    """Records the messages of the daemon at `endpoint`, without sources in `left_out`.
+    """Records the messages of the daemon at `endpoint`, except messages of sources whose ring `is_left_out` names.
 
     If `endpoint` is None: of this user's daemon, which is started in this process if none runs. Raises RecordingError
     if the file cannot be made, EndpointError for an invalid address, and KeysError if an address on another host
@@ -51,9 +51,9 @@ class StreamRecorder:
         *,
         keys: ViewerKeys | None = None,
         overwrite: bool = False,
-        left_out: Collection[str] = (),
+        is_left_out: Callable[[str], bool] | None = None,
     ) -> None:
-        self._left_out = left_out
+        self._is_ring_left_out = is_left_out
         self.store = Store()
         self.tallies: dict[str, RecordTally] = {}
         self.damaged = 0  # number of messages that could not be decoded, and so were not recorded
@@ -162,7 +162,7 @@ class StreamRecorder:
 
     def _is_left_out(self, source: str) -> bool:
         """Whether the recording excludes the source with this key."""
-        return bool(self._left_out) and ring_of(source) in self._left_out
+        return bool(source) and self._is_ring_left_out is not None and self._is_ring_left_out(ring_of(source))
 
     def close(self) -> None:
         """Close the link to the daemon and the recording."""

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from cbtop import units
@@ -16,10 +17,12 @@ from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
+from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.ended import rings_of
 from cbtop.protocol.endpoint import runtime_dir
-from cbtop.protocol.errors import KeysError, RecordingError
-from cbtop.protocol.process import is_running, process_start
+from cbtop.protocol.errors import DecodeError, KeysError, RecordingError
+from cbtop.protocol.messages import HostHello
+from cbtop.protocol.process import is_running, process_start, run_name
 from cbtop.protocol.recording import SUFFIX
 from cbtop.protocol.vocabulary import SourceStatus
 
@@ -51,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file has this size, such as 500M; units are K, M and G (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    # A hidden option for `cbtop run`, with the value PID:DESCRIPTOR. `cbtop record` then records new processes until
-    # the process PID has ended, and writes a byte to DESCRIPTOR when it begins.
+    # A hidden option for `cbtop run`, with the value PID:DESCRIPTOR. With this option, `cbtop record` records the
+    # processes of this run until the process PID has ended. The recorder writes a byte to DESCRIPTOR when the
+    # recording begins.
     parser.add_argument("--beside", help=argparse.SUPPRESS)
     # A hidden option for `cbtop run --report`, whose recording is temporary. The recorder does not mention the file.
     parser.add_argument("--temporary", action="store_true", help=argparse.SUPPRESS)
@@ -60,18 +64,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    there_before = set[str]() if options.beside is None else _rings()
+    beside = None if options.beside is None else _Beside(options.beside)
     try:
         keys = viewer_keys(options)
         recorder = StreamRecorder(
             options.output, options.connect, options.max_size,
-            keys=keys, overwrite=options.force, left_out=there_before,
+            keys=keys, overwrite=options.force, is_left_out=beside.is_other if beside else None,
         )  # fmt: skip
     except (KeysError, RecordingError) as error:
         raise UsageError(str(error)) from error
     begun_s = time.monotonic()
     line = ProgressLine(sys.stderr)
-    beside = None if options.beside is None else _Beside(options.beside, there_before)
+    if beside:
+        beside.begin()
     try:
         # Ctrl-C is the usual way to stop a recording, so the end must not look like an error.
         with noted_interrupt() as is_interrupted:
@@ -121,17 +126,34 @@ def run(options: argparse.Namespace) -> int:
 class _Beside:
     """The `cbtop run --record` process that started this recorder, and waits until the recording begins."""
 
-    def __init__(self, beside: str, there_before: set[str]) -> None:
-        self._pid, begun = map(int, beside.split(":"))
+    def __init__(self, beside: str) -> None:
+        self._pid, self._begun = map(int, beside.split(":"))
         self._start = process_start(self._pid)
-        self._there_before = there_before
+        self._run = run_name(self._pid)
+        self._is_other: dict[str, bool] = {}
         self._ended_s: float | None = None
-        os.write(begun, b"begun\n")
-        os.close(begun)
+
+    def begin(self) -> None:
+        """Let the starting process continue, because the recording begins."""
+        os.write(self._begun, b"begun\n")
+        os.close(self._begun)
+
+    def is_other(self, ring: str) -> bool:
+        """Whether the process of `ring` does not belong to the run of the starting process. True if unknown."""
+        if ring not in self._is_other:
+            try:
+                with closing(CatalogReader(runtime_dir() / ring.replace(".ring", ".catalog"))) as catalog:
+                    first = catalog.read_first()
+            except DecodeError:  # The process has removed its files.
+                first = []
+            if not first:
+                return True  # Look again later, because the process may not have written its first message yet.
+            self._is_other[ring] = not (isinstance(first[0], HostHello) and self._run in first[0].runs.split())
+        return self._is_other[ring]
 
     def is_over(self, recorder: StreamRecorder) -> bool:
-        """Return whether the recorder may stop: the watched process has ended, and the data of all new processes was
-        read.
+        """Return whether the recorder may stop: the watched process has ended, and the data of all processes of its
+        run was read.
 
         Also returns True if the watched process ended at least READ_ON_S ago.
         """
@@ -143,7 +165,7 @@ class _Beside:
             for source in recorder.store.sources.values()
             if source.hello and source.state and source.state.state is not SourceStatus.LIVE
         }
-        left = [ring.split("-")[:2] for ring in _rings() - self._there_before]
+        left = [ring.split("-")[:2] for ring in _rings() if not self.is_other(ring)]
         is_read = all((int(pid), int(start)) in read or is_running(int(pid), int(start)) for pid, start in left)
         return is_read or time.monotonic() - self._ended_s > READ_ON_S
 

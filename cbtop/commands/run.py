@@ -15,7 +15,7 @@ import cbtop.profiler
 from cbtop.errors import UsageError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.packing import LENT_MSGPACK, msgpack_directory
-from cbtop.protocol.process import is_running, pid_namespace, process_start
+from cbtop.protocol.process import RUNS_VARIABLE, is_running, pid_namespace, run_name
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.protocol.signals import suppressed
 
@@ -61,7 +61,7 @@ OPTIONS: dict[str, tuple[str, str | None, str]] = {
         "the most by which the steps of its models may slow down (default: 3%%; with --record and without an NVIDIA "
         "GPU: 100%%, which records every step)",
     ),
-    "--record": ("FILE", None, "record COMMAND and processes that begin while it runs into FILE, such as run.cbtop"),
+    "--record": ("FILE", None, "record COMMAND and its children into FILE, such as run.cbtop"),
 }  # fmt: skip
 QUIET = "--quiet"
 GUARD = "--guard"
@@ -388,11 +388,13 @@ def _additions(overhead_percent: float) -> dict[str, str]:
         if _is_of_a_killed_run(name, namespace):
             with suppressed(FileNotFoundError):  # Another `cbtop run` has already removed the file of the killed run.
                 os.unlink(os.path.join(directory, name))
-    nothing_yet = os.path.join(directory, f"run-{namespace}-{os.getpid()}-{process_start(os.getpid()) or 0}")
+    name = run_name(os.getpid())
+    nothing_yet = os.path.join(directory, name)
     os.close(os.open(nothing_yet, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     return {
         "CBTOP_RUN": f"{overhead_percent:g}",
         "CBTOP_RUN_ID": f"{os.getpid()}:{nothing_yet}",
+        RUNS_VARIABLE: " ".join([*os.environ.get(RUNS_VARIABLE, "").split(), name]),
         LENT_MSGPACK: msgpack_directory() or "",
         "PYTHONPATH": os.pathsep.join(filter(None, [HOOK, os.environ.get("PYTHONPATH")])),
     }

@@ -254,7 +254,11 @@ def _why_nothing(feed: Feed, live: list[SourceRecord], options: argparse.Namespa
     if feed.links.unread:
         return f"{unread(feed)}; raise --timeout (now {options.timeout:g} s)"
     if not live and options.source:
-        return f"nothing that runs is --source {' or '.join(options.source)}; `cbtop ls` lists what there is"
+        asked = " or ".join(f"pid {one}" if one.isdecimal() else one for one in options.source)
+        return (
+            f"no instrumented process is {asked}; `cbtop ls` lists what there is, and `cbtop run -- COMMAND` "
+            "instruments a torch program"
+        )
     if not live:
         return f"nothing is running: {how_to_start()}"
     busy = ", ".join(f"pid {pid_of(one)} is {one.activity.name or 'there'}" for one in live)

@@ -100,6 +100,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--min-cosine is a limit of --against; pass both")
     if options.brick and ":" in options.brick:
         return _verify_own(options)
+    if options.brick and "." in options.brick:
+        module, _, function = options.brick.rpartition(".")
+        raise UsageError(f"{options.brick} is not the name of a brick; did you mean {module}:{function}?")
     if options.cases:
         raise UsageError("--cases belongs to a brick of yours: cbtop verify module:function --cases module:function")
     line.show("loading kernels")
@@ -313,7 +316,7 @@ def _text(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
             one.how,
             one.peer,
             _error(one),
-            f"{one.tolerance:.1e}",
+            f"{one.tolerance:.1e}" if one.peer or one.tolerance else "",
             f"{one.planted} found" if not one.missed else "MISSED: " + ", ".join(one.missed),
         )
         for one in kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
     from cbtop.comparison.run_diff import RunDiff
@@ -61,6 +61,10 @@ class ComparedRuns:
         from cbtop.reports.run_diff import diff_text
 
         return diff_text(self._found)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the changes as text. IPython calls this method in a terminal."""
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         """Return the changes as HTML. Notebooks call this method to show them."""

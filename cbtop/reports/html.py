@@ -55,7 +55,8 @@ background:var(--page)}
 .cbtop .error{border-color:#d1242f}.cbtop .warning{border-color:#bf8700}.cbtop .note{border-color:#4f7cff}
 .cbtop .heat{overflow-x:auto}.cbtop .heat td{min-width:3.6em}.cbtop .heat td:first-child{white-space:nowrap}
 .cbtop svg{width:100%;height:auto}.cbtop svg text{font:11px system-ui;fill:var(--text)}
-.cbtop svg .axis{stroke:var(--dim)}.cbtop svg .roof{stroke:#d1242f;stroke-dasharray:4 3}
+.cbtop svg .axis{stroke:var(--dim)}.cbtop svg .leader{stroke:var(--line)}
+.cbtop svg .roof{stroke:#d1242f;stroke-dasharray:4 3}
 .cbtop svg.step text{fill:#fff}
 """
 PAGE_STYLE = """

@@ -15,6 +15,7 @@ WIDTH, ROW, CHARACTER = 1000, 18, 6.4  # in pixels; the drawing is scaled to the
 MAX_BLOCKS = 4_000  # maximum number of blocks of a step; smaller ones are left out first
 HEIGHT, LEFT, BOTTOM = 420, 70, 40  # of the roofline
 LINE = 12
+POINT_LABEL = 14  # in pixels; from the middle of a point to its label
 CHANGE_LABEL = 20  # in pixels; room at both ends of the bars of changes
 LONGER, SHORTER = "#d1242f", "#2da44e"
 
@@ -65,16 +66,20 @@ def _block(one: TimelineSpan | Gap, step: TimelineSpan, row: int) -> str:
     )
 
 
-def change_drawing(changes: Sequence[tuple[str, float]], unit: str) -> str:
-    """Return the changes of times as bars, longer times to the right. Return "" if nothing has changed."""
-    largest = max((abs(delta) for _, delta in changes), default=0.0)
+def change_drawing(changes: Sequence[tuple[str, float, bool]], unit: str) -> str:
+    """Return the changes of times as bars, longer times to the right. Return "" if nothing has changed.
+
+    A change has a name, a time, and whether it is beyond noise. The bar of another change is gray.
+    """
+    largest = max((abs(delta) for _, delta, _ in changes), default=0.0)
     if not largest:
         return ""
     middle, room = WIDTH / 2, WIDTH / 2 - CHANGE_LABEL
     rows = []
-    for row, (name, delta) in enumerate(changes):
+    for row, (name, delta, is_beyond_noise) in enumerate(changes):
         width = room * abs(delta) / largest
         x, color = (middle, LONGER) if delta > 0 else (middle - width, SHORTER)
+        color = color if is_beyond_noise else GRAY
         at, anchor = (middle - 6, "end") if delta > 0 else (middle + 6, "start")
         label = plain(f"{name} {'+' if delta > 0 else '-'}{units.number(abs(delta))} {unit}")
         rows.append(
@@ -103,7 +108,7 @@ def roofline_drawing(roofs: RooflineView) -> str:
         color = COLORS.get(one.category.display_name, GRAY)
         parts.append(
             f'<g><title>{plain(about)}</title><circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"/>'
-            f"{axes.label(one.name, x + 8, y + 4)}</g>"
+            f"{axes.label_of_point(one.name, x, y)}</g>"
         )
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" class="roofline">{"".join(parts)}</svg>'
 
@@ -128,6 +133,12 @@ class _Axes:
             y += LINE
         self._labels.append((left, left + width, y))
         return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{plain(text)}</text>'
+
+    def label_of_point(self, text: str, x: float, y: float) -> str:
+        """Return the label of the point at the pixel (`x`, `y`). If it moves, a line leads to it."""
+        label = self.label(text, x + POINT_LABEL, y + 4)
+        _, _, low = self._labels[-1]
+        return (_line(x, y, x + POINT_LABEL - 2, low - 4, "leader") if low > y + 4 else "") + label
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Return the pixels of a point."""

@@ -98,7 +98,8 @@ def diff_html(found: RunDiff) -> str:
     for part in found.parts:
         lines += [f"<h2>{plain(head(part))}</h2>", *(f"<p>{plain(line)}</p>" for line in _sums(part))]
         lines += [f'<div class="verdict">{plain(line)}</div>' for line in _verdicts(found, part, causes)]
-        lines.append(change_drawing([(place.name, place.delta_us) for place in part.bricks], f"µs/{part.unit}"))
+        changes = [(place.name, place.delta_us, bool(place.verdict)) for place in part.bricks]
+        lines.append(change_drawing(changes, f"µs/{part.unit}"))
         tables = [places for places in (part.bricks, part.layers, _listed_cells(part)) if places]
         lines += [table_html(_rows(part, places, causes)) for places in tables]
         lines.append(f"<p>{plain(power(part))}</p>")
@@ -168,9 +169,14 @@ def work_done(part: PartDiff) -> str:
     """
     if part.name != part.phase:
         return part.name
-    batch = f" on {number(part.now.sequences)} sequences" if part.now.sequences not in (None, 1.0) else ""
-    tokens = f" of {number(part.now.tokens)} tokens" if part.now.tokens not in (None, 1.0) else ""
+    batch = f" on {_amount(part.now.sequences)} sequences" if part.now.sequences not in (None, 1.0) else ""
+    tokens = f" of {_amount(part.now.tokens)} tokens" if part.now.tokens not in (None, 1.0) else ""
     return f"{part.phase}{tokens}{batch}"
+
+
+def _amount(value: float | None) -> str:
+    """Format a mean number of tokens or sequences: `4`, or `4.25` if steps differ."""
+    return count(value) if value is not None and value.is_integer() else number(value)
 
 
 def rate_lines(found: RunDiff) -> list[str]:
@@ -333,7 +339,7 @@ def _sums(part: PartDiff) -> list[str]:
     # With one batch, the line with the rate already shows the change of the wall time.
     of_batch = f", {_percents(part.wall)}" if part.name != part.phase else ""
     return [
-        f"wall clock {number(then_us)} → {number(now_us)} µs/{part.unit}{of_batch}",
+        f"wall clock of these steps {number(then_us)} → {number(now_us)} µs/{part.unit}{of_batch}",
         change,
         *(f"{name} p50 {_then_now(one)}" for name, one in part.training.items()),
     ]

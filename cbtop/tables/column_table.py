@@ -37,7 +37,7 @@ class ColumnTable:
         return self._length
 
     def __repr__(self) -> str:
-        return f"<{self._length:,} rows of {', '.join(self._columns)}>"
+        return f"<{self._length:,} {'row' if self._length == 1 else 'rows'} of {', '.join(self._columns)}>"
 
     def _repr_html_(self) -> str:
         """Return the first rows as HTML. Notebooks call this method to show the table."""

@@ -107,7 +107,7 @@ def read_own(path: Path) -> OwnContract:
 
 
 def is_of_kernel(path: Path) -> bool:
-    """Return whether the file is a contract of one of cbtop's own kernels. Raises ContractError if it is no YAML."""
+    """Return whether the file is a contract of one of cbtop's own kernels. Raises ContractError if it is not YAML."""
     document = document_of(str(path), path.read_text(encoding="utf-8"))
     return isinstance(document, dict) and OF_KERNEL in document
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 import yaml
@@ -22,7 +23,7 @@ def document_of(file: str, text: str) -> Any:
     try:
         return yaml.load(text, LOADER)
     except yaml.YAMLError as error:
-        raise ContractError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+        raise ContractError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
 
 
 class TermsReader:
@@ -77,7 +78,8 @@ class TermsReader:
     def mapping(self, key: str, found: Any, wanted: tuple[str, ...]) -> dict[str, Any]:
         said = dict(self.pairs(key, found))
         if unknown := [name for name in said if name not in wanted]:
-            raise self.wrong(key, f"{unknown[0]!r} is no key; keys are {', '.join(wanted)}")
+            meant = "".join(f"did you mean {name}? " for name in get_close_matches(unknown[0], wanted, n=1))
+            raise self.wrong(key, f"{unknown[0]!r} is not a key; {meant}keys are {', '.join(wanted)}")
         if missing := [name for name in wanted if name not in said]:
             raise self.wrong(key, f"has no {missing[0]!r}")
         return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import Any, Self
 
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.session import Report
@@ -32,6 +32,10 @@ class ModelHandle(ABC):
     def report(self, window_s: float | None = None) -> Report:
         """Return the statistics of the model's profiler: of everything, or of the last `window_s` seconds."""
         return self.profiler.report(window_s)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the report, and the tree of layers and bricks. IPython calls this method in a terminal."""
+        printer.text(f"{self.report()}\n\n{self.profiler.execution_graph().to_ascii_tree()}")
 
     def _repr_html_(self) -> str:
         """Return the report, and the graph of layers and bricks. Notebooks call this method to show them."""

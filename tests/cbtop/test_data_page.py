@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cbtop
+from tests.integration.hosts import cbtop as command
+from tests.integration.hosts import cbtop_apart
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/data.md").read_text(encoding="utf-8")
@@ -57,3 +61,31 @@ def test_polars_and_duckdb_give_the_same_answers(tmp_path: Path, monkeypatch: py
         exec(sql, names)
         assert names["answer"].fetchall() == rounded(rows), section.split("\n")[0]
         assert rows, section
+
+
+NESTED = """
+from cbtop import BrickId, BrickProfiler
+
+profiler = BrickProfiler()
+for _ in range(60):
+    with profiler.step("decode", tokens=1), profiler.layer(0), profiler.brick("Outer"):
+        sum(range(20_000))
+        with profiler.brick("Inner"):
+            sum(range(50_000))
+"""
+
+
+def test_the_shares_of_bricks_are_those_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("pyarrow", "polars", "duckdb"):
+        pytest.importorskip(package, reason=f"{package} is not installed: {INSTALL}")
+    monkeypatch.chdir(tmp_path)
+    cbtop_apart("run", "--quiet", "--record", "run.cbtop", "--", sys.executable, "-c", NESTED)
+    report = json.loads(command("replay", "run.cbtop", "--headless", "--window", "all", "--format", "json").stdout)
+    names: dict[str, Any] = {}
+    before, questions = PAGE.split("## Ten questions")
+    fourth = questions.split("### 4.")[1].split("### 5.")[0]
+    for snippet in [*snippets(before), *snippets(questions)[:1], snippets(fourth)[0]]:
+        exec(snippet, names)
+    expected = [(brick["name"], brick["percent"] / 100) for brick in report["sources"][0]["bricks"]]
+    assert names["answer"].rows() == rounded(expected)
+    assert [name for name, _ in expected] == ["Inner", "Outer"]

@@ -97,6 +97,23 @@ def test_only_the_steps_of_a_cell_are_in_its_display(shell: FakeShell) -> None:
     assert "<script" not in first["text/html"]
 
 
+def test_records_before_a_cell_are_not_counted_as_dropped(shell: FakeShell) -> None:
+    exec(STEP.format(times=50, name="decode"), shell.user_ns)
+    timed(shell, STEP.format(times=1, name="decode"))
+    (shown,) = shell.shown
+    assert "records: 3 produced = 3 received + 0 dropped\n" in shown["text/plain"] + "\n"
+    assert "before the daemon looked" not in shown["text/plain"]
+    assert 'class="step"' in shown["text/html"]  # nothing before the only step is missing, so it is drawn
+
+
+def test_a_phase_that_the_cell_does_not_have_is_named(shell: FakeShell) -> None:
+    timed(shell, STEP.format(times=9, name="decode"), "--phase prefil")
+    said = "cbtop: --phase prefil: the cell has no such steps; choose decode"
+    assert shell.shown[0]["text/plain"].startswith(f"{said}\n")
+    assert shell.shown[0]["text/html"].startswith(f"<p>{said}</p>")
+    assert "decode: 9 steps" in shell.shown[0]["text/plain"]
+
+
 def test_a_failing_cell_shows_its_figures_and_raises_its_error(shell: FakeShell) -> None:
     with pytest.raises(ZeroDivisionError):
         timed(shell, STEP.format(times=2, name="decode") + "1 / 0")
@@ -193,3 +210,5 @@ def test_a_notebook_that_is_executed_shows_a_cell_and_its_objects(runtime: Path,
     assert value.data["text/plain"] == "torch.Size([3, 64])"
     for cell in objects:
         assert "UpProjection" in cell.outputs[-1].data["text/html"]
+        assert "UpProjection" in cell.outputs[-1].data["text/plain"]
+        assert "object at 0x" not in cell.outputs[-1].data["text/plain"]

@@ -191,7 +191,7 @@ def test_the_contract_on_the_page_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("equations: y = x", "equation: y = x"), "the file: 'equation' is no key; keys are equations, arguments, "),
+        (("equations: y = x", "equation: y = x"), "the file: 'equation' is not a key; did you mean equations? keys"),
         (("equations: y = x", ""), "the file: has no 'equations'"),
         (("equations: y = x", "equations: 7"), "equations: is 7; a text is wanted"),
         (("[x, y]", "x"), "arguments: is 'x'; a list of texts is wanted"),
@@ -205,8 +205,8 @@ def test_the_contract_on_the_page_can_be_read() -> None:
         (("{x: x / 0}", "3"), "precondition finite(x): is 3; texts with what they are to (`a: b`) are wanted"),
         (("{y: y + 1}", "{y: y.size}"), "postcondition all(y == old(x)): y: 'y.size' has 'y.size'; numbers, arg"),
         (("  outputs: [a NaN]\n", ""), "falsification: has no 'outputs'"),
-        (("roof:", "ceiling:"), "performance: 'ceiling' is no key; keys are roof, fraction, where, when, regression"),
-        (("[x, y]", "[x, y"), "is no YAML: while parsing a flow sequence"),
+        (("roof:", "ceiling:"), "performance: 'ceiling' is not a key; keys are roof, fraction, where, when"),
+        (("[x, y]", "[x, y"), "is not YAML: while parsing a flow sequence"),
         ((RIGHT, "7"), "the file: is 7; texts with what they are to (`a: b`) are wanted"),
     ],
 )

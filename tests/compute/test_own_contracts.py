@@ -94,7 +94,7 @@ def test_other_checks_of_a_definition_stay(module: Any, tmp_path: Path) -> None:
         ("weight: [8], ", "", "cases: case 1: has no 'weight'"),
         ("low: 0.5", "dtype: float8", "case 2: weight: has the dtype 'float8'; dtypes are float16"),
         ("low: 0.5", "low: .inf", "case 2: weight: low: is inf; a number is expected"),
-        ("cases:", "cases: []\nnothing:", "the file: 'nothing' is no key"),
+        ("cases:", "cases: []\nnothing:", "the file: 'nothing' is not a key; keys are "),
         ("cases:", "arrays: jax\ncases:", "arrays: is 'jax'; numpy, torch, torch:cuda, cupy are known"),
         ("low: 0.5", "dtype: bfloat16", "arrays: is numpy, which has no bfloat16; torch has it"),
     ],
@@ -116,7 +116,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="it is not UTF-8"):
         checks_of(tmp_path / "odd.yaml")
     (tmp_path / "odd.yaml").write_text("{a: ")
-    with pytest.raises(ContractError, match="is no YAML"):
+    with pytest.raises(ContractError, match="is not YAML"):
         checks_of(tmp_path / "odd.yaml")
 
 

@@ -77,7 +77,7 @@ def test_what_does_not_fit_together_is_said(recording: Path, tmp_path: Path) -> 
         ("a recording or --pid", 2, ["--format", "csv"]),
         ("choose one with --source", 2, [str(recording), "--format", "csv", "--source", "nobody"]),
         ("has recorded anything", 3, ["--pid", "1", "--format", "csv"]),
-        ("no recording of cbtop's", 2, [__file__, "--format", "csv"]),
+        ("is not a recording of cbtop; pass a file of", 2, [__file__, "--format", "csv"]),
     ):
         done = cbtop("export", *arguments)
         assert (done.returncode, done.stdout) == (code, "")

@@ -70,7 +70,7 @@ def test_a_source_can_be_selected_by_pid_rank_or_key(monkeypatch: pytest.MonkeyP
         once_answered(monkeypatch)
         done = cbtop("--headless", "--once", "--timeout", "0.5", "--source", "rank=7", *links)
     assert done.returncode == 3
-    assert "nothing that runs is --source rank=7" in done.stderr
+    assert "no instrumented process is rank=7; `cbtop ls` lists" in done.stderr
 
 
 def test_with_nothing_running_it_exits_3_as_a_report_does() -> None:

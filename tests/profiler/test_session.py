@@ -7,6 +7,7 @@ import html
 import threading
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,6 +55,8 @@ def test_a_notebook_shows_the_figures_of_the_report(profiler: BrickProfiler) -> 
     report = profiler.report()
     shown = report._repr_html_()
     (brick,) = report.bricks
+    report._repr_pretty_(printer := Mock(), cycle=False)
+    printer.text.assert_called_once_with(str(report))
     assert html.unescape(shown).startswith(f"<p>{str(report).splitlines()[0]}</p><svg ")
     assert f"{100 * brick.closed.exclusive_ns / report.recorded_ns:.1f} %</td>" in shown
     assert "&lt;Mine&gt;</td>" in shown

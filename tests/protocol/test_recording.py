@@ -235,7 +235,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.cbtop"
     for data in (b"", b"CBTOPRNG" + bytes(100)):
         path.write_bytes(data)
-        with pytest.raises(RecordingError, match="no recording"):
+        with pytest.raises(RecordingError, match="not a recording"):
             RecordingReader(path)
     with pytest.raises(RecordingError, match="No such file"):
         RecordingReader(tmp_path / "none.cbtop")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.analysis.graph.analysis import CriticalPath, critical_path, critical_path_summary
 from cbtop.profiler.analysis.graph.csr import Csr, to_csr
@@ -49,6 +49,10 @@ class ExecutionGraph(RecordedGraph):
     def to_svg(self) -> str:
         """Return the graph as an SVG element: blocks as wide as their time. Returns "" if no node has a time."""
         return to_svg(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the tree. IPython calls this method in a terminal."""
+        printer.text(self.to_ascii_tree())
 
     def _repr_html_(self) -> str:
         """Return the drawing and the tree. Notebooks call this method to show the graph."""

@@ -48,6 +48,7 @@ def test_a_wrong_brick_fails_its_checks(name: str, capsys: pytest.CaptureFixture
     assert main(["verify", f"{name}:{brick}"]) == 4
     printed = capsys.readouterr()
     assert said in printed.out
+    assert "0.0e+00" not in printed.out  # no error was allowed or measured if the call has no output
     assert "(case 1) and 1 more failed" in printed.err
     assert main(["verify", f"{name}:{brick}", "--format", "junit"]) == 4
     assert '<testsuite name="kernels" tests="2" failures="2"' in capsys.readouterr().out
@@ -68,6 +69,7 @@ def test_checks_that_are_too_weak_are_named(name: str, capsys: pytest.CaptureFix
         (["{}:without_checks"], "without_checks is not a function with @profiler.timed(BrickDefinition"),
         (["{}:nothing"], "there is no 'nothing' in "),
         (["{}:softmax", "--format", "sarif"], "its formats are text, json and junit"),
+        (["{}.softmax"], ".softmax is not the name of a brick; did you mean "),
         (["--cases", "{}:cases"], "--cases belongs to a brick of yours"),
     ],
 )
@@ -95,7 +97,7 @@ def test_the_contract_of_the_page_and_our_own_have_no_fault(name: str, capsys: p
         ("plain_rms_norm", "gone", "there is no 'gone' in "),
         ("plain_rms_norm", "profiler", ":profiler is no function"),
         ("a NaN,", "an odd fault,", "falsification.outputs: 'an odd fault' is unknown; faults are scaled by 1.5"),
-        ("equations", "equation", "the file: 'equation' is no key"),
+        ("equations", "equation", "the file: 'equation' is not a key; did you mean equations?"),
         ("finite(out)", "finite(out", "'finite(out' is no expression"),
     ],
 )  # fmt: skip

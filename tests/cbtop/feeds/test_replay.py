@@ -642,7 +642,7 @@ def test_a_baseline_that_is_none_is_a_usage_error(recording: Path, tmp_path: Pat
     made_recording(tmp_path, tmp_path / "short.cbtop", 3)
     for name, why in (
         ("missing", "missing"),
-        ("none", "is no recording"),
+        ("none", "is not a recording"),
         ("short.cbtop", "5 or more of its seconds"),
     ):
         done = cbtop("replay", str(recording), "--baseline", str(tmp_path / name))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import cbtop
 from cbtop.cli import main
 from cbtop.errors import NoDataError, UsageError
+from cbtop.profiler.analysis.markup import GRAY
 from cbtop.reports.html_drawings import LONGER, SHORTER, change_drawing
 from tests.cbtop.made_runs_on_disk import Recordings
 from tests.cbtop.reports.test_html import parsed
@@ -34,6 +36,9 @@ def test_the_changes_are_those_of_the_command(runs: dict[str, Path], capsys: pyt
     assert json.loads(json.dumps(changes.fields())) == json.loads(capsys.readouterr().out)
     assert "DownProjection in Layer 2" in changes.slower
     assert changes.why_not == ""
+    printer = Mock()
+    changes._repr_pretty_(printer, cycle=False)
+    printer.text.assert_called_once_with(str(changes))
 
 
 def test_a_notebook_shows_tables_bars_and_the_verdict(runs: dict[str, Path]) -> None:
@@ -63,7 +68,9 @@ def test_a_file_without_a_run_is_named(runs: dict[str, Path], tmp_path: Path) ->
 
 
 def test_longer_times_go_to_the_right_and_shorter_ones_to_the_left() -> None:
-    drawing = change_drawing([("Attention", 4.0), ("RmsNorm", -2.0)], "µs/token")
+    changes = [("Attention", 4.0, True), ("RmsNorm", -2.0, True), ("LmHead", 1.0, False)]
+    drawing = change_drawing(changes, "µs/token")
     assert f'<rect x="500.0" y="0" width="480.0" height="17" fill="{LONGER}"/>' in drawing
     assert f'<rect x="260.0" y="18" width="240.0" height="17" fill="{SHORTER}"/>' in drawing
-    assert change_drawing([("Attention", 0.0)], "µs/token") == ""
+    assert f'<rect x="500.0" y="36" width="120.0" height="17" fill="{GRAY}"/>' in drawing
+    assert change_drawing([("Attention", 0.0, False)], "µs/token") == ""

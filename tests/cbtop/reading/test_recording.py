@@ -117,7 +117,7 @@ def test_tables_stay_equal_when_they_are_read_again(made: Path) -> None:
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "run.cbtop"
     path.write_bytes(data)
-    with pytest.raises(RecordingError, match=r"run\.cbtop is no recording of cbtop's"):
+    with pytest.raises(RecordingError, match=r"run\.cbtop is not a recording of cbtop; pass a file of"):
         cbtop.read(path)
 
 

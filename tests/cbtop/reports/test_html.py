@@ -113,6 +113,14 @@ def test_drawings_are_left_out_where_their_data_is_missing() -> None:
     assert roofline_drawing(replace(samples.LIVE.roofline, ceilings=())) == ""
 
 
+def test_a_label_that_had_to_move_has_a_line_to_its_point() -> None:
+    roofs = samples.LIVE.roofline
+    (point, *_) = [one for one in roofs.points if one.intensity and one.gflops]
+    assert 'class="leader"' not in roofline_drawing(replace(roofs, points=(point,)))
+    same_place = (replace(point, name="First"), replace(point, name="Second"), replace(point, name="Third"))
+    assert roofline_drawing(replace(roofs, points=same_place)).count('class="leader"') == 2
+
+
 def test_a_long_step_is_drawn_with_its_longest_blocks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

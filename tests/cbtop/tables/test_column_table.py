@@ -34,6 +34,7 @@ def test_numpy_has_every_column_without_another_package() -> None:
     table = ColumnTable(columns())
     assert (len(table), table.columns) == (3, tuple(VALUES))
     assert repr(table) == "<3 rows of step, phase, model, duration_us, failed>"
+    assert repr(ColumnTable({"calls": TypedColumn.of_numbers([7], np.int64)})) == "<1 row of calls>"
     np.testing.assert_array_equal(table.column("step"), [1.0, np.nan, 3.0])
     assert table.column("phase").tolist() == VALUES["phase"]
     assert table.column("model").tolist() == VALUES["model"]

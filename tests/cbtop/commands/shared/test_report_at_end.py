@@ -26,6 +26,8 @@ print("mine")
 sys.exit(7)
 """
 
+STEPS = PROGRAM.replace("sys.exit(7)", "")
+
 
 def run(*options: str, command: list[str]) -> subprocess.CompletedProcess[str]:
     words = [*CBTOP, "run", *options, "--", *command]
@@ -52,6 +54,25 @@ def test_with_record_there_is_the_recording_too(tmp_path: Path, capsys: pytest.C
     assert f"cbtop: {recording}: " in done.stderr
     assert main(["export", str(recording), "--format", "html"]) == 0
     assert "decode: 50 steps" in capsys.readouterr().out
+
+
+def test_the_report_has_no_process_that_another_run_has_started(tmp_path: Path) -> None:
+    report, other, mine = tmp_path / "run.html", tmp_path / "other.py", tmp_path / "mine.py"
+    other.write_text(STEPS)
+    mine.write_text(STEPS)
+    script = f"CBTOP_RUNS='run-1-2-3' {sys.executable} {other}; exec {sys.executable} {mine}"
+    assert run("--report", str(report), command=["sh", "-c", script]).returncode == 0
+    document = report.read_text(encoding="utf-8")
+    assert "mine.py, pid" in document
+    assert "other.py" not in document
+
+
+def test_the_report_has_processes_of_a_run_inside_of_the_run(tmp_path: Path) -> None:
+    report, inner = tmp_path / "run.html", tmp_path / "inner.py"
+    inner.write_text(STEPS)
+    done = run("--report", str(report), command=[*CBTOP, "run", "--quiet", "--", sys.executable, str(inner)])
+    assert done.returncode == 0
+    assert "inner.py, pid" in report.read_text(encoding="utf-8")
 
 
 def test_a_signal_ends_both_and_without_steps_there_is_no_report(tmp_path: Path) -> None:
