@@ -112,7 +112,8 @@ class Cells:
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
     """Return the head line of a table, with an arrow at the sort column.
 
-    It follows the title, or is in the gap after a title that fills its column. If the sort column is not visible, the
+    It follows the title. If the title fills its column, the arrow is in the gap after it, and the last title moves
+    into the gap before it. If the sort column is not visible, the
     first wide enough text column names it: `brick, by p95▼`.
     """
     spans: list[Span] = []
@@ -129,6 +130,8 @@ def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) 
             role = "accent"
             if gap and len(title) == width:
                 width, gap = width + 1, gap - 1
+            elif len(title) == width and spans:
+                width, spans[-1] = width + 1, (" " * (COLUMN_GAP - 1), "")
             title += arrow
         if place is telling:
             spans.append((fit(title, min(len(title), width)), role))

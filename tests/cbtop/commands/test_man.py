@@ -32,7 +32,7 @@ def test_the_page_has_every_command_and_its_options(page: str) -> None:
     for signature in signatures:
         assert f".B {signature}\n" in page.replace("\\-", "-"), signature
     assert "beside" not in re.findall(r"^\.B (.*)$", page, re.MULTILINE)
-    assert "how long to wait for data (default: 5)" in page
+    assert "seconds to wait for data (default: 5)" in page
     assert "%(default)s" not in page
 
 
