@@ -12,8 +12,10 @@ import contextlib
 import io
 import logging
 import os
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import takewhile
@@ -36,6 +38,7 @@ class Command(Protocol):
     """The interface of the modules in `cbtop.commands`, one for each subcommand.
 
     If a module has the attribute TAKES_COMMAND, the words after `--` are passed to the module in `options.command`.
+    The attribute is the end of the usage line, such as `[-- COMMAND …]`.
     """
 
     DESCRIPTION: str
@@ -50,7 +53,8 @@ STDOUT = "standard output"
 HELP, HELP_OPTION = "help", "--help"
 # the same value as `cbtop.protocol.recording.SUFFIX`, which is not imported because that loads msgpack
 RECORDING_SUFFIX = ".cbtop"
-DESCRIPTION = "Watch the bricks of running LLM inference processes: every number measured, or labelled."
+DESCRIPTION = "Watch models that run or train, brick by brick. Each number is measured, or labelled as derived."
+_FORMS = ("cbtop COMMAND …", f"cbtop FILE{RECORDING_SUFFIX} …")  # the forms of `cbtop` besides its own options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -222,14 +226,24 @@ def _parser(command: Command, name: str | None) -> _Parser:
     others = "\n".join(f"  {key:<13}{line}" for key, line in COMMANDS.items())
     parser = _Parser(
         prog=f"cbtop {name}" if name else "cbtop",
-        description=command.DESCRIPTION if name else DESCRIPTION,
+        description=textwrap.fill(command.DESCRIPTION if name else DESCRIPTION, _help_width()),
         epilog=command.EPILOG if name else f"commands (cbtop help COMMAND):\n{others}\n\n{command.EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="version", version=f"cbtop {__version__}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     command.add_arguments(parser)
+    if parser.usage is None:
+        options = parser.format_usage().removeprefix("usage: ").rstrip()
+        ends = getattr(command, "TAKES_COMMAND", "")
+        forms = [f"{options} {ends}".rstrip()] if name else [*_FORMS, options]
+        parser.usage = "\n       ".join(forms).replace("%", "%%")
     return parser
+
+
+def _help_width() -> int:
+    """Return the width in cells of help texts. It is the width that argparse uses."""
+    return max(11, shutil.get_terminal_size().columns - 2)
 
 
 def _exit_on_signal(number: int, _frame: FrameType | None) -> None:

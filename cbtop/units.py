@@ -1,6 +1,7 @@
 """Format numbers and units for screens, reports, messages and verdicts."""
 
-# None means that a number was not measured, and is written as `n/a`. 0 is a measured zero.
+# None means that a number was not measured, and is written as `n/a`. 0 is a measured zero. In text, a number of 1,000
+# or more has separators. Ids, such as those of processes, ports and rings, and numbers in JSON and CSV have none.
 
 from __future__ import annotations
 
@@ -41,6 +42,11 @@ def count(value: float | None) -> str:
     if value is None:
         return NOT_MEASURED
     return si(value) if abs(value) > _MAX_PLAIN else f"{value:,.0f}"
+
+
+def exact_count(value: int | None) -> str:
+    """Format a whole number with all of its digits: `12,345,678`. Reports use it, because programs read them, too."""
+    return NOT_MEASURED if value is None else f"{value:,}"
 
 
 def si(value: float | None, unit: str = "") -> str:

@@ -18,8 +18,9 @@ import numpy as np
 
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.addresses import address_of, on_threads
-from cbtop.compute.jit.compile import is_kept, jit, settings
+from cbtop.compute.jit.compile import NUMBA_CACHE, is_kept, jit, settings
 from cbtop.compute.jit.compile import untyped as numba
+from cbtop.compute.jit.kernel_cache import CODE
 
 # Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. A thread that checks for
 # work occupies a core, and a working thread may need this core. On 2 cores with another busy process, a decoder makes
@@ -95,6 +96,12 @@ def is_first_run() -> bool:
     The test is whether `on_threads` is in the cache, because every run compiles it first.
     """
     return not is_kept(on_threads)
+
+
+def compiling() -> str:
+    """Return a line about a process that compiles kernels: the number of kernels that are in the cache by now."""
+    done = "" if NUMBA_CACHE is None else f": {len(list(NUMBA_CACHE.glob(f'*{CODE}')))} done"
+    return f"compiling kernels{done}"
 
 
 def available_threads() -> int:

@@ -111,14 +111,14 @@ def _compile_in_fork(options: WorkloadOptions, progress: Progress) -> Path | Non
 
     Returns the model's path, or None if it is not known.
     """
-    from cbtop.compute.backends import is_first_run
+    from cbtop.compute.backends import compiling, is_first_run
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.first_run import compile_in_fork
 
     path = options.model
     if options.backend == "cpu" and is_first_run():
         path = path or demo_model(progress)
-        compile_in_fork(partial(_compile, options, path), lambda: progress("compiling kernels", None))
+        compile_in_fork(partial(_compile, options, path), lambda: progress(compiling(), None))
     return path
 
 

@@ -43,7 +43,7 @@ from cbtop.protocol.messages import (
     HostHello,
     Node,
 )
-from cbtop.protocol.process import boot_id, pid_namespace, process_start
+from cbtop.protocol.process import boot_id, command_pid, pid_namespace, process_start
 from cbtop.protocol.ranks import ranks_of
 from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
 from cbtop.protocol.ring_reader import Batch, RingReader
@@ -543,6 +543,7 @@ def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
         sample_every=sample_every,
         clock_resolution_ns=_clock_resolution_ns(),
         job=ranks.job,
+        command_pid=command_pid(os.environ),
     )
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from cbtop.protocol.vocabulary import TransferDirection
 
-UNKNOWN_TYPE = "unknown type"  # `Work.dtype` if the type of the multiplied numbers cannot be known
+# `Work.dtype` begins with this text if the type of the multiplied numbers cannot be known. The type of the weights
+# may follow, such as `unknown type (weights in float64)`.
+UNKNOWN_TYPE = "unknown type"
 MAX_QUANTITY = 1e24  # limit for FLOP, bytes, budgets and rates; sums of larger numbers could overflow
 
 Grid = tuple[int, int, int]
@@ -34,8 +36,8 @@ class Work:
     one element. The bytes of a collective are bus bytes, the least that each link must carry.
 
     `dtype` is the type of the multiplied numbers (`float32`, `bfloat16`, `int8`), and selects the roof. "" means
-    floats of an unknown type. `UNKNOWN_TYPE` means that the type cannot be known, and has no roof. An operation on
-    integers counts as one FLOP.
+    floats of an unknown type. A text that begins with `UNKNOWN_TYPE` means that the type cannot be known, and has no
+    roof. An operation on integers counts as one FLOP.
     """
 
     flops_per_call: float | None = None

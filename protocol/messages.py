@@ -38,8 +38,9 @@ UNSURE_PERCENT = 10  # If the rounds of a measured roof differ by more than this
 PROTOCOL_MAJOR = 2  # major version 2 sends histograms as cells
 # Minor version 1 added devices. Version 2 added the kernels of a burst. Version 3 added the time in which steps run,
 # and the node of a process that is quiet. Version 4 added the parts of training steps. Version 5 added operations,
-# allocations and conditions. Version 6 added the requests, load and times of a serving engine.
-PROTOCOL_MINOR = 6
+# allocations and conditions. Version 6 added the requests, load and times of a serving engine. Version 7 added the
+# pid of the command of `cbtop run`.
+PROTOCOL_MINOR = 7
 
 
 Packed = NewType("Packed", bytes)  # packed columns, see `cbtop.protocol.columns`
@@ -58,6 +59,8 @@ class HostHello:
     (None: not known). The process records one step in `sample_every`. If `locked`, the process holds a lock
     (flock(2)) on its catalog until it ends. `clock_resolution_ns` is the smallest difference between two readings of
     its clock (None: not known). `job` is equal in all ranks of a job. The value is only compared, never shown.
+    `command_pid` is the pid of the command that `cbtop run` became. It equals `pid` if the process is the command
+    itself (None: `cbtop run` did not start the process).
     """
 
     protocol_major: int
@@ -79,6 +82,7 @@ class HostHello:
     sample_every: int = 1
     clock_resolution_ns: int | None = None
     job: str = ""
+    command_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,13 @@ from cbtop.protocol.signals import reraise_host_error
 
 TYPE_CHECKING = False  # `typing` loads slowly, so it is not imported; see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 _PROC = "/proc"  # this file of Linux is missing on other systems and in some sandboxes
 MAX_THREADS = 256
+RUN_ID = "CBTOP_RUN_ID"  # in the environment of the processes of `cbtop run`; begins with the pid of the command
+_MAX_PID_DIGITS = 7  # the largest pid of Linux is 2**22
 # Field numbers of proc_pid_stat(5), from 1; the start time is in clock ticks since boot.
 _STATE_FIELD, _STARTTIME_FIELD = 3, 22
 
@@ -29,6 +32,12 @@ def pid_namespace() -> int | None:
     except OSError as error:
         reraise_host_error(error)
         return None
+
+
+def command_pid(environment: Mapping[str, str]) -> int | None:
+    """Return the pid of the command of `cbtop run`, or None if the environment does not have a valid one."""
+    pid = environment.get(RUN_ID, "").partition(":")[0].partition(",")[0]
+    return int(pid) if pid.isascii() and pid.isdecimal() and len(pid) <= _MAX_PID_DIGITS else None
 
 
 def boot_id() -> str:

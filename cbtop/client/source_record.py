@@ -112,6 +112,11 @@ class SourceRecord:
         return self.has_ended and state is not None and not self.stats.received and state.received + state.unread > 0
 
     @property
+    def is_command(self) -> bool:
+        """Whether the process is the command of `cbtop run`, and not a child of it."""
+        return self.hello is not None and self.hello.command_pid == self.hello.pid
+
+    @property
     def steps_ended(self) -> int:
         """Number of steps that this process has counted."""
         return sum(int(self.stats.column("count")[step.id]) for step in _steps_of(self))

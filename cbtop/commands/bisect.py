@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported for types only, because numpy loads slowly
     from cbtop.commands.shared.bisect_search import Asked
     from cbtop.commands.shared.bisect_trees import Repository
 
-TAKES_COMMAND = True
+TAKES_COMMAND = "-- COMMAND …"
 DESCRIPTION = (
     "Find the first commit after GOOD, up to BAD, that made COMMAND slower, and name the brick and the layer that "
     "became slower. Each commit is checked out into a temporary worktree. Your checkout, index and branches stay as "

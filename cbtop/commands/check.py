@@ -33,31 +33,31 @@ if TYPE_CHECKING:  # imported for types only, because numpy loads slowly
     from cbtop.comparison.structure import Structural
     from cbtop.comparison.threshold_grammar import Threshold
 
-TAKES_COMMAND = True
+TAKES_COMMAND = "[-- COMMAND …]"
 DESCRIPTION = (
-    "Compare a run with a baseline and fail where it is slower, naming the brick and the layer. Without thresholds: "
-    "if any brick, a typical step with the time between steps, or a token as a whole has become slower beyond "
-    "noise, if steps become longer inside the run, or if a p99 is longer. With some, these alone count."
+    "Compare a run with a baseline, fail if it is slower, and name the brick and the layer. Without thresholds, it "
+    "fails if a brick, a typical step with the time before it, or a token became slower beyond noise, if steps grow "
+    "longer inside the run, or if a p99 is longer. With thresholds, only these count."
 )
 EPILOG = f"""\
 thresholds: [PHASE.]WHAT[@LAYER][.FIGURE] <= NUMBER[UNIT]
   PHASE    such as decode, or decode[batch=6] for only its steps of 6 sequences
   WHAT     a brick (RmsNorm), a category (attn, ffn, norm), step, tokens_per_sec, samples_per_sec, in_steps (tokens
            a second of the time in steps), unattributed, loss; PHASE.FIGURE without WHAT is that of its step
-  FIGURE   p50 of a call (where none is named), p99, or per_token
+  FIGURE   p50 of a call (the default), p99, or per_token
   UNIT     x (times the baseline), %, ns, us, ms, s;  also < > >= and, of loss, ==
-what a step contains, exact from three steps on, on any machine: [PHASE.]WHAT == NUMBER|base
+contents of a step, exact with three steps or more, on any machine: [PHASE.]WHAT == NUMBER|base
   WHAT     graph (==base), bricks, launches, transfers.h2d, allocations, graph_breaks, recompilations
 
 examples:
-  cbtop check --baseline learned.json --new new.cbtop              of six runs, by --learn 6
+  cbtop check --baseline learned.json --new new.cbtop              learned from six runs
   cbtop check --baseline base.json 'attn.p50<=1.05x' 'decode.tokens_per_sec>=40' --new new.cbtop
   cbtop check --baseline base.json 'RmsNorm.p99<=12us' 'unattributed<=1%' 'loss==0' --new 4711
   cbtop check --baseline base.json 'graph==base' 'graph_breaks==0' -- python bench.py --steps 3
-  cbtop check --baseline learned.json --learn 6 -- python bench.py    run it six times, keep how runs scatter
+  cbtop check --baseline learned.json --learn 6 -- python bench.py    run it six times, and store how runs vary
   cbtop check --baseline base.json --format text --format junit=check.xml -- python bench.py
   cbtop check --baseline base.json --budget pyproject.toml --new new.cbtop
-  cbtop demo --check                                               a whole gate, on its own
+  cbtop demo --check                                               a complete example
 
 BASE and NEW are each {WHERE}. Budgets are TOML:
 
@@ -65,28 +65,27 @@ BASE and NEW are each {WHERE}. Budgets are TOML:
   attn.p50 = "<=1.05x"
   decode.tokens_per_sec = ">=40"
 
-A budget that a BrickDefinition gives its brick is always judged, beside the rest.
+The budget of a BrickDefinition is always judged, too.
 
-A threshold is broken where all of the interval of what was measured is beyond it. If the limit is within the
-interval, it is `unsure`: exit code 5, or 0 with --allow-unsure. If the interval reaches zero, nothing could break
-it: exit code 5. tokens_per_sec is the tokens/s of the screen: by the wall clock, waits and other phases included.
-Several --baseline, three or more, or one of --learn, tell how runs scatter. A single one does not: without
-thresholds what looks slower beside it is named with exit code 5, never 4, below 3 % nothing is called a change, and
-what all bricks share is not called slower: a clock does that, too. Where a step seems to be longer by over 10 %, or
-a token by over 25 %, within an interval as wide, where more steps fail, or the new run spends over 10 % of its time
-on steps that the baseline lacks, it is not judged: exit code 5. Nor is it where the machine itself took over 10 %
-longer, or less, for the same work right before and behind a command that was run here than it ever did around the
-baseline; --anyway judges it all the same.
+A threshold is broken if the whole interval of the measurement is beyond it. If the limit is within the interval, the
+threshold is `unsure`: exit code 5, or 0 with --allow-unsure. If the interval reaches zero, nothing could break the
+threshold: exit code 5. tokens_per_sec is by the wall clock, as on the screen, with waits and other phases.
 
-What looks slower without thresholds, in a command that was run here, is confirmed by running it once more: only what
-both runs show is broken, what one alone does is unsure; where each shows something else: exit code 5.
+Three or more --baseline, or one of --learn, show how much runs vary. A single one does not. Without thresholds, a
+slowdown against a single baseline has exit code 5, never 4. A change below 3 % is then no change, and a change that
+all bricks share is not called slower, because a clock causes it, too. The result is unknown (exit code 5) if a step
+seems longer by over 10 % or a token by over 25 %, within an interval as wide, if more steps fail, or if over 10 % of
+the new run's time is in steps that the baseline lacks. It is also unknown if the machine's own speed right before and
+after COMMAND differs by over 10 % from its speed around the baseline; --anyway judges nevertheless.
 
-5 % on one brick of one layer are found 95 times in 100 from 240 steps of a phase on, 7 % from 120, 10 % from 60: see
-docs/gate.md. Each comparison says what it would have found.
+Without thresholds, a slower COMMAND runs once more. A brick is broken if both runs show it, and unsure if one does.
+If the runs show different bricks, the exit code is 5.
+
+A change of 5 % in one brick of one layer is found 95 times in 100 with 240 steps or more, 7 % with 120, 10 % with 60:
+see docs/gate.md. Each comparison reports the change that it would have found.
 
 exit codes: 0 all hold, 1 runtime error, 2 usage, 3 nothing recorded or too few steps, 4 something is slower or over
-its budget, or a check of a brick failed, 5 not comparable, not to be trusted, not to be judged, or unsure of a
-threshold
+its budget, or a check of a brick failed, 5 not comparable, data not trustworthy, unknown, or an unsure threshold
 """
 CHECKS = "checks of bricks"
 CONTRACTS = "contracts"
@@ -98,26 +97,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("threshold", nargs="*", metavar="THRESHOLD", help="such as 'attn.p50<=1.05x'; see below")
     parser.add_argument(
         "--baseline", action="append", default=[], metavar="BASE",
-        help="what it is compared with; three or more of the same tell how runs scatter",
+        help="the run to compare with; three or more show how much runs vary",
     )  # fmt: skip
-    parser.add_argument("--new", metavar="NEW", help="the run that is judged (default: that of the command after --)")
+    parser.add_argument("--new", metavar="NEW", help="the run to judge (default: a run of COMMAND)")
     parser.add_argument(
         "--budget", action="append", default=[], metavar="FILE.toml|contracts",
-        help="thresholds in its table [budgets]; or how many times as long the contracts of cbtop's own kernels let "
-        "a call take",
+        help="use the thresholds in the table [budgets] of a file; or `contracts`: the limits in the contracts of "
+        "cbtop's own kernels",
     )  # fmt: skip
     parser.add_argument(
         "--learn", type=count, metavar="N",
-        help="run the command after -- so often, and write what was measured to --baseline; nothing is judged",
+        help="run COMMAND N times, and write the results to --baseline; nothing is judged",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="with --learn: overwrite the file")
     parser.add_argument(
         "--format", type=_format, action="append", metavar="NAME[=FILE]",
-        help=f"print it, or write it into FILE: {', '.join(FORMATS)}; more than once for several (default: text)",
+        help=f"print the result, or write it to FILE: {', '.join(FORMATS)}; repeat for several (default: text)",
     )  # fmt: skip
     parser.add_argument(
         "--allow-unsure", action="store_true",
-        help="let a threshold pass if its limit is within the interval of what was measured (default: exit code 5)",
+        help="let a threshold pass if its limit is within the interval of the measurement (default: exit code 5)",
     )  # fmt: skip
     add_anyway_argument(parser)
     add_runs_arguments(parser)

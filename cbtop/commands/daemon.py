@@ -21,15 +21,15 @@ from cbtop.protocol.vocabulary import DAEMON_KEY
 from cbtop.telemetry import SERVICES, serving
 
 DESCRIPTION = (
-    "Find every instrumented process of yours and publish what it records and, while somebody listens, what the "
-    "machine's GPUs and processors do. Viewers start a daemon inside themselves where none runs; one of its own "
-    "serves up to 64 viewers, and keeps what ended processes left."
+    "Find all your instrumented processes and publish their records, and the load of GPUs and processors while a "
+    "viewer listens. If no daemon runs, a viewer starts one inside itself. This command starts a separate one: it "
+    "serves up to 64 viewers, and keeps the data of ended processes."
 )
 EPILOG = """\
 examples:
-  cbtop daemon                               your own viewers, also elsewhere through ssh -L here.sock:there.sock
-  cbtop daemon --bind tcp://0.0.0.0:5555     viewers elsewhere whose keys are allowed: see cbtop keys
-  cbtop daemon --bind tcp://127.0.0.1:5555   without a key pair, every user of this machine
+  cbtop daemon                               for your viewers, also through ssh -L here.sock:there.sock
+  cbtop daemon --bind tcp://0.0.0.0:5555     for other machines whose keys are allowed: see cbtop keys
+  cbtop daemon --bind tcp://127.0.0.1:5555   for every user of this machine, if there is no key pair
 """
 
 PARENT_CHECK_S = 0.25
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--history", type=_minutes, default=MAX_HISTORY_S / 60, metavar="MINUTES",
-        help=f"keep so much for the key w of a viewer, in at most {MAX_HISTORY_BYTES >> 20} MiB; 0 keeps nothing "
-        f"(default: {MAX_HISTORY_S / 60:g})",
+        help=f"length of the history that the key w of a viewer saves, at most {MAX_HISTORY_BYTES >> 20} MiB; "
+        f"0: no history (default: {MAX_HISTORY_S / 60:g})",
     )  # fmt: skip
     for name, service in SERVICES.items():
         parser.add_argument(f"--{name}", type=service.address, metavar=service.METAVAR, help=service.HELP)

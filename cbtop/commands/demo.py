@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from cbtop import units
 from cbtop.commands.shared.backend import AUTO, WITH_AUTO, settled
 from cbtop.commands.shared.choose import judge_as_asked
 from cbtop.commands.shared.crossovers import go_by_kept_crossovers
@@ -295,11 +296,13 @@ def _train(
     from cbtop.compute.training.workload import run
 
     losses: list[float] = []
-    of = "" if workload.steps is None else f" of {workload.steps}"
+    of = "" if workload.steps is None else f" of {units.count(workload.steps)}"
 
     def report(done: int, loss: float) -> None:
         losses[1:] = [loss]
-        line.show(f"train: step {done}{of}, loss {loss:.2f}", done / workload.steps if workload.steps else None)
+        line.show(
+            f"train: step {units.count(done)}{of}, loss {loss:.2f}", done / workload.steps if workload.steps else None
+        )
 
     run(workload, profiler, should_stop, progress, report)
     line.clear()
@@ -401,6 +404,11 @@ class DemoFeed(Feed):
             for source in super().sources()
             if source.key == own or ((hello := hellos[source.key]) is not None and hello.job == job)
         )
+
+    @property
+    def starting(self) -> str:
+        is_running = self._process.poll() is None
+        return f"the demo's workload (pid {self._process.pid})" if is_running and not self.sources() else ""
 
     def finished(self) -> FeedEnd | None:
         """If the demo's workload has failed, return its exit code and its last message. Otherwise return None."""
@@ -520,9 +528,9 @@ def _last_views(feed: DemoFeed) -> list[SourceView]:
 
 def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) -> None:
     if view and not view.activity and view.steps:
-        wanted = f" of {steps}" if steps else ""
+        wanted = f" of {units.count(steps)}" if steps else ""
         line.show(
-            f"{view.steps.phase}: step {view.steps.count}{wanted}",
+            f"{view.steps.phase}: step {units.count(view.steps.count)}{wanted}",
             view.steps.count / steps if steps else None,
         )
 

@@ -10,42 +10,42 @@ from cbtop.commands.shared.runs import WHERE, add_runs_arguments, runs_of
 from cbtop.errors import NoDataError, UntrustedError, UsageError
 
 DESCRIPTION = (
-    "Compare two runs, phase by phase, by brick and layer: the median and p99 of calls, the ratio with its interval, "
-    "and what each costs a token more or less; tokens/s, closing with the sums of both. Where two runs do not "
-    "compare (another model, batch, KV length, machine, sampling, lost records), it says so instead."
+    "Compare two runs for each phase, brick and layer: the median and p99 of calls, the ratio with its interval, the "
+    "added time a token, and tokens/s. The rows add up to the change of the whole. If two runs cannot be compared "
+    "(different model, batch, KV length, machine or sampling, or lost records), the output says why."
 )
 EPILOG = f"""\
 BASE and NEW are each {WHERE}.
 
 examples:
-  cbtop record -o base.cbtop --duration 30       before; then change something
-  cbtop run --overhead 100% --record base.cbtop -- python bench.py    the same of a torch program, every step
+  cbtop record -o base.cbtop --duration 30       the old version
+  cbtop run --overhead 100% --record base.cbtop -- python bench.py    a torch program, every step
   cbtop diff base.cbtop new.cbtop
-  cbtop diff base.cbtop new.cbtop --format tree  layer → brick: what each costs more adds up
+  cbtop diff base.cbtop new.cbtop --format tree  a tree: layer → brick, with sums
   cbtop diff base.cbtop 4711 --duration 20       with a process that runs now
   cbtop diff base.cbtop --save base.json         20 to 140 kB, to keep next to the code
   cbtop diff base.json new.cbtop --format markdown >> "$GITHUB_STEP_SUMMARY"
   cbtop diff base.json new.cbtop --format folded | flamegraph.pl > diff.svg
   cbtop diff base.json new.cbtop --format speedscope > diff.speedscope.json    open it at speedscope.app
 
-Steps are compared in blocks of 4 or more, of which five are needed: 20 steps of a phase. An interval is so wide that
-in 99 of 100 comparisons of the same chance moves nothing out of it. 5 % on one brick of one layer are found 95 times
-in 100 from 240 steps on, 7 % from 120, 10 % from 60. To fail a job by it: cbtop check.
+Steps are compared in blocks of 4 or more. Five blocks are needed: 20 steps of a phase. In 99 of 100 comparisons of
+equal runs, no change exceeds its interval. A change of 5 % in one brick of one layer is found 95 times in 100 with
+240 steps or more, 7 % with 120, 10 % with 60. To let a job fail: cbtop check.
 
-exit codes: 0 compared, 1 runtime error, 2 usage, 3 nothing recorded or too few steps, 5 not comparable or not to be
-trusted
+exit codes: 0 compared, 1 runtime error, 2 usage, 3 nothing recorded or too few steps, 5 not comparable, or data not
+trustworthy
 """
 FORMAT_NAMES = ("text", "tree", "markdown", "json", "folded", "speedscope")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("base", metavar="BASE", help=WHERE)
-    parser.add_argument("new", metavar="NEW", nargs="?", help="what it is compared with (not needed with --save)")
-    parser.add_argument("--phase", metavar="NAME", help="these steps alone: decode, prefill, … (default: all)")
-    parser.add_argument("--format", choices=FORMAT_NAMES, default="text", help="of what is printed (default: text)")
+    parser.add_argument("new", metavar="NEW", nargs="?", help="the run to compare with BASE (not needed with --save)")
+    parser.add_argument("--phase", metavar="NAME", help="only these steps: decode, prefill, … (default: all)")
+    parser.add_argument("--format", choices=FORMAT_NAMES, default="text", help="format of the output (default: text)")
     parser.add_argument(
         "--save", type=Path, metavar="FILE.json",
-        help="write what was measured last (NEW, else BASE) into a small file that later runs are compared with",
+        help="write NEW (or BASE, without NEW) to a small file, to compare later runs with it",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite that file")
     add_anyway_argument(parser)
@@ -56,7 +56,7 @@ def add_anyway_argument(parser: argparse.ArgumentParser) -> None:
     """Add the option `--anyway`, which allows a comparison of runs with different conditions."""
     parser.add_argument(
         "--anyway", action="store_true",
-        help="compare also where host, GPU or sampling are others or records were lost: say so, and go on",
+        help="compare even if host, GPU or sampling differ or records were lost; the output says so",
     )  # fmt: skip
 
 

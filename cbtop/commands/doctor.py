@@ -42,7 +42,7 @@ from cbtop.protocol.roofs import cpu_name, driver_version, known_roofs
 from cbtop.protocol.runtime_directory import is_copied_on_write
 from cbtop.protocol.vocabulary import DeviceKind
 
-DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."
+DESCRIPTION = "Check what profiling needs on this machine: one line for each fact, and a fix if something is missing."
 EPILOG = "exit codes: 0 profiling works here, 1 it cannot: nothing can be recorded\n"
 
 # Wait this many seconds for a daemon's answer. A running daemon answers within a quarter of this time.

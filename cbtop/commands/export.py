@@ -22,10 +22,9 @@ from cbtop.protocol.recording import RecordingReader
 from cbtop.reports import HTML
 
 DESCRIPTION = (
-    "Write the records of a recording, or what the ring of a process still holds (also of one that has ended), in a "
-    "format other tools read. Formats that can hold several processes hold them all, unless --source chooses; the "
-    "others hold the only one with records. However long the recording, an export takes at most 300 MiB of memory; "
-    "of what ran at the same time, speedscope files also take room in the temporary directory."
+    "Write the records of a recording, or of the ring of a running or ended process, in a format of another tool. If "
+    "the format can hold several processes, the file has all of them, unless --source chooses one. An export takes "
+    "at most 300 MiB of memory. If steps overlap, speedscope files also need temporary files."
 )
 EPILOG = """\
 examples:
@@ -40,9 +39,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a recording")
-    parser.add_argument("--pid", type=int, help="the ring of this process, instead of a recording")
-    parser.add_argument("--format", choices=[*EXPORTERS, HTML], required=True, help="what to write")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to (default: stdout)")
+    parser.add_argument("--pid", type=int, help="export the ring of this process, instead of a recording")
+    parser.add_argument("--format", choices=[*EXPORTERS, HTML], required=True, help="format of the output")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="output file (default: stdout)")
     parser.add_argument("--force", action="store_true", help="overwrite the file")
     parser.add_argument("--source", metavar="PID|KEY", help="only this process of the recording")
 

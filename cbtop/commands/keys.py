@@ -13,32 +13,33 @@ from cbtop.protocol.keys import allow, allowed, keys_dir, make_pair, pairs, pars
 from cbtop.protocol.vocabulary import DAEMON_KEY
 
 DESCRIPTION = (
-    "Make CURVE key pairs, and keep the list of the viewers that the daemon of this machine lets in. They lie in "
-    "$CBTOP_KEYS_DIR, else in $XDG_CONFIG_HOME or ~/.config, cbtop/keys, for you alone. Secrets are never shown."
+    "Make CURVE key pairs, and edit the list of viewers that the daemon of this machine accepts. They are in "
+    "$CBTOP_KEYS_DIR, or in cbtop/keys in $XDG_CONFIG_HOME or ~/.config, and only you can read them. Secret keys are "
+    "never shown."
 )
 EPILOG = """\
 examples:
-  cbtop keys new daemon                    where the processes run, once
-  cbtop keys new viewer                    where you look from, once; shows its public key
-  cbtop keys allow laptop PUBLIC_KEY       where the processes run, for each viewer
-  cbtop keys revoke laptop                 a link that is up ends within a second
+  cbtop keys new daemon                    on the machine of the processes, once
+  cbtop keys new viewer                    on your own machine, once; prints the public key
+  cbtop keys allow laptop PUBLIC_KEY       on the machine of the processes, for each viewer
+  cbtop keys revoke laptop                 an open connection ends within a second
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     new = actions.add_parser("new", help="make a key pair")
-    new.add_argument("name", metavar="NAME", help="a daemon takes `daemon`, a viewer `viewer`, unless told otherwise")
+    new.add_argument("name", metavar="NAME", help="name of the pair, such as `daemon` or `viewer` (their defaults)")
     new.set_defaults(action=_new)
     listing = actions.add_parser("list", help="show the key pairs and the allowed viewers: public keys only")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(action=_list)
-    letting_in = actions.add_parser("allow", help="let a viewer in")
-    letting_in.add_argument("name", metavar="NAME", help="what to call it here")
+    letting_in = actions.add_parser("allow", help="accept a viewer")
+    letting_in.add_argument("name", metavar="NAME", help="name of the viewer on this machine")
     letting_in.add_argument("key", metavar="PUBLIC_KEY|FILE", help="64 hexadecimal digits, or its NAME.key file")
     letting_in.set_defaults(action=_allow)
-    shutting_out = actions.add_parser("revoke", help="let a viewer in no more")
-    shutting_out.add_argument("name", metavar="NAME", help="as `allow` called it")
+    shutting_out = actions.add_parser("revoke", help="stop accepting a viewer")
+    shutting_out.add_argument("name", metavar="NAME", help="the name given to `allow`")
     shutting_out.set_defaults(action=_revoke)
 
 

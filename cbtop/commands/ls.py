@@ -29,13 +29,13 @@ from cbtop.viewmodels.selection import has_data
 from cbtop.viewmodels.sources import SourceRow
 
 DESCRIPTION = (
-    "List every instrumented process: rank, model, state, device, speed, losses and lag, how far its host's clock is "
-    "from ours, what profiling costs it, and the rank that is slower than the others."
+    "List every instrumented process: rank, model, state, device, speed, lost records and lag, the offset of its "
+    "host's clock, the cost of profiling, and the slowest rank."
 )
 EPILOG = """\
 examples:
-  cbtop ls                                     what runs here
-  cbtop ls --connect E1 --connect E2           what two daemons serve
+  cbtop ls                                     the processes of this machine
+  cbtop ls --connect E1 --connect E2           the processes of two daemons
   cbtop ls --format json | jq '.stragglers'
 
 exit codes: as of cbtop --headless
@@ -44,7 +44,7 @@ FORMATS = {"text": sources_text, "json": sources_json}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=list(FORMATS), default="text", help="of the list (default: text)")
+    parser.add_argument("--format", choices=list(FORMATS), default="text", help="format of the list (default: text)")
     add_attach_arguments(parser)
 
 

@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     total = sum(one.launches for one in chosen)
     passes = f"a pass of {tokens} token{'s' * (tokens > 1)}"
-    said = f"{total} launches {passes} on {options.backend}, by the decoder's plan"
+    said = f"{total:,} launches {passes} on {options.backend}, by the decoder's plan"
     if options.backend == "cuda":
         said += f"; grids are those of an H100's {MULTIPROCESSORS} multiprocessors"
     sys.stdout.write(f"{_by_kernel(chosen) if options.reverse else _by_layer(chosen)}\n\n{said}\n")

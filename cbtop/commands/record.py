@@ -24,8 +24,8 @@ from cbtop.protocol.recording import SUFFIX
 from cbtop.protocol.vocabulary import SourceStatus
 
 DESCRIPTION = (
-    "Record every instrumented process of yours, or those of the daemon at --connect, until the duration is over, "
-    "the file is full or Ctrl-C. Killed at any moment, it leaves a file that opens."
+    "Record all your instrumented processes, or those of the daemon at --connect, until the duration is over, the "
+    "file is full, or you press Ctrl-C. If cbtop is killed, the file can still be opened."
 )
 EPILOG = """\
 examples:
@@ -45,10 +45,10 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=f"such as run{SUFFIX}")
-    parser.add_argument("--duration", type=positive_seconds, metavar="SEC", help="stop by itself (default: Ctrl-C)")
+    parser.add_argument("--duration", type=positive_seconds, metavar="SEC", help="stop then (default: at Ctrl-C)")
     parser.add_argument(
         "--max-size", type=_size, default=DEFAULT_MAX_BYTES, metavar="BYTES",
-        help="stop when the file is that large; K, M and G are understood (default: 1G)",
+        help="stop when the file has this size, such as 500M; units are K, M and G (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
     # A hidden option for `cbtop run`, with the value PID:DESCRIPTOR. With this option, `cbtop record` records new

@@ -30,9 +30,9 @@ if TYPE_CHECKING:  # imported for types only, because this import loads numpy
     from cbtop.feeds.replay import ReplayFeed
 
 DESCRIPTION = (
-    "Show a recording on the same screens as what runs, labelled REPLAY with its date. [ ] move by a step, { } by "
-    "ten, and hold it; ← → by 5 seconds, ( ) by 10, PgUp PgDn by a minute, Home and End to its ends; Space holds it. "
-    "v chooses a range, w writes it to a file, which opens as that range."
+    "Show a recording on the same screens as running processes, labelled REPLAY with its date. Keys: [ ] move by a "
+    "step and { } by ten, and pause; ← → move by 5 seconds, ( ) by 10, PgUp PgDn by a minute, Home and End to the "
+    "ends; Space pauses. v chooses a range, and w writes the range to a file."
 )
 EPILOG = """\
 examples:
@@ -56,9 +56,9 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """Add all options of a replay, but not the argument for the recording."""
     parser.add_argument(
         "--at", type=_moment, metavar="SEC",
-        help="begin there (default: screen the first data, report the end; of a saved range, all of it)",
+        help="moment to show (default: the first data on the screen, the end in a report, or a whole saved range)",
     )  # fmt: skip
-    parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast (default: 1)")
+    parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="play X times as fast (default: 1)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         if options.at is not None:
             feed.seek(options.at)
         elif feed.range_s is None:
-            feed.seek(feed.duration_s if headless else feed.search.first_data_s())
+            feed.seek(feed.duration_s if headless else feed.search.first_data_s(feed.search.main_source))
         return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)
 
 

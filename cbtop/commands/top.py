@@ -46,13 +46,13 @@ examples:
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
   cbtop --headless --once --view sources    every process, and what cbtop itself costs
   cbtop --headless --once --view devices    GPUs, the CPU, and the processes on them
-  cbtop --connect E1 --connect E2    watch what two daemons serve
-  cbtop ls                           list what there is to watch
+  cbtop --connect E1 --connect E2    watch the processes of two daemons
+  cbtop ls                           list the processes to watch
   cbtop demo                         something to watch, from the first minute
 
-exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing running or no data in time,
+exit codes: 0 data seen, 1 runtime error or refused, 2 usage, 3 nothing running or no data in time,
             4 a check of a brick failed, 5 data not trustworthy, 129/130/143 hang-up, interrupt, terminate,
-            141 nobody reads the output
+            141 the reader of the output is gone
 """
 
 POLL_MS = 100
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--once",
         "-1",
         action="store_true",
-        help="print one report and exit (no screen): as soon as what it is of was watched, with --window all at once",
+        help="print one report after the time range of --window (`all`: at once) and exit, without a screen",
     )
     parser.add_argument(
         "--duration",
@@ -87,7 +87,7 @@ def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the daemons, how long to watch, and what to show."""
     add_source_argument(parser)
     parser.add_argument(
-        "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
+        "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="seconds to wait for data (default: 5)"
     )
     add_connect_arguments(parser, many=True)
 

@@ -79,6 +79,11 @@ class Views:
         """Apply the messages that have arrived from the daemons. Wait at most `timeout_ms` for the first message."""
         self._own_cost.tick()
 
+    @property
+    def starting(self) -> str:
+        """The program that this cbtop has started, if it runs and has not reported anything yet. Otherwise ""."""
+        return ""
+
     @abstractmethod
     def seen(self) -> Mapping[str, FeedSnapshot]:
         """Return every visible source, by its key."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from functools import cached_property
 from itertools import chain, islice
 
 from cbtop.client.store import Store
@@ -98,9 +99,28 @@ class RecordingSearch:
         """
         return any(isinstance(said, StatsUpdate) and any(said.count) for _, said in self._said())
 
-    def first_data_s(self) -> float:
-        """Return the first moment with data of a selected process, in seconds. Return 0 if no selected process has
-        data.
+    @cached_property
+    def main_source(self) -> str | None:
+        """The key of the process to show first, whatever the moment.
+
+        It is the command that `cbtop run` ran, if it has steps. Otherwise it is the process with the most steps. None
+        if no selected process has steps.
+
+        The recording is read from its last keyframe on.
+        """
+        scratch = Store()
+        for _, said in self._said(self._reader.keyframe_before(self._reader.end_ns)):
+            try:
+                scratch.apply(said)
+            except (DecodeError, LimitError):
+                continue  # Skip the damaged frame. The playback counts damaged frames.
+        records = [one for one in scratch.sources.values() if not self._selected or is_selected(one, self._selected)]
+        main = max(records, key=lambda one: (one.is_command and one.steps_ended > 0, one.steps_ended), default=None)
+        return main.key if main is not None and main.steps_ended else None
+
+    def first_data_s(self, key: str | None = None) -> float:
+        """Return the first moment with data of the process `key`, in seconds. If `key` is None, any selected process
+        counts. Return 0 if there is no data.
 
         The recording is read up to the returned moment.
         """
@@ -111,17 +131,15 @@ class RecordingSearch:
             except (DecodeError, LimitError):
                 continue  # Skip the damaged frame. The playback counts damaged frames.
             record = scratch.sources.get(said.source) if isinstance(said, StatsUpdate) else None
-            if record is None or not has_data(record):
+            if record is None or not has_data(record) or key not in (None, record.key):
                 continue
             if not self._selected or is_selected(record, self._selected):
                 return max(0, at_ns - self._reader.begin_ns) / 1e9
         return 0.0
 
-    def _said(self) -> Iterator[tuple[int, SourceCatalog | StatsUpdate]]:
-        """Yield (time in ns, message) for each catalog and each statistics message, from the beginning of the
-        recording on.
-        """
-        for frame in self._reader.frames(wanted=SHOWN):
+    def _said(self, offset: int = 0) -> Iterator[tuple[int, SourceCatalog | StatsUpdate]]:
+        """Yield (time in ns, message) for each catalog and each statistics message, from the frame at `offset` on."""
+        for frame in self._reader.frames(offset, SHOWN):
             at_ns = min(frame.time_ns, self._reader.end_ns)
             try:
                 for said in frame.messages():

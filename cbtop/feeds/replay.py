@@ -17,7 +17,7 @@ from cbtop.feeds.playback import Playback
 from cbtop.feeds.recording_search import RecordingSearch
 from cbtop.protocol.recording import MAX_REALTIME_NS, RecordingReader
 from cbtop.viewmodels.merge_mode import MergeMode
-from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.source import SourceSummary, SourceView
 from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
 
 
@@ -88,6 +88,14 @@ class ReplayFeed(StoreViews):
         If a range is shown, the view covers the range.
         """
         return super().merged(mode, key, phase, window=window or self.range_s is not None)
+
+    def sources(self) -> tuple[SourceSummary, ...]:
+        """Return every visible source: the main one, then the others, the newest live one first.
+
+        A daemon's history has no main source.
+        """
+        main = None if self._is_history else self.search.main_source
+        return tuple(sorted(super().sources(), key=lambda one: one.key != main))
 
     @property
     def duration_s(self) -> float:

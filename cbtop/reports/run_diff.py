@@ -398,10 +398,8 @@ def _listed_cells(part: PartDiff) -> list[PlaceDiff]:
 
 
 def _verdicts(found: RunDiff, part: PartDiff, causes: Causes) -> list[str]:
-    moved = [("slower", place) for place in part.slower]
-    moved += [("faster", place) for place in part.bricks if place.verdict == "faster"]
     lines = []
-    for word, place in moved:
+    for word, place in _moved(part):
         why = ", ".join([*_of_kernels(part, place, causes), *causes.of_process])
         lines.append(f"{word}: {sentence(part, place)}" + (f"; {why}" if why else ""))
     if part.is_slower:
@@ -413,6 +411,27 @@ def _verdicts(found: RunDiff, part: PartDiff, causes: Causes) -> list[str]:
     if has_other_calls or (not is_renamed and any(one.phase == part.phase for one in causes.graph)):
         return lines or ["no time has changed beyond noise, but what a step contains has"]
     return lines or [_quiet_text(found)]
+
+
+def _moved(part: PartDiff) -> list[tuple[str, PlaceDiff]]:
+    """Return each brick or layer with the verdict `slower` or `faster`, with this word.
+
+    A place is left out if another one explains it: the same brick explains a brick in a layer, and a brick in a layer
+    explains the layer.
+    """
+    moved = [("slower", place) for place in part.slower]
+    moved += [("faster", place) for place in part.bricks if place.verdict == "faster"]
+    for place in (*part.bricks, *sorted(part.cells, key=lambda one: -abs(one.delta_us)), *part.layers):
+        word = place.verdict
+        if word in ("slower", "faster") and not any(
+            word == said and _explains(other, place) for said, other in moved
+        ):
+            moved.append((word, place))
+    return moved
+
+
+def _explains(other: PlaceDiff, place: PlaceDiff) -> bool:
+    return other.brick == place.brick if place.brick else other.layer in (None, place.layer)
 
 
 def power(part: PartDiff) -> str:

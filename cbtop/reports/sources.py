@@ -72,7 +72,11 @@ def sources_text(rows: Sequence[SourceRow], *, is_compared: bool = False) -> str
     if is_compared:
         lines += [f"{_who(row)}, Δ (derived): {_since_baseline(row)}" for row in rows]
     lines += [f"straggler: {merge_text.straggler(found)} (derived)" for found in _stragglers(rows)]
-    lines += [f"{_who(row)}: {row.loss.left_out} announcements left out" for row in rows if row.loss.left_out]
+    lines += [
+        f"{_who(row)}: {units.exact_count(row.loss.left_out)} announcements left out"
+        for row in rows
+        if row.loss.left_out
+    ]
     lines += [
         f"{_who(row)}: {sample}{', in every figure' if row.steps and row.steps.is_sample else ''}"
         for row in rows

@@ -55,7 +55,7 @@ from cbtop.viewmodels.time_travel import ReplayView
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
-    "excl is without the bricks that ran inside (derived), incl and p50 to max with them; incl avg × count = incl"
+    "times are µs: excl without the bricks that ran inside (derived), incl with them; incl avg × count = incl"
 )
 TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one second of the last 60 (derived)"
 HOST_LINE = "host: the median call, without bricks inside; launches: kernels a step; both of the newest steps"
@@ -281,7 +281,8 @@ def _held(steps: StepsView) -> str:
 def _span(span: SpanView) -> str:
     if span.least is None or span.most is None:
         return f"on average {units.number(span.mean)}"
-    return str(span.least) if span.least == span.most else f"{span.least} to {span.most}"
+    least, most = units.count(span.least), units.count(span.most)
+    return least if span.least == span.most else f"{least} to {most}"
 
 
 def _shown_time(view: SourceView) -> str:
@@ -368,7 +369,7 @@ def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
     if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.roof is not None:
         return f"{'!' * row.above_roof}{'?' * bool(row.roof_unsure)}{statistic.bare(row)}"
     if statistic.unit == "count":
-        return str(statistic.value(row))  # Do not round numbers, because programs read logs, too.
+        return units.exact_count(getattr(row, statistic.key))
     return statistic.bare(row)
 
 
@@ -495,20 +496,23 @@ def _path_note(row: GraphRow) -> str:
 
 def foot_text(view: SourceView) -> str:
     loss = view.loss
-    line = f"records: {loss.produced} produced = {loss.received} received + {loss.dropped} dropped"
+    produced, received, dropped = map(units.exact_count, (loss.produced, loss.received, loss.dropped))
+    line = f"records: {produced} produced = {received} received + {dropped} dropped"
     about_books = [breakdown_text.books_trouble(view.books), *breakdown_text.books_notes(view.books, view.outside)]
     parts = []
     if loss.before_attach:
-        parts.append(f"{loss.before_attach} before the daemon looked")
+        parts.append(f"{units.exact_count(loss.before_attach)} before the daemon looked")
     if loss.rejected:
-        parts.append(f"{loss.rejected} rejected")
+        parts.append(f"{units.exact_count(loss.rejected)} rejected")
     if parts:
         line += f" ({', '.join(parts)})"
     if loss.left_out:
-        line += f"; {loss.left_out} announcements left out"
+        line += f"; {units.exact_count(loss.left_out)} announcements left out"
     uncounted = sum(row.uncounted for row in view.bricks)
     if uncounted:
-        line += f"\n{uncounted} calls gave no count of elements: what is made of their elements is n/a"
+        line += (
+            f"\n{units.exact_count(uncounted)} calls gave no count of elements: what is made of their elements is n/a"
+        )
     failed = view.failed_checks
     checks = [
         f"check FAILED: {check.brick} {check.assertion}, "

@@ -29,7 +29,7 @@ def bare(name: str) -> str:
 def _sort_names() -> dict[str, str]:
     names = {BY_NAME: BY_NAME}
     for title, statistic in _STATISTICS.items():
-        for name in (title, statistic.key, statistic.word, statistic.report_title):
+        for name in (title, statistic.key, statistic.key.removesuffix("_us"), statistic.word, statistic.report_title):
             names.setdefault(bare(name) or bare(title), title)
     return names
 

@@ -341,7 +341,7 @@ class CbtopApp(App[int]):
     def _show_welcome(self, source: SourceView | None) -> None:
         """Show the welcome screen. `source` is None or has no data yet."""
         self._switcher.current = "welcome"
-        self._welcome.show(source, self.feed.status(), self.feed.refused)
+        self._welcome.show(source, self.feed.status(), self.feed.refused, self.feed.starting)
 
     def _show_view(self, view: View) -> None:
         if self._switcher.current != view.id:

@@ -75,6 +75,10 @@ class AppFeed(Protocol):
         Return None if unknown.
         """
 
+    @property
+    def starting(self) -> str:
+        """The program that this cbtop has started, if it runs and has not reported anything yet. Otherwise ""."""
+
     def status(self) -> str:
         """Return one line about the connection to the daemon."""
 

@@ -38,7 +38,7 @@ def run(
     the loss is NaN or infinite.
     """
     # These modules are imported here, because they load Numba.
-    from cbtop.compute.backends import is_first_run
+    from cbtop.compute.backends import compiling, is_first_run
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.first_run import compile_in_fork
     from cbtop.compute.places import place_of
@@ -48,7 +48,7 @@ def run(
     options = replace(options, is_exact=True)
     path = options.model or demo_model(progress)
     if is_first_run():
-        compile_in_fork(partial(_compile, options, path), lambda: progress("compiling kernels", None))
+        compile_in_fork(partial(_compile, options, path), lambda: progress(compiling(), None))
     place = place_of(options)
     progress("reading the model", None)
     model = place.model(path)

@@ -61,10 +61,10 @@ def is_integer(dtype: str) -> bool:
 def roof_applies(dtype: str, roof_dtype: str) -> bool:
     """Return whether a compute roof for `roof_dtype` applies to work on numbers of `dtype`.
 
-    A roof applies if both types are equal, or if one is "" and the other is a float type. No roof applies to
-    UNKNOWN_TYPE.
+    A roof applies if both types are equal, or if one is "" and the other is a float type. No roof applies to a
+    type that begins with UNKNOWN_TYPE.
     """
-    if dtype == UNKNOWN_TYPE:
+    if dtype.startswith(UNKNOWN_TYPE):
         return False
     if dtype and roof_dtype:
         return dtype == roof_dtype

@@ -1,7 +1,7 @@
 """Finds the type of the numbers that a matrix product multiplies: the type of its weights, or the type of autocast.
 
 Rules
-- An unknown type is `UNKNOWN_TYPE`, which has no roof.
+- An unknown type is `UNKNOWN_TYPE`, which has no roof. If the weights are plain tensors, their type follows it.
 - Autocast is checked once per step, when the first layer begins, because a program may enter autocast around the
   model or inside it.
 - If autocast is switched only for a part of a model, cbtop does not see that.
@@ -88,6 +88,11 @@ def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | No
 def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
     """Return the type that is used to compute a product with weights of type `stored`."""
     return stored if mode.autocast is None or stored not in _CONVERTED else mode.autocast
+
+
+def unknown_with(stored: torch.dtype) -> str:
+    """Return the name of an unknown type of a product. Its weights are stored as `stored`."""
+    return f"{UNKNOWN_TYPE} (weights in {str(stored).removeprefix('torch.')})"
 
 
 def type_name(computed: torch.dtype, mode: Mode, operator: str = PRODUCT) -> str:

@@ -248,9 +248,13 @@ class StepCalls(Capture):
             if owner != before:
                 handles.append(node.register_prehook(functools.partial(self._reached, owner)))
             before = owner
-        # This time comes after the last node, such as a wait for gradients; it is not the time of that node.
+        # The time after the last nodes, such as a wait for gradients, is not the time of these nodes.
         if nodes:
-            handles.append(nodes[-1][1].register_hook(self._done))
+            ends = _last_nodes(nodes[-1][1])
+            unfinished = list(range(len(ends)))
+            handles += [
+                node.register_hook(functools.partial(_node_ended, unfinished, self._nodes_ended)) for node in ends
+            ]
 
     def _owner(self, number: int) -> int:
         """Return the innermost call that has made the node of autograd with the number `number`."""
@@ -260,7 +264,8 @@ class StepCalls(Capture):
     def _reached(self, owner: int, gradients: Any) -> None:
         self._runs.append((clock.perf_counter_ns(), owner))
 
-    def _done(self, inputs: Any, outputs: Any) -> None:
+    def _nodes_ended(self) -> None:
+        """The last node of a backward pass has run."""
         self._runs.append((clock.perf_counter_ns(), _AFTER))
 
     def backward_scale(self, owner: int) -> float:
@@ -455,6 +460,21 @@ def _nodes_behind(roots: Iterable[Any]) -> list[tuple[int, Any]]:
             return []
     found.sort(key=lambda one: -one[0])
     return found
+
+
+def _node_ended(unfinished: list[int], all_ended: Callable[[], None], inputs: Any, outputs: Any) -> None:
+    """Note that one of the last nodes has run. `unfinished` has one entry for each of them that has not."""
+    unfinished.pop()
+    if not unfinished:
+        all_ended()
+
+
+def _last_nodes(node: Any) -> list[Any]:
+    """Return the nodes that run last if `node` has the lowest number: `node`, and the nodes that add its gradients to
+    weights.
+    """
+    after = dict.fromkeys(after for after, _ in node.next_functions if after is not None)
+    return [node, *(each for each in after if hasattr(each, "variable"))]
 
 
 def _is_layer(key: Hashable) -> bool:

@@ -178,7 +178,7 @@ class StepKernels(StepCalls):
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host's backward
             self.failed(error)
 
-    def _done(self, inputs: Any, outputs: Any) -> None:
+    def _nodes_ended(self) -> None:
         try:
             self._move((BACKWARD_END,), TrainingPart.BACKWARD)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host's backward

@@ -45,6 +45,7 @@ from cbtop.profiler.instrument.multiplied import (
     computed_type,
     type_name,
     types_of_float32,
+    unknown_with,
 )
 from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameters, submodules
 from cbtop.protocol.attributes import UNKNOWN_TYPE, UNKNOWN_WORK, Work
@@ -221,12 +222,14 @@ def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int,
     if not tensors:
         return 0, UNKNOWN_TYPE
     largest = max(tensors, key=lambda tensor: tensor.numel())
-    if type(largest) not in (Parameter, Tensor) or not largest.is_floating_point() or largest.element_size() == 1:
+    if type(largest) not in (Parameter, Tensor):
         return _itemsize(module), UNKNOWN_TYPE
+    if not largest.is_floating_point() or largest.element_size() == 1:
+        return _itemsize(module), unknown_with(largest.dtype)
     kind: Any = type(module)
     if not home_of(kind, "forward").startswith(_KNOWN):
         # The type is unknown, because the class may convert its weights to the type of the input.
-        return 0, UNKNOWN_TYPE
+        return 0, unknown_with(largest.dtype)
     computed = computed_type(largest.dtype, mode)
     return computed.itemsize, type_name(computed, mode, operator)
 

@@ -89,6 +89,7 @@ class ScriptedFeed:
         self.polls = 0
         self.line = "ipc:///run/user/1000/cbtop/daemon.sock"
         self.refused = ""
+        self.starting = ""
         self.is_complete = True
         self.end: FeedEnd | None = None
         self.baseline: Comparison | None = None  # result of marking a baseline; None: too few steps for a baseline

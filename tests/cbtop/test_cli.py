@@ -54,6 +54,30 @@ def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixt
     assert f"usage: cbtop {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("run", "-- COMMAND …"), ("check", "[-- COMMAND …]"), ("bisect", "-- COMMAND …"), ("replay", "FILE")],
+)
+def test_a_usage_line_ends_with_the_command_or_file(name: str, ends: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert capsys.readouterr().out.split("\n\n")[0].endswith(ends)
+
+
+def test_help_is_as_wide_as_the_terminal_and_names_both_other_forms(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    for name in COMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            main([name, "--help"])
+        _, description, *_ = capsys.readouterr().out.split("\n\n")
+        assert max(map(len, description.split("\n"))) <= 70
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert capsys.readouterr().out.startswith("usage: cbtop COMMAND …\n       cbtop FILE.cbtop …\n       cbtop [-h]")
+
+
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)], ids=lambda words: "".join(words) or "cbtop")
 def test_help_prints_the_same_as_the_option(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     texts = []

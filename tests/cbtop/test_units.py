@@ -69,6 +69,12 @@ def test_a_thing_has_the_article_that_its_name_asks_for() -> None:
     assert units.with_article("Eval step") == "an Eval step"
 
 
+def test_an_exact_count_has_all_of_its_digits() -> None:
+    assert [units.exact_count(value) for value in (None, 0, 999, 1_000, 123_456_789)] == [
+        "n/a", "0", "999", "1,000", "123,456,789",
+    ]  # fmt: skip
+
+
 def test_counts_and_sizes_carry_separators_and_prefixes() -> None:
     assert units.count(12_345) == "12,345"
     assert units.count(12_345_678) == "12.3M"

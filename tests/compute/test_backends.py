@@ -34,6 +34,17 @@ def test_threads_of_one_core_are_one_core(
     assert backends.physical_cores() == cores
 
 
+def test_compiling_is_told_with_the_kernels_that_are_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.1.nbc", "b.2.nbc", "index.nbi", "c.tmp"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(backends, "NUMBA_CACHE", tmp_path)
+    assert backends.compiling() == "compiling kernels: 2 done"
+    monkeypatch.setattr(backends, "NUMBA_CACHE", None)
+    assert backends.compiling() == "compiling kernels"
+
+
 def test_what_other_processes_use_is_all_that_is_used_less_our_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,7 +132,7 @@ class Program:
             signal.signal(number, lambda number, _: self.send_signal(number))
         with self._writing:
             if self._written.left_out:
-                sys.stderr.write(f"cbtop: {self._written.left_out} lines before these are not kept\n")
+                sys.stderr.write(f"cbtop: {self._written.left_out:,} lines before these are not kept\n")
                 sys.stderr.flush()
             _print("".join(f"{line}\n" for line in self._written.lines()).encode())
             self._passes_on = True

@@ -56,33 +56,33 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--view", type=_view, metavar="VIEW",
-        help="what a text report holds, and which view the screen opens: overview (at most 60 lines, the default), "
+        help="contents of the text report, or first view of the screen: overview (the default, at most 60 lines), "
         f"{', '.join(VIEWS)}, or all; graph is another name of tree",
     )  # fmt: skip
     group.add_argument(
         "--sort", type=_column, metavar="COLUMN",
-        help="sort bricks by this column of the screen, such as p95: figures from the largest on, names from A on",
+        help="sort bricks by this column of the screen, such as p95: largest numbers first, names from A to Z",
     )  # fmt: skip
     group.add_argument(
         "--filter", metavar="TEXT",
-        help="list only bricks with TEXT in name or category, or that match it as a regular expression of at most "
-        "two repetitions, none of a group (not in JSON, which holds all)",
+        help="list only bricks with TEXT in their name or category. TEXT may be a regular expression with at most "
+        "two repetitions, and none of a group. JSON lists all bricks",
     )  # fmt: skip
-    group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
+    group.add_argument("--format", choices=list(REPORTS), default="text", help="format of the report (default: text)")
     group.add_argument(
         "--phase",
         metavar="NAME",
-        help="which steps: train, decode, prefill, … (default: train if that took most time, otherwise decode, "
-        "otherwise what took most time)",
+        help="show these steps: train, decode, prefill, … (default: train if it took most time, otherwise decode, "
+        "otherwise the phase that took most time)",
     )
     group.add_argument(
         "--window", type=_window, metavar="SEC|all",
-        help=f"what figures are of: the last SEC seconds, or `all` that was seen (default: of what runs the last "
-        f"{DEFAULT_WINDOW_S:g} s, else all; on screen `r` shows the other)",
+        help=f"time range of the figures: the last SEC seconds, or `all` (default: the last {DEFAULT_WINDOW_S:g} s "
+        "of a running process, otherwise all; `r` switches on the screen)",
     )  # fmt: skip
     group.add_argument(
         "--silence", type=_verdict, action="append", metavar="ID",
-        help="leave out this verdict, by the id that it has in text and JSON; more than once for several",
+        help="omit the verdict with this id, as in text and JSON; repeat for several",
     )  # fmt: skip
     _add_looks_arguments(group)
     group.add_argument(
@@ -90,8 +90,8 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--baseline", type=Path, metavar="FILE",
-        help="compare with this recording: all of it or, with --window SEC, its last SEC seconds (on screen `b` "
-        "marks what is shown)",
+        help="compare with this recording, or with its last SEC seconds if --window SEC is given (`b` sets the "
+        "baseline on the screen)",
     )  # fmt: skip
     group.add_argument(
         "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
@@ -105,11 +105,11 @@ def _add_looks_arguments(group: argparse._ArgumentGroup) -> None:
         "--theme",
         type=_theme,
         metavar="NAME",
-        help=f"colours of the screen: {' or '.join(THEMES)} (default: as the terminal's background is)",
+        help=f"colours of the screen: {' or '.join(THEMES)} (default: from the terminal's background)",
     )
     group.add_argument(
         "--ascii", action=argparse.BooleanOptionalAction,
-        help="draw with ASCII alone (default: where the terminal's encoding has no more, or the locale is C)",
+        help="draw with ASCII only (default: if the terminal's encoding is ASCII, or the locale is C)",
     )  # fmt: skip
     group.add_argument(
         "--color",
@@ -127,11 +127,11 @@ def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False
     """Add the options for the address of the daemon. With `many`, the user may give several addresses."""
     group = parser.add_argument_group("connection")
     address = "a daemon's address, ipc:///path or tcp://HOST:PORT"
-    default = "(default: your own, started inside if none runs)"
+    default = "(default: your own daemon; if none runs, one starts in this process)"
     if many:
         group.add_argument(
             "--connect", type=endpoint, action="append", default=[], metavar="ENDPOINT",
-            help=f"{address}; more than once for several {default}",
+            help=f"{address}; repeat for several {default}",
         )  # fmt: skip
     else:
         group.add_argument("--connect", type=endpoint, metavar="ENDPOINT", help=f"{address} {default}")
@@ -139,7 +139,7 @@ def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False
         "--server-key", metavar="KEY|FILE", help="with --connect tcp://…: the daemon's public key (see cbtop keys)"
     )
     group.add_argument(
-        "--key", metavar="NAME", help=f"with --server-key: the key pair to come with (default: {VIEWER_KEY})"
+        "--key", metavar="NAME", help=f"with --server-key: the key pair of this viewer (default: {VIEWER_KEY})"
     )
 
 

@@ -29,7 +29,7 @@ LEAST_LINES, ALL_LINES = 5, 26
 TWO_COLUMNS = 110  # In a panel of at least this width in cells, pictures are to the right of the figures.
 
 _FACT_WIDTH = 26
-_LABEL_WIDTH = 13
+_LABEL_WIDTH = 17
 
 
 class BrickDetail(Drawing):

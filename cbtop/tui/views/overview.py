@@ -35,6 +35,7 @@ from cbtop.viewmodels.steps import StepsView
 
 # In a view of at least this width in cells, verdicts and bricks are to the right of the other parts.
 TWO_COLUMNS = 160
+_COSTLIEST = 3  # A view with _ROOMY lines shows at least this many of the costliest bricks.
 _WORST = 3  # At most this many verdicts get their lines before the other parts of the view.
 # A view with at least the first number of lines shows verdicts, in one line each. With the second number of lines,
 # the view also shows their advice.
@@ -137,7 +138,8 @@ class OverviewDrawing(SourceDrawing):
         is_known = bool(source.rate.history)
         speed = part(_speed, 4, height) if is_known else part(_speed, 2, 2)
         cost = part(_cost, 1, 1)
-        phases = part(_phases, len(source.phases) + (height >= _ROOMY), 1 + len(source.phases))
+        phase_rows = len(_shown_phases(source))
+        phases = part(_phases, phase_rows + (height >= _ROOMY), 1 + phase_rows)
         left = width if width < TWO_COLUMNS else width * 3 // 5
         right = width if width < TWO_COLUMNS else width - left - 2
         step = part(_step, 2, 4)
@@ -154,11 +156,12 @@ class OverviewDrawing(SourceDrawing):
             return pictures.drawn(("layers", width, height), lambda: _layers(source, width, height))
 
         layers = part(drawn_layers, 2, 0 if known is None else 6)
-        bricks = part(_bricks, 2, 1 + len(source.bricks) if source.bricks else 0)
+        shown = min(len(source.bricks), _COSTLIEST if height >= _ROOMY else 1)
+        bricks = part(_bricks, 1 + shown, 1 + len(source.bricks) if source.bricks else 0)
         devices = part(_devices, 2, 1 + count if (count := _device_count(source)) else 0)
         if width < TWO_COLUMNS:
             order = (speed, phases, served, since, step, verdicts, layers, bricks, devices, cost)
-            by_rank = (phases, step, served, verdicts, since, speed, cost, layers, devices, bricks)
+            by_rank = (phases, step, bricks, served, verdicts, since, speed, cost, layers, devices)
             return parts_lines(order, by_rank, width, height)
         # The layers get their lines before the curves, because bars for each brick are more useful than a high curve.
         if known is not None:
@@ -168,7 +171,7 @@ class OverviewDrawing(SourceDrawing):
             speed = replace(speed, most=min(speed.most, max(USUAL_CHART, height - rest)))
         over = (speed, phases, served, since, step, layers)
         first = parts_lines(over, (phases, step, served, since, speed, layers), left, height)
-        first_of = verdicts, cost, devices, bricks
+        first_of = verdicts, bricks, cost, devices
         room = height - sum(each.most for each in first_of)
         curves = [chart for machine in source.machines for chart in machine_charts(machine)]
         meanwhile = ScreenPart(
@@ -200,9 +203,14 @@ def _speed(source: SourceView, width: int, height: int) -> list[Line]:
     return beside([chart.draw(each, height) for chart, each in zip(charts, widths, strict=True)], widths)
 
 
+def _shown_phases(source: SourceView) -> list[StepsView]:
+    """Return the shown phase, and all other phases that are no warm-up."""
+    return [steps for steps in source.phases if steps.phase == source.phase or not is_warm_up(steps.phase)]
+
+
 def _phases(source: SourceView, width: int, height: int) -> list[Line]:
     """Return a line for each phase. The shown phase comes first."""
-    shown = [steps for steps in source.phases if steps.phase == source.phase or not is_warm_up(steps.phase)]
+    shown = _shown_phases(source)
     placed = place(phase_columns(shown), width - 2)
     rows = sorted(shown, key=lambda steps: steps.phase != source.phase)
     marks = ["▸" if steps.phase == source.phase else " " for steps in rows]

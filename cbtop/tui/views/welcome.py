@@ -72,9 +72,10 @@ class Welcome(Drawing):
         self._source: SourceView | None = None
         self._status = ""
         self._refused = ""
+        self._starting = ""
 
-    def show(self, source: SourceView | None, status: str, refused: str) -> None:
-        self._source, self._status, self._refused = source, status, refused
+    def show(self, source: SourceView | None, status: str, refused: str, starting: str = "") -> None:
+        self._source, self._status, self._refused, self._starting = source, status, refused, starting
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -84,6 +85,9 @@ class Welcome(Drawing):
             return _centred((_REFUSED, BLANK, *_wrapped(self._refused, "", width)), width, height)
         if self._source is None:
             status = _wrapped(self._status, "dim", width)
+            if self._starting:
+                who = _wrapped(f"Started {self._starting}. It has not reported anything yet.", "strong", width)
+                return _centred((*who, BLANK, *status), width, height)
             text = _how_to_start(self._install)
             if len(text) + 1 + len(status) > height:
                 text = _briefly(self._install)

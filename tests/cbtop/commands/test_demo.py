@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cbtop.cli import main
+from cbtop.commands import demo
 from cbtop.compute import workload
 from cbtop.compute.errors import GuardError, LossError, NoTokenError
 from cbtop.compute.training import workload as training
@@ -30,6 +34,25 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[str | None]:
 
     monkeypatch.setattr(workload, "run", run)
     return reactions
+
+
+def test_the_workload_is_starting_until_it_is_a_source_or_ends(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources: list[object] = []
+    monkeypatch.setattr(demo.DemoFeed, "sources", lambda _: tuple(sources))
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process,
+        (tmp_path / "said").open("w+") as said,
+        demo.DemoFeed(process, said, 10) as feed,
+    ):
+        assert feed.starting == f"the demo's workload (pid {process.pid})"
+        sources.append(object())
+        assert feed.starting == ""
+        sources.clear()
+        process.kill()
+        process.wait()
+        assert feed.starting == ""
 
 
 def test_a_run_that_the_guard_stops_ends_with_exit_code_4_and_one_line(

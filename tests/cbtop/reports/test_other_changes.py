@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -35,6 +36,34 @@ def quiet() -> PartDiff:
 def test_nothing_has_changed_if_no_figure_moved_beyond_its_interval() -> None:
     assert other_changes(quiet(), quiet().places) == []
     assert NOTHING in diff_text(replace(steady(), parts=(quiet(),)))
+
+
+@pytest.mark.parametrize(("word", "now"), [("slower", 190.0), ("faster", 45.0)])
+@pytest.mark.parametrize("moved", ["Layer 4", "DownProjection in Layer 4", "DownProjection"])
+def test_each_row_with_a_verdict_is_in_the_conclusion(word: str, now: float, moved: str) -> None:
+    part = quiet()
+    change = Change(100.0, now, 5.0, (100.0, now))
+    places = tuple(
+        replace(one, change=change, mean=change, p50=change) if one.name == moved else one for one in part.places
+    )
+    text = diff_text(replace(steady(), parts=(replace(part, places=places),)))
+    assert re.search(rf"^{moved} .* {word}$", text, re.MULTILINE)
+    assert text.count(f"\n{word}: ") == 1
+    assert f"\n{word}: decode: {moved} is {now / 100:.3f}× ± 0.050 of before" in text
+    assert NOTHING not in text
+
+
+def test_a_change_of_one_brick_is_one_line_not_a_line_for_each_row() -> None:
+    part = quiet()
+    change = Change(100.0, 45.0, 5.0, (100.0, 45.0))
+    of_one = ("DownProjection", "DownProjection in Layer 4", "Layer 4")
+    places = tuple(
+        replace(one, change=change, mean=change, p50=change) if one.name in of_one else one for one in part.places
+    )
+    text = diff_text(replace(steady(), parts=(replace(part, places=places),)))
+    assert [line.partition(" is ")[0] for line in text.splitlines() if line.startswith("faster: ")] == [
+        "faster: decode: DownProjection"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,17 @@ def test_the_text_report_is_as_agreed(view: SourceView) -> None:
     assert text == golden.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("source", [samples.CHECKED, samples.STALLED, samples.COMPARED])
+def test_each_number_of_four_digits_or_more_in_text_has_separators(source: SourceView) -> None:
+    lost = replace(source.loss, produced=2_901_234, received=2_900_000, dropped=1_234, rejected=5_678, left_out=9_876)
+    bricks = tuple(replace(row, count=12_345_678, uncounted=43_210) for row in source.bricks)
+    text = REPORTS["text"]([replace(source, loss=lost, bricks=bricks)], [*SECTIONS])
+    bare = re.sub(r"pid \d+|\d{4}-\d\d-\d\d|\(\d+ elem\)|[├└│].*|^ *\d+  \S+ ", "", text, flags=re.MULTILINE)
+    assert re.findall(r"(?<![\w.,])\d{4,}", bare) == []
+    assert "12,345,678" in text
+    assert "records: 2,901,234 produced = 2,900,000 received + 1,234 dropped (5,678 rejected)" in text
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_section_can_be_had_alone(view: SourceView, section: str) -> None:
     alone, whole = REPORTS["text"]([view], [section]), REPORTS["text"]([view], list(SECTIONS))
@@ -146,9 +157,9 @@ def test_what_was_not_measured_is_null_never_zero(view: SourceView) -> None:
 def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     columns = {"count": "count", "excl µs": "total_exclusive_us", "excl avg µs": "avg_exclusive_us", "%": "percent",
-               "incl µs": "total_inclusive_us", "incl avg µs": "avg_inclusive_us", "p50 µs": "p50_us",
-               "min µs": "min_us", "max µs": "max_us",
-               "p95 µs": "p95_us", "p99 µs": "p99_us", "incl µs/token": "us_per_token",
+               "incl µs": "total_inclusive_us", "incl avg µs": "avg_inclusive_us", "incl p50": "p50_us",
+               "incl min": "min_us", "incl max": "max_us",
+               "incl p95": "p95_us", "incl p99": "p99_us", "incl µs/token": "us_per_token",
                "GB/s": "gb_per_sec",
                "GFLOP/s": "gflops", "budget": "budget_us_per_token", "used %": "budget_used_percent"}  # fmt: skip
     table = _table(REPORTS["text"]([view], ["bricks"]))

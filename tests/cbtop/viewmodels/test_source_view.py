@@ -572,6 +572,7 @@ def test_a_brick_is_held_against_the_roof_of_what_it_multiplies(
         ((FMA, replace(MATMUL, value=90.0)), "float32", "Compute less."),
         ((FMA, replace(MATMUL, value=100.0)), "bfloat16", "Compute less."),
         ((FMA, MATMUL), UNKNOWN_TYPE, ""),
+        ((replace(FMA, dtype=""),), f"{UNKNOWN_TYPE} (weights in float64)", ""),
         ((replace(FMA, dtype=""),), UNKNOWN_TYPE, ""),  # A file of an older version, without data types.
     ],
 )

@@ -121,8 +121,11 @@ def test_a_product_that_may_convert_its_weights_has_no_type() -> None:
         def forward(self, tokens: Any) -> Any:
             return nn.functional.linear(tokens, self.weight.to(tokens.dtype))
 
-    work = work_of(Casted(8, 6), BrickId.UP_PROJECTION)
-    assert (work.dtype, work.flops(1, 8), work.bytes(1, 8)) == (UNKNOWN_TYPE, 2 * 8 * 6, None)
+    for stored in ("float64", "float32", "bfloat16"):
+        work = work_of(Casted(8, 6).to(getattr(torch, stored)), BrickId.UP_PROJECTION)
+        unknown = f"{UNKNOWN_TYPE} (weights in {stored})"
+        assert (work.dtype, work.flops(1, 8), work.bytes(1, 8)) == (unknown, 2 * 8 * 6, None)
+    assert work_of(nn.Linear(8, 6).double(), BrickId.UP_PROJECTION).dtype == "float64"
     assert work_of(nn.Linear(8, 6), BrickId.UP_PROJECTION).dtype == "float32"
 
 
@@ -134,7 +137,7 @@ def test_weights_of_whole_numbers_have_no_type() -> None:
             self.qweight = nn.Buffer(torch.zeros(6, 8, dtype=torch.int8))
             self.scales = nn.Buffer(torch.zeros(6, dtype=torch.float16))
 
-    assert work_of(Quantised(), BrickId.UP_PROJECTION).dtype == UNKNOWN_TYPE
+    assert work_of(Quantised(), BrickId.UP_PROJECTION).dtype == f"{UNKNOWN_TYPE} (weights in int8)"
 
 
 @pytest.fixture

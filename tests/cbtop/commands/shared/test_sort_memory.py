@@ -16,9 +16,9 @@ from tests.cbtop.conftest import ScriptedFeed
 
 def test_what_is_kept_is_found_again_and_other_tables_keep_theirs() -> None:
     assert remembered_orders() == {}
-    remember_orders({"bricks": ("p95 µs", False)})
+    remember_orders({"bricks": ("incl p95", False)})
     remember_orders({"roofline": ("brick", True)})
-    assert remembered_orders() == {"bricks": ("p95 µs", False), "roofline": ("brick", True)}
+    assert remembered_orders() == {"bricks": ("incl p95", False), "roofline": ("brick", True)}
     assert [path.name for path in sort_file().parent.iterdir()] == ["sort.json"]
 
 
@@ -37,22 +37,22 @@ def test_what_cannot_be_read_is_no_order(text: str) -> None:
 def test_where_nothing_can_be_written_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    remember_orders({"bricks": ("p95 µs", True)})
+    remember_orders({"bricks": ("incl p95", True)})
     assert remembered_orders() == {}
 
 
 async def test_the_order_chosen_on_screen_comes_back_and_a_requested_one_does_not() -> None:
     app = CbtopApp(ScriptedFeed(samples.LIVE), section="bricks", interval_s=60)
-    app.rows = RowChoice("p50 µs")
+    app.rows = RowChoice("incl p50")
     async with app.run_test(size=(240, 60)) as pilot:
         await pilot.pause()
         assert app.chosen_orders == {}
         await pilot.press("s", "S")
         chosen = app.chosen_orders
-        assert chosen == {"bricks": ("p99 µs", False)}
+        assert chosen == {"bricks": ("incl p99", False)}
     again = CbtopApp(ScriptedFeed(samples.LIVE), section="bricks", interval_s=60)
     again.orders = chosen
     async with again.run_test(size=(240, 60)) as pilot:
         await pilot.pause()
         table = again.query_one("#bricks-table", SortedTable)
-        assert (table.sort_by, table.descending) == ("p99 µs", False)
+        assert (table.sort_by, table.descending) == ("incl p99", False)

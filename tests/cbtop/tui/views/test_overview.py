@@ -104,6 +104,21 @@ def test_what_is_slow_and_what_mending_it_gives_is_on_the_first_screen(width: in
         assert "Half of the time no step runs" in text
 
 
+@pytest.mark.parametrize(("width", "height"), [(80, 17), (80, 19), (100, 24), (120, 34), (200, 17), (200, 55)])
+@pytest.mark.parametrize("source", [SLOW, SERVED, samples.COMPARED, samples.SLOWEST], ids=lambda one: one.program)
+def test_the_three_costliest_bricks_are_on_the_first_screen(source: SourceView, width: int, height: int) -> None:
+    text = "\n".join(drawn(source, width, height))
+    for row in source.bricks[:3]:
+        assert re.search(rf"{row.name} +█", text), row.name
+
+
+def test_a_warm_up_that_is_not_shown_takes_no_line_of_the_first_screen() -> None:
+    steps = SLOW.steps
+    assert steps is not None
+    warmed = replace(SLOW, phases=(*SLOW.phases, *(replace(steps, phase=f"{at} (warm-up)") for at in "abc")))
+    assert drawn(warmed, 80, 19) == drawn(SLOW, 80, 19)
+
+
 LONG = replace(FOUND, sentence=FOUND.sentence + " by its median call" * 9, advice=FOUND.advice + ", one by one" * 20)
 
 

@@ -235,6 +235,16 @@ async def test_the_ways_to_start_and_a_missing_daemon_fit_in_full_if_nothing_run
         assert why in text
 
 
+async def test_a_program_that_cbtop_has_started_is_named_until_it_reports() -> None:
+    feed = ScriptedFeed()
+    feed.starting = "the demo's workload (pid 4242)"
+    async with CbtopApp(feed, interval_s=60).run_test(size=(80, 24)) as pilot:
+        text = " ".join(screen_text(pilot.app).split())
+    assert "Started the demo's workload (pid 4242). It has not reported anything yet." in text
+    assert "Waiting for" not in text
+    assert "cbtop run" not in text
+
+
 @pytest.mark.slow
 async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
     steps = samples.LIVE.steps
