@@ -155,6 +155,13 @@ class GraphRows(Sequence[GraphRow]):
         closed_ns = self._totals.columns["closed_ns"][ids[~self._totals.adopted[ids]]]
         return self._totals.percent(int(closed_ns.max(initial=0))) or 0.0
 
+    @property
+    def costliest(self) -> int | None:
+        """The id of the brick with the largest exclusive time in ended steps, or None before the first one."""
+        exclusive_ns = self._totals.closed_exclusive_ns
+        bricks = [node.id for node in self.places if node.kind is NodeKind.BRICK and exclusive_ns[node.id] > 0]
+        return max(bricks, key=lambda node: int(exclusive_ns[node]), default=None)
+
     def _rows(self, nodes: Sequence[Node]) -> list[GraphRow]:
         calls = self._totals.stats.calls_of([[node.id] for node in nodes])
         return [self._row(node, known) for node, known in zip(nodes, calls, strict=True)]
@@ -258,6 +265,14 @@ def largest_share(graph: Sequence[GraphRow]) -> float:
     if isinstance(graph, GraphRows):
         return graph.largest_percent
     return max((row.percent or 0.0 for row in graph), default=0.0)
+
+
+def costliest_brick(graph: Sequence[GraphRow]) -> int | None:
+    """Return the id of the brick of `graph` that takes the most time, or None without a timed brick."""
+    if isinstance(graph, GraphRows):
+        return graph.costliest
+    bricks = [row for row in graph if row.kind is NodeKind.BRICK and row.total_inclusive_us]
+    return max(bricks, key=lambda row: row.total_inclusive_us or 0.0).id if bricks else None
 
 
 def has_burst(graph: Sequence[GraphRow]) -> bool:
