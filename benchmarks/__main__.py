@@ -2,6 +2,7 @@
 
 python -m benchmarks [NAME ...]         all benchmarks, or the named ones; `--help` describes them
 python -m benchmarks real [NAME ...]    real programs with and without cbtop; this command has its own options
+python -m benchmarks loops [NAME ...]   parts of training steps and the clocks of the program; own options
 python -m benchmarks planted            how often a slow layer is named; this command has its own options
 """
 
@@ -34,6 +35,7 @@ from benchmarks import (
     screen,
     start_up,
     tiles,
+    training_loops,
     views,
     widgets,
 )
@@ -63,7 +65,11 @@ BENCHMARKS = {
     "gguf_reader": gguf_reader.run,
     "ptx": ptx.run,
 }
-WITH_OPTIONS: dict[str, Callable[[Sequence[str]], int]] = {"real": real.main, "planted": planted.main}
+WITH_OPTIONS: dict[str, Callable[[Sequence[str]], int]] = {
+    "real": real.main,
+    "planted": planted.main,
+    "loops": training_loops.main,
+}
 
 
 def main() -> int:

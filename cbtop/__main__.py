@@ -1,7 +1,6 @@
 """Run `cbtop` as `python -m cbtop`."""
 
-# `_signal` is the C part of `signal`, and Python has already loaded it. Any other import here would delay `cbtop
-# run`.
+# Python has already loaded `_signal`, the C part of `signal`. Any other import here would delay `cbtop run`.
 import _signal
 import sys
 

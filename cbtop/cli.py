@@ -1,5 +1,4 @@
-"""The command line. This module finds the command and runs it. If the command raises an error, the user gets one line
-and an exit code.
+"""The command line. Finds the command and runs it. If it raises an error, the user gets one line and an exit code.
 
 Exit codes: 0 ran, data seen · 1 runtime error · 2 usage or bad model · 3 no publisher or no data within the timeout ·
 4 a check failed · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate · 141 broken pipe.
@@ -51,7 +50,7 @@ class Command(Protocol):
 
 STDOUT = "standard output"
 HELP, HELP_OPTION = "help", "--help"
-# the same value as `cbtop.protocol.recording.SUFFIX`, which is not imported because that loads msgpack
+# as in `cbtop.protocol.recording.SUFFIX`; importing that would load msgpack
 RECORDING_SUFFIX = ".cbtop"
 DESCRIPTION = "Watch models that run or train, brick by brick. Each number is measured, or labelled as derived."
 _FORMS = ("cbtop COMMAND …", f"cbtop FILE{RECORDING_SUFFIX} …")  # the forms of `cbtop` besides its own options
@@ -106,9 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _name_errors_of(stdout: TextIO) -> None:
-    """Make an error in writing to `stdout` carry the file name STDOUT. Without it, Python gives the error no file
-    name.
-    """
+    """Give errors in writing to `stdout` the file name STDOUT, because Python gives them none."""
     buffer = getattr(stdout, "buffer", None)
     # If Python runs with -u (unbuffered), `buffer` is already the raw file.
     raw: Any = getattr(buffer, "raw", buffer)
@@ -142,8 +139,8 @@ def _in_one_line(message: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that reports an error in one line. The line ends with the `--help` command to try. If the
-    help text cannot be written, the parser raises an error.
+    """An argument parser that reports an error in one line, with the `--help` command to try at its end. Raises an
+    error if the help cannot be written.
     """
 
     def error(self, message: str) -> NoReturn:

@@ -5,9 +5,9 @@ PYTEST_DONT_REWRITE
 """
 
 # Rules
-# - Each measured run of a test is a separate process. `cbtop check` starts pytest with this test alone. All runs in
-#   one process would have the same memory layout, so they would not show how runs vary.
-# - The pytest session of the user runs no fixture of a measured test.
+# - Each measured run is a separate process: `cbtop check` starts pytest with this test alone. Runs in one process
+#   would have the same memory layout, and would not show how runs vary.
+# - The user's session runs no fixture of a measured test.
 # - Every pytest session imports this module, so nothing slow is imported at its top.
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ FOLDER = "cbtop-baselines"
 EXCHANGE = "CBTOP_PYTEST"
 # names of the files in the folder that EXCHANGE names
 BUDGET, SKIPPED, VERDICTS, NEW = "budget", "skipped", "verdicts.json", "new.json"
-# Number of base runs that are measured. With 6 runs, an interval is 5.6 times the scatter. With 3 runs, the interval
-# is 20 times the scatter (docs/gate.md).
+# Number of measured base runs. With 6, an interval is 5.6 times the scatter, and with 3 it is 20 times
+# (docs/gate.md).
 LEARNED_RUNS = 6
 FAILED, TOO_LITTLE, UNTRUSTED = 1, 3, 5  # `cbtop check` ends with these exit codes.
 STEPS_NEEDED = (
@@ -46,8 +46,7 @@ WAYS_OUT = {
     "unknown": "let the test run more steps, or learn from more runs: --cbtop-update --cbtop-runs N",
     "different": "to compare them anyway: --cbtop-anyway; to write a base file on this machine: --cbtop-update",
 }
-# Pytest and coverage set variables with these prefixes for their own session. A measured process must not inherit
-# these variables.
+# Pytest and coverage set variables with these prefixes for their session. A measured process must not get them.
 _OF_THE_SESSION = ("PYTEST_ADDOPTS", "COV_CORE_", "COVERAGE_PROCESS_")
 
 
@@ -191,8 +190,8 @@ class MeasuredTest(pytest.Function):
     def _check(self, exchange: Path, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `cbtop check` with the arguments `words` and with a command that runs this test.
 
-        If `words` contain --new, the run already exists and no command is added. Raises MeasurementError if the check
-        fails. If the test skips itself in the measured process, skips it here, too.
+        With --new among them, the run exists, and no command is added. Raises MeasurementError if the check fails. If
+        the test skips itself in the measured process, it is skipped here, too.
         """
         command = [] if "--new" in words else ["--", *self._command(exchange)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_SESSION)}

@@ -19,7 +19,7 @@ _MAX_PLAIN = 9_999_999  # width of the widest number in a column: seven digits a
 def number(value: float | None) -> str:
     """Format `value` to about four digits, never with an exponent: `0.0042`, `8.45`, `123.4`, `12,345`, `12.3M`.
 
-    A value that is not zero is never written as 0. Below 0.0001 it is `<.0001`.
+    Only 0 is written as 0. Below 0.0001 it is `<.0001`.
     """
     if value is None or math.isnan(value):
         return NOT_MEASURED

@@ -22,10 +22,9 @@ from cbtop.compute.jit.compile import NUMBA_CACHE, is_kept, jit, settings
 from cbtop.compute.jit.compile import untyped as numba
 from cbtop.compute.jit.kernel_cache import CODE
 
-# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. A thread that checks for
-# work occupies a core, and a working thread may need this core. On 2 cores with another busy process, a decoder makes
-# 7 tokens/s with libgomp's default of 300,000, and 33 tokens/s with 4,000. Without the other process, the decoder
-# makes 103 and 89 tokens/s.
+# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. A checking thread occupies a
+# core that a working thread may need. On 2 cores with another busy process, a decoder makes 7 tokens/s with libgomp's
+# default of 300,000 checks, and 33 tokens/s with 4,000. Without the other process, it makes 103 and 89 tokens/s.
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
@@ -46,8 +45,8 @@ _TURNS = threading.RLock()
 def turn() -> Iterator[None]:
     """Enter this context to use Numba's threads.
 
-    The workqueue layer ends the process if two Python threads use the layer at the same time. So only one thread
-    enters at a time with that layer, or while Numba has not chosen a layer yet.
+    Numba's workqueue layer ends the process if two Python threads use it at the same time. So with this layer, or
+    with a layer that is not chosen yet, only one thread enters at a time.
     """
     if (_threading_layer() or WORKQUEUE) == WORKQUEUE:
         with _TURNS:
@@ -78,7 +77,7 @@ class Backend:
 
 @jit
 def _nothing(weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """Do nothing. Numba starts its threads when this function is called.
+    """Do nothing. Calling this function starts Numba's threads.
 
     It has the parameters that `on_threads` passes to every function.
     """
@@ -175,9 +174,11 @@ def cpu_backend(threads: int | None = None) -> Backend:
     The remaining processor is left to the screen. A parallel product waits for its slowest thread, and a screen on
     the same core would slow that thread down.
 
-    Raises ComputeError in four cases: for 0 threads, for more threads than Numba was started with
-    (NUMBA_NUM_THREADS), for more than one thread in a fork of a process that has run kernels, and if Numba cannot
-    start the threads.
+    Raises ComputeError if
+    - `threads` is 0,
+    - `threads` exceeds the number that Numba was started with (NUMBA_NUM_THREADS),
+    - several threads are wanted in a fork of a process that has run kernels,
+    - Numba cannot start the threads.
     """
     limit = int(settings.NUMBA_NUM_THREADS)
     is_whole = isinstance(threads, int | np.integer) and threads is not True

@@ -118,11 +118,13 @@ class ComputeBrick:
         self._profiler.stop_brick(timer, elements)
 
     def set_budget(self, gb_per_sec: float) -> None:
-        """Give later calls of one token a budget: twice the time that the contracts imply at `gb_per_sec`.
+        """Give later calls of one token a time budget: twice the time that the contracts imply at `gb_per_sec`.
 
-        A brick gets a budget only if its products run in int8 and if every contract says that reading weights limits
-        the time. Calls of many tokens get no budget, because multiplication limits their time. Calls of less than 100
-        µs get no budget either.
+        A brick gets a budget only if its products run in int8, and if every contract says that the kernel's time is
+        limited by reading weights.
+
+        Calls of many tokens get no budget, because multiplication limits their time. Calls of less than 100 µs get no
+        budget either.
         """
         bounds = [contract.performance for contract in self._contracts]
         work = self.definition.work
@@ -136,11 +138,9 @@ class ComputeBrick:
             self._of_token = replace(self.definition, budget=budget)
 
     def run_checked(self, violated: Violated, elements: int, calls: Sequence[Arguments]) -> None:
-        """Run the brick, and check the conditions of its kernels: preconditions before the run, postconditions after
-        the run.
+        """Run the brick. Check the preconditions of its kernels before the run, and the postconditions after it.
 
-        If any conditions fail, `violated` is called with the names of these conditions. The timing does not include
-        the checks.
+        If conditions fail, `violated` is called with their names. The timing does not include the checks.
         """
         # Postconditions need the arguments of the call. Some also need copies of values from before the call, which
         # follow the arguments.
@@ -158,8 +158,8 @@ class ComputeBrick:
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, AssertionResult]]:
         """Run each kernel, then its reference on the same input. Yields (brick, assertion, finding).
 
-        An output of a kernel may contain NaN or infinity although the reference's output is finite. Then the
-        reference's output replaces this output, so that later bricks do not read NaN or infinity.
+        If a kernel's output contains NaN or infinity and the reference's output does not, the reference's output
+        replaces it. Later bricks then read valid numbers.
         """
         before, every = [], []
         turn = self._next_turn()
@@ -180,11 +180,12 @@ class ComputeBrick:
     ) -> Iterator[tuple[str, AssertionResult, Output, Output, str]]:
         """Evaluate each assertion on each output of finished calls.
 
-        `before` holds the arguments of each kernel from before the calls. Outputs among these arguments are copies.
+        `before` holds each kernel's arguments from before the calls, with copies of the outputs.
 
-        Yields (assertion, finding, checked output, the reference's rows, the output's name in the contract). An
-        assertion that needs no reference checks the whole output. Other assertions check a few rows, because the
-        reference is slow. Each call checks different rows.
+        Yields (assertion, finding, checked output, the reference's rows, the output's name in the contract).
+
+        An assertion that needs a reference checks only a few rows, because the reference is slow. Each call checks
+        different rows. Other assertions check the whole output.
         """
         turn = self._next_turn()
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
@@ -238,8 +239,8 @@ class ComputeBrick:
 def combined_work(launches: Sequence[BrickLaunch]) -> Work:
     """Return the summed work of all kernels, as a linear function of the sum of their elements.
 
-    If the kernels multiply several types, all of the work is counted as the type with the highest roof: int8, then
-    bfloat16. So the shown share of the roof is never too high.
+    If the kernels multiply several number types, all work counts as the type with the highest roof (peak rate): int8,
+    then bfloat16. So the shown share of the roof is never too high.
     """
     total = sum(launch.elements_per_token for launch in launches)
     dtypes = {launch.work.dtype for launch in launches}

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from cbtop.compute.checks import Assertion, IsEquivalent, IsFinite
 from cbtop.protocol.vocabulary import BACKWARD, BrickCategory, BrickId
 
-# These tolerances are larger than those in the contracts, which hold for the examples there. In the demo's model, the
-# biases of the keys move all scores near 100. Float32 rounding alone then changes attention by 9.3e-6, and the
-# contract allows 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest output if its
-# terms are added in a different order.
+# These tolerances are larger than the contracts' tolerances, which are for the contracts' own examples. In the demo's
+# model, the biases of the keys move all scores near 100. Float32 rounding alone then changes attention by 9.3e-6, and
+# the contract allows 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest output if
+# its terms are added in a different order.
 PRODUCT = IsEquivalent(5e-5)
 ELEMENTWISE = IsEquivalent(1e-5)
 EXACT = IsEquivalent(0.0)
@@ -20,7 +20,7 @@ ROUNDED = IsEquivalent(4e-3)
 
 @dataclass(frozen=True, slots=True)
 class BrickSpec:
-    """One row of the table of bricks. `brick` is None if the profiler has no BrickId for the brick. Such a brick has
+    """One row of the table of bricks. `brick` is None if the profiler has no BrickId for the brick, which then has
     only a name.
     """
 

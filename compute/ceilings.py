@@ -90,9 +90,9 @@ def _fill(weights: Any, bias: Any, x: Any, numbers: Any, out: Any, chunk: int, c
 
 @jit
 def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Read this thread's part sequentially, repeats[0] times.
+    """Read this thread's part of the memory sequentially, repeats[0] times.
 
-    repeats[1] is 0. The compiler does not know this value, so it cannot merge the repeated reads into one.
+    repeats[1] is 0. The compiler does not know this, so it cannot merge the repeated reads into one.
     """
     # add integers, because an integer addition has a shorter latency than a float addition
     words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])
@@ -180,14 +180,15 @@ class _Threads:
 
 @turn()
 def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
-    """Measure the ceilings of `threads` threads. None means all threads that this process may use.
+    """Measure the ceilings (peak rates) of `threads` threads. None means all threads that this process may use.
 
     The ceilings are DRAM bandwidth, cache bandwidth and multiply-add rates. The rates are measured for float32, and
-    also for int8 and bfloat16 (with or without AMX) if products use these.
+    also for int8 and bfloat16 (with or without AMX) if products use these types.
 
-    If `weights_bytes` is given, the function also measures the bandwidth over a working set of `weights_bytes` bytes,
-    because the weights of a small model may stay in the last-level cache. The function takes seconds. It uses a
-    quarter of the free memory, but at most 1 GiB.
+    If `weights_bytes` is given, the function also measures the bandwidth over this number of bytes, because the
+    weights of a small model may stay in the last-level cache.
+
+    The function takes seconds, and a quarter of the free memory (at most 1 GiB).
     """
     on = _Threads(threads or available_threads())
     buffer, values = on.buffer, np.ones((1, LANES), np.float32)
@@ -293,7 +294,7 @@ def largest_size(sizes: Sequence[int], smallest_s: float, longest_s: float) -> i
 
 
 def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float], dtype: str = "") -> Ceiling:
-    """Return a roof from the times of several rounds.
+    """Return a roof (peak rate) from the times of several rounds.
 
     Each round moved `amount` bytes, or did `amount` operations on numbers of `dtype`. The roof is the rate of the
     fastest round, because other processes can only slow a round down.

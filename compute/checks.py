@@ -87,11 +87,12 @@ def _not_finite(values: Output) -> str:
 
 
 def summary(findings: Iterable[tuple[str, str, AssertionResult]]) -> list[CheckResult]:
-    """Combine the findings of each brick name and assertion name into one CheckResult.
+    """Combine all findings with the same brick name and assertion name into one CheckResult.
 
-    A result passes if all findings passed. `max_error` is the largest error of the findings. If any finding has a
-    value that is not finite, `max_error` is None, because the errors of the other findings would be misleading. A
-    result is skipped if a finding was skipped and none failed.
+    - It passes if all findings passed.
+    - It is skipped if a finding was skipped and none failed.
+    - `max_error` is the largest error of the findings. It is None if any value was not finite, because the other
+      errors would then be misleading.
     """
     results: dict[tuple[str, str], CheckResult] = {}
     for brick, assertion, found in findings:

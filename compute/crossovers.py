@@ -9,9 +9,10 @@ kernels.
 # - Each round times both methods at all sizes in turn, so that a disturbance of the machine affects all of them.
 # - Before each call there is a pause as long as between two bricks of a decoder, because idle threads may fall
 #   asleep.
-# - From the crossover on, the second method is faster at all measured sizes by more than the spread of the times. If
-#   there is no such size, the static value stays in use. For the layout of weights, the static value is NEVER. NEVER
-#   counts as measured if the second method is slower by more than the spread.
+# - At the crossover and at all larger measured sizes, the second method is faster by more than the spread of the
+#   times. Without such a size, the static value stays in use.
+# - The static value for the layout of weights is NEVER. It counts as measured if the second method is slower by more
+#   than the spread.
 
 from __future__ import annotations
 
@@ -146,7 +147,7 @@ def crossover(name: str, ladder: Sequence[PairedTimes], note: str = "") -> Cross
     """Return the crossover for the times in `ladder`, which is sorted by size.
 
     A measured crossover has the note `note`. If the times show no crossover, the result has the static value, and its
-    note is the reason. A static value of NEVER counts as measured if the second method is slower.
+    note says why. A static value of NEVER counts as measured if the second method is slower.
     """
     at = len(ladder)
     while at and ladder[at - 1].wins:

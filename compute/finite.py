@@ -1,8 +1,8 @@
 """Find weights that are NaN or infinite by checking only their scales."""
 
-# This check runs before any brick, so that the error names the tensor and the block of a damaged file. Without the
-# check, the error would name the brick that reads the tensor. The check takes 6 ms for the 82 MB of the demo's model.
-# Reading the model takes 27 ms (2.6 GHz Xeon).
+# This check runs before any brick. So for a damaged file, the error names the tensor and the block, and not the brick
+# that reads them. The check takes 6 ms for the 82 MB of the demo's model, and reading them takes 27 ms (2.6 GHz
+# Xeon).
 
 from __future__ import annotations
 

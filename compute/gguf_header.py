@@ -5,9 +5,9 @@ All are checked against the file's size.
 Source of the format: ggml's docs/gguf.md and ggml.h (enum ggml_type).
 """
 
-# A model file is not trusted. No count in it is used before the file is known to be large enough for that count.
-# Values that only some callers need (the tokenizer's arrays, long texts) are skipped. The file is read, not mapped.
-# If the file is cut short meanwhile, a read returns fewer bytes. With a mapping, the process would be killed.
+# A model file is not trusted. A count in it is used only if the file is large enough for that count. Values that only
+# some callers need (the tokenizer's arrays, long texts) are skipped. The file is read, not mapped: if it is cut short
+# meanwhile, a read returns fewer bytes, and with a mapping the process would be killed.
 
 from __future__ import annotations
 

@@ -63,10 +63,10 @@ extern "C" __global__ void memory_copy(const uint4* from, uint4* to)
 
 
 def measure_gpus(progress: Progress, only: int | None = None) -> Iterator[tuple[DeviceRoofs, list[str]]]:
-    """Yield the roofs and the failed measurements of each GPU that this process may use, or only of the GPU with the
-    number `only`.
+    """Yield the roofs (peak rates) and the failed measurements of each GPU that this process may use.
 
-    Takes seconds for each GPU. Raises ComputeError if neither torch nor CuPy can use a GPU.
+    `only` is the number of the only GPU to measure. Takes seconds for each GPU. Raises ComputeError if neither torch
+    nor CuPy can use a GPU.
     """
     library = gpu_library()
     for index in range(library.count()) if only is None else (only,):

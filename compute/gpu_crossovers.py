@@ -40,9 +40,10 @@ def measure_gpu_crossovers(
 ) -> tuple[Crossover, ...]:
     """Measure how much work a pass must have to be faster on the first GPU than on `threads` CPU threads.
 
-    For DECODING, work is the bytes of weights that a token reads per layer. For PROMPTS, work is these bytes times
-    the number of tokens in the prompt. The note of each crossover is the GPU's name. Raises ComputeError without a
-    GPU, or if its memory is too small.
+    - DECODING: work is the bytes of weights that a token reads per layer.
+    - PROMPTS: work is these bytes times the number of tokens in the prompt.
+
+    The note of each crossover is the GPU's name. Raises ComputeError without a GPU, or if its memory is too small.
     """
     gpu = Gpu()
     progress(DECODING)
@@ -67,9 +68,9 @@ def layer_bytes(path: Path) -> int:
 
 
 def _step(gpu: Gpu, hidden: int, threads: int, tokens: int | None) -> Rung:
-    """Return a rung that does the same work on the CPU (`before`) and on the GPU (`after`).
+    """Return the same work for the CPU (`before`) and for the GPU (`after`), to be timed.
 
-    The work is a prompt of `tokens` tokens. If `tokens` is None, it is decoding the first token of a sequence.
+    The work is a prompt of `tokens` tokens. Without `tokens`, it is decoding the first token of a sequence.
     """
     model = _model(hidden)
     on_gpu = model_on(gpu, model, is_exact=False)

@@ -64,8 +64,8 @@ class Library(Protocol):
 def gpu_library() -> Library:
     """Return torch if it can use a GPU and compile kernels, otherwise CuPy.
 
-    If CuPy cannot use a GPU, returns a torch that cannot compile kernels. Raises ComputeError if neither can use a
-    GPU.
+    If CuPy cannot use a GPU, returns torch even if it cannot compile kernels. Raises ComputeError if neither can use
+    a GPU.
     """
     found: Library | None = None
     try:

@@ -2,14 +2,14 @@
 outputs."""
 
 # Rules
-# - The logits of each step are checked. If any value in a pass is NaN or infinite, the logits are, too. The only
-#   exception is an infinite attention score, because a soft cap may make it finite.
+# - The logits of each step are checked. A value in a pass that is NaN or infinite makes the logits NaN or infinite,
+#   too. The only exception is an infinite attention score, because a soft cap may make it finite.
 # - If the logits are faulty, the pass runs again, and every brick is compared with its reference. The first faulty
 #   brick is reported. If no brick is faulty in the second run, only the logits are reported.
-# - If the reference has the same fault, the fault comes from the input or the weights. A second run reports the first
-#   brick with such a fault. A sample does not report such a fault.
-# - Samples find faults that are finite: one brick after another is compared with its reference. Sampling pauses when
-#   it has taken MAX_SHARE of the time. The time of sampling is recorded as a brick, `Guard`.
+# - If the reference has the same fault, the input or the weights have caused it. A second run reports the first brick
+#   with such a fault. A sample does not report it.
+# - Samples find faults with finite values: one brick after another is compared with its reference. Sampling pauses
+#   when it has taken MAX_SHARE of the time. Its time is recorded as a brick, `Guard`.
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def fault_of(output: Output) -> Fault | None:
 def _fault_in(name: str, output: Output) -> Fault | None:
     """Return the fault of the output that the contract calls `name`, or None.
 
-    Factors of int8 codes are not tested for overflow. They are sums of 32 numbers of the brick's main output. So
-    factors are too large only if the main output is too large.
+    Factors of int8 codes are not tested for overflow: they are sums of 32 numbers of the brick's main output, so they
+    are too large only if the main output is.
     """
     fault = fault_of(output)
     return None if fault is Fault.OVERFLOW and name == FACTORS else fault
@@ -88,9 +88,10 @@ def _fault_in(name: str, output: Output) -> Fault | None:
 class JidokaGuard:
     """Watches the passes of a decoder. `places` maps its bricks to their layers (None: outside layers).
 
-    `run` returns the function that runs the bricks of a pass. If `has_fault` is true after the pass, the caller must
-    run the pass again with the function that `again` returns, and then call `finish_again`. If the reaction is to
-    stop, a fault raises GuardError. `clock_s` measures the time of samples.
+    `run` returns the function that runs the bricks of a pass. If `has_fault` is true afterwards, the caller must run
+    the pass again with the function that `again` returns, and then call `finish_again`.
+
+    If the reaction is to stop, a fault raises GuardError. `clock_s` measures the time of samples.
     """
 
     def __init__(

@@ -43,11 +43,11 @@ _TWO = _Version("sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the bytes of memory that this process may still use, or None if that is not known.
+    """Return the bytes of memory that this process may still use, or None if unknown.
 
-    The system (MemAvailable) and each control group of this process leave some memory. The result is the smallest of
-    these amounts. Works on Linux, with both versions of control groups, if they are visible. `root` is the root of
-    the file system.
+    The result is the smallest of several amounts: the system's available memory (MemAvailable), and the amount that
+    each control group of this process leaves. Works on Linux, with both versions of control groups, if they are
+    visible. `root` is the root of the file system.
     """
     left = [*_of_the_system(root), *_of_groups(root)]
     return max(min(left), 0) if left else None
@@ -109,7 +109,7 @@ def give_back_code(library: str) -> None:
 def _code_of(library: str) -> tuple[tuple[int, int], ...]:
     """Return the (address, bytes) of each mapping of the library's code.
 
-    Only mappings that cannot be written to are returned, because their content is the same as in the file.
+    Writable mappings are left out, because their content may differ from the file.
     """
     found = []
     for line in _lines(Path("/proc/self/maps")):

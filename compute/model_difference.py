@@ -41,8 +41,8 @@ OF_FILE = frozenset({"name", "quantization", "weights_bytes"})
 class TensorError:
     """The difference between one tensor and the same tensor of the other file, over all weights.
 
-    `snr_db` is the sum of squares of the other file's weights divided by the sum of squares of the differences.
-    `snr_db` is None if one of the two sums is zero. The tensor passes if its cosine and its SNR reach their limits.
+    `snr_db` compares two sums of squares, in decibels: of the other file's weights, and of the differences. It is
+    None if one of the sums is zero. The tensor passes if its cosine and its SNR reach their limits.
     """
 
     name: str
@@ -84,9 +84,9 @@ class TensorError:
 class LayerDivergence:
     """The Kullback-Leibler divergence of a layer's prediction from the other file's prediction, in nats.
 
-    The prediction at a position is softmax(output matrix * final norm(output of the layer)). The divergence is
-    sum(p * (ln p - ln q)) over the vocabulary. p is the prediction of the other file, and q is the prediction of this
-    file. `mean` and `largest` are over positions.
+    The prediction at a position is softmax(output matrix * final norm(output of the layer)). The divergence is sum(p
+    * (ln p - ln q)) over the vocabulary, with p from the other file and q from this file. `mean` and `largest` are
+    over positions.
     """
 
     layer: int
@@ -106,9 +106,9 @@ class ModelDifference:
 def model_difference(
     path: Path, against: Path, progress: Progress, min_cosine: float | None = None
 ) -> ModelDifference:
-    """Compare the model at `path` with the one at `against`, which is taken as the original.
+    """Compare the model at `path` with the original at `against`.
 
-    `min_cosine` is the limit of each tensor. The default depends on the two formats (`min_cosine_of`). One whole
+    `min_cosine` is the limit of each tensor. The default depends on the two formats (`min_cosine_of`). Only one whole
     model at a time is in memory. Raises ComputeError if the files are not of one model, or if a model cannot be run.
     """
     with GgufFile.open(path) as file, GgufFile.open(against) as other:

@@ -47,8 +47,8 @@ class ManagedGpu:
     def others_percent(self, since_s: float) -> int | None:
         """Return the highest percentage of the GPU's multiprocessors that another process used after `since_s`.
 
-        `since_s` is wall-clock time. Returns None if the use is not known. If our own process id is missing, the
-        reported ids belong to a different namespace. The use is then not known either.
+        `since_s` is wall-clock time. Returns None if the use is unknown. It is also unknown if our own process id is
+        missing, because then the reported ids belong to a different namespace.
         """
         samples = self._ask("nvmlDeviceGetProcessUtilization", int(since_s * 1e6)) or []
         if all(sample.pid != os.getpid() for sample in samples):

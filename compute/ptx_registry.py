@@ -47,8 +47,8 @@ class PtxRegistry:
     def register(self, name: str, ptx: bytes, path: Path | None = None) -> int:
         """Store `ptx` under its hash, with a name and the path of its file or source. Returns the hash.
 
-        A module that is stored already keeps its first name and path. If the folder cannot be written, nothing is
-        stored and no error is raised, because a run does not depend on it.
+        A module that is stored already keeps its first name and path. If the folder cannot be written to, nothing is
+        stored, and no error is raised, because a run does not depend on it.
         """
         ptx_hash = self.hash_ptx(ptx)
         head = json.dumps({"name": name, "path": None if path is None else str(path)}).encode()

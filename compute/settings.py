@@ -19,10 +19,11 @@ class TokenSampling:
     """The settings for choosing the next token.
 
     With a `temperature` of 0, the likeliest token is chosen (greedy). Otherwise a generator with the seed `seed`
-    draws at this temperature from the `top_k` likeliest tokens (0: all). `top_p` reduces these to the likeliest
-    tokens that together have this share of the probability. Temperatures below 1e-6 are refused, because dividing by
-    them could give infinity. Raises ComputeError for values out of range, because a draw with them would still return
-    a token.
+    draws at this temperature from the `top_k` likeliest tokens (0: all). `top_p` limits these further, to the
+    likeliest tokens that together have this share of the probability.
+
+    Raises ComputeError for values out of range, because a draw with them would still return a token. Temperatures
+    below 1e-6 are also refused, because dividing by them could give infinity.
     """
 
     temperature: float = 0.0
@@ -60,14 +61,14 @@ GREEDY = TokenSampling()
 class Crossovers:
     """The amounts of work at which a second method replaces the first.
 
-    `product_bytes`: bytes of weights times tokens. Smaller products run on one thread, others on several.
-    `attention_products`: number of multiplications of query and key numbers. Smaller attentions run on one thread,
-    others on several.
-    `bf16_tokens`: number of tokens. Products of fewer tokens run in int8. Others run in bfloat16 if the processor has
-    AMX.
-    `exact_bytes`: bytes of a matrix. Smaller matrices are interleaved for int8. Others stay as in the file, for
-    products of floats.
-    `measured`: the names of the crossovers that were measured on this machine. The others are static.
+    - `product_bytes`: bytes of weights times tokens. Smaller products run on one thread, others on several.
+    - `attention_products`: number of multiplications of query and key numbers. Smaller attentions run on one thread,
+      others on several.
+    - `bf16_tokens`: number of tokens. Products of fewer tokens run in int8, others in bfloat16 if the processor has
+      AMX.
+    - `exact_bytes`: bytes of a matrix. Smaller matrices are interleaved for int8. Others stay as in the file, for
+      products of floats.
+    - `measured`: the names of the crossovers that were measured on this machine. The others are static.
 
     Raises ComputeError for a value that is not a whole number from 1.
     """
@@ -158,14 +159,14 @@ class WorkloadOptions:
     """The options of a run. None means the demo model (`model`), no limit (`steps`), all processors except one
     (`threads`), or the model's context up to 2048 (`context`).
 
-    `cache_type`: type of the KV cache, f16 or f32.
-    `is_exact`: whether products read unrounded activations instead of int8.
-    `trace`: names of `cbtop.profiler.traces.TRACES`. These traces run in a sample of the decode steps.
-    `guard`: the reaction to a brick's wrong output (GUARD_REACTIONS). None: outputs are not checked.
-    `check_contracts`: whether each brick checks the conditions of its kernels' contracts.
-    `prompt`: a text that is continued once, to its end. None: the same random tokens are repeated.
-    `backend`: one of BACKENDS.
-    `rank`: the part of this process if several GPUs run the model. None: this process runs the model alone.
+    - `cache_type`: type of the KV cache, f16 or f32.
+    - `is_exact`: whether products read unrounded activations instead of int8.
+    - `trace`: names of `cbtop.profiler.traces.TRACES`. These traces run in a sample of the decode steps.
+    - `guard`: the reaction to a brick's wrong output (GUARD_REACTIONS). None: outputs are not checked.
+    - `check_contracts`: whether each brick checks the conditions of its kernels' contracts.
+    - `prompt`: a text that is continued once, to its end. None: the same random tokens are repeated.
+    - `backend`: one of BACKENDS.
+    - `rank`: this process's part of the work if several GPUs run the model. None: this process runs the model alone.
     """
 
     model: Path | None = None

@@ -3,9 +3,9 @@
 Source of the keys: ggml's docs/gguf.md. Source of their meaning: llama.cpp's src/llama-vocab.cpp.
 """
 
-# The package `tokenizers` of Hugging Face turns text into tokens. The package is configured with the lists in the
-# model's file. This module turns tokens into text. Each token has a list of bytes. If a character spans several
-# tokens, it appears with its last token.
+# The package `tokenizers` of Hugging Face turns text into tokens. It is configured with the lists in the model's
+# file. This module turns tokens into text. Each token has a list of bytes. If a character spans several tokens, it
+# appears with its last token.
 
 from __future__ import annotations
 

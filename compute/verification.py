@@ -3,7 +3,7 @@
 Rules
 - The tests call the same `implementation` as the decoder, and choose it by the same arguments.
 - `variants` is the only table of variants. The tolerance is always taken from the kernel's contract.
-- If a check does not find a planted fault, this is a failure, because such a check would pass any output.
+- A planted fault that no check finds is a failure, because such a check would pass any output.
 """
 
 from __future__ import annotations
@@ -151,10 +151,11 @@ class Variant:
 class Verified:
     """The result of verifying one variant.
 
-    `max_error` is the largest error over all sizes, relative to the largest value. If a value is not finite,
-    `max_error` is None, and `not_finite` is "NaN" or "infinity". `missed` names the planted faults that no check
-    found. `missed` also names conditions of the contract that still held after the arguments were changed to break
-    these conditions.
+    `max_error` is the largest error over all sizes, relative to the largest value. It is None if a value is not
+    finite, and `not_finite` is then "NaN" or "infinity".
+
+    `missed` names the planted faults that no check found. It also names conditions of the contract that still held
+    although the arguments were changed to break them.
     """
 
     kernel: str
@@ -269,8 +270,8 @@ def _attention() -> Iterator[Variant]:
 def _fused() -> Iterator[Variant]:
     """Yield kernels that fuse several products or run experts.
 
-    PRODUCTS_WITH lists pairs of numbers of tokens and threads. Each format has one variant, with one of these pairs.
-    A mix of two formats, as in Q4_K_M models, has a variant for each pair.
+    PRODUCTS_WITH lists pairs of a number of tokens and a number of threads. A format has one variant, with one of
+    these pairs. A mix of two formats, as in Q4_K_M models, has a variant for each pair.
     """
     for is_int8, codes in ((False, tuple(FORMATS)), (True, tuple(linear_int8.LINEAR_INT8))):
         for turn, code in enumerate(codes):
@@ -302,8 +303,10 @@ def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here
     """Run the kernel on inputs of every size, and plant each fault that its contract names.
 
     Faults of the arguments and broken conditions are planted only for the peer `reference`. `run` calls the kernel,
-    on the CPU or another backend. A variant with several threads always uses all of its threads, even if one thread
-    would be faster. Variants with one thread test the loop for one thread.
+    on the CPU or another backend.
+
+    A variant with several threads always uses all of them, even if one thread would be faster. Variants with one
+    thread test the loop for one thread.
     """
     with with_crossovers(replace(crossovers(), product_bytes=1, attention_products=1)):
         return _verified(variant, sizes, run)
@@ -375,8 +378,8 @@ def _found(kernel: Kernel, wrong: Iterable[tuple[str, Arguments]], right: Argume
 def faults(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, Arguments]]:
     """Yield the name of each fault in the kernel's contract, and the arguments after a call with that fault.
 
-    A fault that would change nothing is left out. `earlier` are the arguments before a call, and `right` those after
-    a correct call.
+    A fault that would change nothing is left out. `earlier` are the arguments before a call, and `right` the
+    arguments after a correct call.
     """
     yield from _wrong_outputs(kernel, right)
     for change in kernel.contract.argument_faults:

@@ -39,8 +39,8 @@ WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
-# Number of tokens to check bricks with. The first five tokens run in one pass, because five is not a multiple of
-# four. Then the last token runs alone.
+# Number of tokens to check bricks with. The first five run in one pass, because five is not a multiple of four. The
+# last one runs alone.
 VERIFIED_TOKENS = 6
 # Largest number of tokens for a check of products in tiles. More would not fit into one pass, and their references
 # would take too long.
@@ -109,7 +109,7 @@ def run(
 def _compile_in_fork(options: WorkloadOptions, progress: Progress) -> Path | None:
     """Compile the kernels in a forked process if this is the first run.
 
-    Returns the model's path, or None if it is not known.
+    Returns the model's path, or None if unknown.
     """
     from cbtop.compute.backends import compiling, is_first_run
     from cbtop.compute.demo_model import demo_model
@@ -185,9 +185,11 @@ def _decode(
 def set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     """Set time budgets for bricks that read weights.
 
-    The budgets assume the rate at which weights are read, or the rate of memory if it is lower. Weights in a cache
-    are read at a higher rate, but then the bounds of the contracts do not hold. No budget is set if a roof is unsure,
-    or if the bounds are not for this processor or for a format of the model.
+    The budgets assume the rate at which weights are read, or the memory's rate if it is lower. (Weights in a cache
+    are read at a higher rate, but then the bounds of the contracts do not hold.)
+
+    No budget is set if a roof (peak rate) is unsure, or if the bounds are not for this processor or for a format of
+    the model.
     """
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
@@ -260,12 +262,12 @@ def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu
     This finds faults that checks of single bricks miss, such as wrong arguments. Raises ModelError if the model
     cannot be run.
 
-    The first check reports the error of the worst position. A position's error is the root mean square of the
-    differences of its logits, in standard deviations of the logits. For a mixture of experts, the check reports the
-    error of the median position, because rounding may select a different expert that is about as good.
+    The first check reports the error of the worst position: the root mean square of the differences of its logits, in
+    standard deviations of the logits. For a mixture of experts, it reports the median position instead, because
+    rounding may select a different expert that is about as good.
 
     A few wrong logits hardly change the error of a position. So the second check reports the error of the worst
-    token. A token's error is the median difference of its logit over all positions.
+    token: the median difference of its logit over all positions.
     """
     import numpy as np
 

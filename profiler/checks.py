@@ -32,16 +32,14 @@ from cbtop.protocol.signals import reraise_host_error
 
 FIRST = 3
 SHARE = 0.01
-MAX_RESULTS = (
-    10_000  # of results and of definitions that are kept, so that a host with ever new ones cannot fill the memory
-)
+MAX_RESULTS = 10_000  # most results and definitions that are stored, in case the host makes ever new ones
 LIBRARIES = ("numpy", "torch", "cupy")
 NO_VALUES = "the output has no values"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckOutcome:
-    """The outcome of one check of one output. `max_error` is unknown if a value is not finite."""
+    """The outcome of a check of one output. `max_error` is unknown if a value is not finite."""
 
     passed: bool
     max_error: float | None = None
@@ -51,7 +49,7 @@ class CheckOutcome:
 
 
 class Check(Protocol):
-    """A condition on the output of a brick. Any class with these two members can be used as a check."""
+    """A condition on a brick's output. Any class with these two members is a check."""
 
     @property
     def name(self) -> str:
@@ -62,7 +60,7 @@ class Check(Protocol):
 
 
 class HasChecks(Protocol):
-    """The members of a BrickDefinition that this file uses."""
+    """What this file needs of a BrickDefinition."""
 
     @property
     def name(self) -> str:
@@ -75,7 +73,7 @@ class HasChecks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finite:
-    """The check that the output, an array or a tuple or list of arrays, contains no NaN and no infinity."""
+    """Checks that the output (an array, or a tuple or list of arrays) has no NaN and no infinity."""
 
     @property
     def name(self) -> str:
@@ -92,7 +90,7 @@ class Finite:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """The check that every value of the output is at least `low` and at most `high`."""
+    """Checks that every value of the output is from `low` to `high`."""
 
     low: float
     high: float
@@ -118,9 +116,9 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """The check that max|output - expected| <= tolerance * max|expected|, with expected = reference(*args, **kwargs).
+    """Checks that max|output - expected| <= tolerance * max|expected|, where expected = reference(*args, **kwargs).
 
-    The checked function must not change its arguments. The reference gets the same arguments after the call.
+    The reference runs after the checked function, with the same arguments. The function must not change them.
     """
 
     reference: Callable[..., Any]
@@ -154,7 +152,7 @@ class Equivalent:
 
 
 class BrickChecks:
-    """Evaluates the checks of definitions, counts their outcomes, and announces them."""
+    """Runs the checks of definitions, counts their outcomes, and announces them."""
 
     def __init__(self, announce: Callable[[CheckResult], None]) -> None:
         self._announce = announce
@@ -172,7 +170,7 @@ class BrickChecks:
         return self._spent_ns < SHARE * (clock.perf_counter_ns() - self._begun_ns)
 
     def evaluate(self, definition: HasChecks, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Evaluate the checks of `definition` for a call, unless another thread evaluates checks at this moment."""
+        """Run the checks of `definition` for a call, unless another thread is running checks."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -229,14 +227,14 @@ def _outcome(
 
 
 def _finite_or_none(number: Any) -> float | None:
-    """Return `number` as a float, or None if no message can carry it."""
+    """Return `number` as a float, or None if a message cannot contain it."""
     return None if number is None or not math.isfinite(number) else float(number)
 
 
 def _arrays(output: Any) -> Iterator[Any]:
-    """Yield the arrays of an output: the output itself, or the arrays in its tuples and lists.
+    """Yield the arrays of an output: itself, or those in its tuples and lists.
 
-    Raises TypeError for an output without arrays.
+    Raises TypeError if there are none.
     """
     if isinstance(output, tuple | list):
         for one in output:
@@ -248,7 +246,7 @@ def _arrays(output: Any) -> Iterator[Any]:
 
 
 def _library_of(array: Any) -> Any:
-    """Return the module numpy, torch or cupy if `array` is one of its arrays, or None."""
+    """Return numpy, torch or cupy if `array` is an array of this module, else None."""
     for kind in type(array).__mro__:
         name = kind.__module__.partition(".")[0]
         if name in LIBRARIES:
@@ -257,7 +255,7 @@ def _library_of(array: Any) -> Any:
 
 
 def _not_finite(array: Any) -> str:
-    """Return "NaN" or "infinity" if a value is not finite, or "" if all values are finite."""
+    """Return "NaN" or "infinity" if a value is not finite, else ""."""
     library = _library_of(array)
     if bool(library.isfinite(array).all()):
         return ""

@@ -1,4 +1,4 @@
-"""The conditions of this process that may change its times: versions of libraries, and its processors."""
+"""What may change the times of this process: the versions of libraries, and its processors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from cbtop.protocol.structure_messages import Conditions, RunCondition
 
 
 def conditions(known: Mapping[str, str], libraries: Mapping[str, str]) -> Conditions:
-    """Return `known`, completed by the version of Python, the processors, and the versions of libraries.
+    """Return `known` with the version of Python, the processors, and the versions of libraries.
 
-    `libraries` maps the names of modules to the names of their libraries. Libraries without an imported module are
-    left out.
+    `libraries` maps names of modules to names of libraries. Only imported modules count.
     """
     found = {"Python": platform.python_version(), "processors": processors()}
     for module, name in libraries.items():
@@ -24,7 +23,7 @@ def conditions(known: Mapping[str, str], libraries: Mapping[str, str]) -> Condit
 
 
 def processors() -> str:
-    """Return the numbers of the processors that this thread may run on, such as `0-3, 8`, or "" if unknown."""
+    """Return the processors that this thread may run on, such as `0-3, 8`, or "" if unknown."""
     if not hasattr(os, "sched_getaffinity"):
         return ""
     ranges: list[list[int]] = []

@@ -18,7 +18,7 @@ def amount_of_call(value: float | None) -> int:
 
 
 def whole(tokens: Any) -> Any:
-    """Return `tokens` as a Python int if it is a whole number, else return it unchanged."""
+    """Return `tokens` as a Python int if it is a whole number, else unchanged."""
     try:
         return operator.index(tokens)
     except TypeError:
@@ -26,6 +26,6 @@ def whole(tokens: Any) -> Any:
 
 
 def shown(elements: object) -> str:
-    """Return at most 120 characters that show what a host gave as a number of elements."""
+    """Return what a host gave as a number of elements, as at most 120 characters."""
     kind = type(elements).__name__
     return f"{elements!r} ({kind})"[:120] if isinstance(elements, (int, float, str)) else f"a {kind}"

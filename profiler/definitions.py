@@ -1,4 +1,4 @@
-"""The static attributes of bricks and their kernels: name, category, backend, work, budget. Also the keys of
+"""The fixed attributes of bricks and their kernels: name, category, backend, work, budget. Also the keys of
 layers.
 """
 
@@ -16,14 +16,13 @@ from cbtop.protocol.attributes import NO_MODULE, KernelAttributes, ModuleAttribu
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 Budget = TokenBudget | ByteBudget
-# A function that returns the work of a call for its number of elements. Such a function is needed only if the work is
-# not linear in the elements.
+# Returns the work of a call for its number of elements. Only needed if the work is not linear in the elements.
 WorkOfCall = Callable[[int], Work]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelDefinition(KernelAttributes):
-    """One kernel that a brick launches. Attributes of a GPU launch are keyword arguments: `grid=(32, 1, 1)`."""
+    """A kernel that a brick launches. Attributes of a GPU launch are keyword arguments: `grid=(32, 1, 1)`."""
 
     name: str
     backend: str
@@ -31,7 +30,7 @@ class KernelDefinition(KernelAttributes):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BrickDefinition:
-    """A brick at one place of a model. Create it once and pass it to `BrickProfiler.start_brick`.
+    """A brick at one place of a model. Create it once, and pass it to `BrickProfiler.start_brick`.
 
     `name` is shown on every screen. Use the display name of a BrickId, or any other name. Two definitions in one
     layer are two nodes, even if both are called RmsNorm. `label` is your own word for this place (`q_proj`), which
@@ -82,7 +81,7 @@ class BrickDefinition:
     ) -> BrickDefinition:
         """Return the definition of a well-known brick, with the name and category of its BrickId.
 
-        Raises TypeError if `brick` is not a BrickId: `BrickDefinition(name, category)` is for other names.
+        Raises TypeError if `brick` is not a BrickId. For other names, use `BrickDefinition(name, category)`.
         """
         if type(brick) is not BrickId:
             raise TypeError(
@@ -107,21 +106,19 @@ def _checks_of(contract: str | PathLike[str]) -> tuple[Check, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnOperations(BrickDefinition):
-    """The operations that a module with children runs itself, outside of its children's calls.
+    """The operations that a module with children runs outside of its children's calls.
 
-    The brick has the name of the module's class. If the host times it, the children's bricks are inside it. If the
-    device measures its time (`on_device`), the children's bricks are next to it, and it is shown even if it takes
-    little time.
+    This brick is named like the module's class. If the host times it, the children's bricks are inside it. If the
+    device times it (`on_device`), they are next to it, and it is shown even if it takes little time.
     """
 
     on_device: bool = False
 
 
 class OwningKey(tuple[Any, ...]):
-    """The key of a layer or step. It also holds the own operations of the called module.
+    """The key of a layer or step, with the own operations of the called module.
 
-    The key is equal to the tuple without the own operations: (NodeKind.LAYER, index[, stack]) or (NodeKind.STEP,
-    name[, model]).
+    It equals the tuple without them: (NodeKind.LAYER, index[, stack]) or (NodeKind.STEP, name[, model]).
     """
 
     own: OwnOperations | None
@@ -135,7 +132,7 @@ class OwningKey(tuple[Any, ...]):
 
 
 def own_operations(key: object) -> OwnOperations | None:
-    """Return the own operations of the layer, step or module with this `key`, or None if they have no brick."""
+    """Return the own operations of the layer, step or module with this `key`. None if they are not a brick."""
     if isinstance(key, OwningKey):
         return key.own
     return key if isinstance(key, OwnOperations) else None

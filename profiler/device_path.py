@@ -21,10 +21,10 @@ DeviceTimer = tuple[Scope, Position, Mark]
 
 
 class DevicePath:
-    """Times every brick, layer and step on `clock` instead of the host's clock. `pending` keeps the timings until
-    they can be recorded.
+    """Times every brick, layer and step on the device's clock, `clock`. `pending` keeps the timings until they can be
+    recorded.
 
-    The path for the host's clock, `host`, knows where in the graph the caller is. If `kept` is given and the mode is
+    `host`, the path for the host's clock, knows where in the graph the caller is. If `kept` is given and the mode is
     DEFERRED, steps wait in `kept` for their times, and no call waits for the device.
     """
 
@@ -58,7 +58,7 @@ class DevicePath:
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The ended steps that wait for their stamps. None if each step waits for the device at its end."""
+        """The ended steps that wait for their times. None if each step waits for the device at its end."""
         return self.kept if self.mode is SyncMode.DEFERRED else None
 
     position = property(attrgetter("_host.position"), doc="Where in the graph the caller is.")
@@ -73,9 +73,7 @@ class DevicePath:
         self._recording = on
 
     def after_fork(self) -> None:
-        """In a forked child, stop timing and drop the steps that wait for the device, because the child cannot use
-        the device.
-        """
+        """In a forked child, stop timing and drop the waiting steps, because the child cannot use the device."""
         self.is_over = True
         if self.kept is not None:
             self.kept.after_fork()
@@ -91,7 +89,7 @@ class DevicePath:
         inside = scope.children.get(brick) or self._define(scope, brick)
         try:
             if self.mode is SyncMode.IMMEDIATE:
-                self.clock.synchronize()  # wait for earlier work, so that its time does not count
+                self.clock.synchronize()  # do not count the time of earlier work
             start = self._mark()
         except Exception as error:  # noqa: BLE001 - the loss of a device must not stop the host
             self._callbacks.give_up(error)
@@ -100,7 +98,7 @@ class DevicePath:
         return inside, position, start
 
     def stop_brick(self, timer: DeviceTimer | None, elements: int, failed: bool = False) -> None:
-        """Record the brick that `timer` timed, once the device has reached the end of the brick."""
+        """Record the brick that `timer` timed, once the device has reached its end."""
         if timer is None:
             return
         scope, position, start = timer
@@ -118,8 +116,8 @@ class DevicePath:
                 self._defer((scope.node | flags, start, end, elements))
             else:
                 self.emit(scope, position, start, end, elements, flags)
-            # The key of a layer is a tuple. A layer may wait for the device in any mode. A brick waits only in
-            # IMMEDIATE mode, or if there are MAX_PENDING timings.
+            # A tuple is the key of a layer, which may wait for the device in any mode. A brick waits only in
+            # IMMEDIATE mode, or if MAX_PENDING timings are waiting.
             if isinstance(scope.key, tuple) or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
                 self._end(scope.key)
         except Exception as error:  # noqa: BLE001 - as in start_brick
@@ -139,7 +137,7 @@ class DevicePath:
         return self._mark()
 
     def start_mark(self) -> Mark:
-        """Return a mark at the current end of the device's work. In IMMEDIATE mode, wait for earlier work first."""
+        """Return a mark after the device's current work. In IMMEDIATE mode, wait for this work first."""
         if self.mode is SyncMode.IMMEDIATE:
             self.clock.synchronize()
         elif self.kept is not None:
@@ -152,10 +150,10 @@ class DevicePath:
     ) -> None:
         """Defer the record of a call in `scope`.
 
-        If the step that runs at `position` has no name yet, the call is stored in `position.held`.
+        If the step at `position` has no name yet, the call is stored in `position.held`.
         """
         if scope.node >= 0 or position is None:
-            # Outside of a step, record the call with the times when the host enqueued its marks.
+            # Outside of steps, use the host's times when the marks were enqueued.
             if self.held_steps is not None:
                 tag = max(scope.node, 0) | flags
                 self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
@@ -163,8 +161,7 @@ class DevicePath:
                 self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
                 self._callbacks.amounts(scope, elements)
-            # Plain steps do not wait for the device when they end, so their timings could fill `pending`. Therefore,
-            # wait if `pending` is full.
+            # Plain steps do not wait for the device, so their timings could fill `pending`. If it is full, wait now.
             if len(self._waiting) >= MAX_PENDING:
                 self._pending.finalize()
         elif position.held is not None and len(position.held) < MAX_HELD:
@@ -175,8 +172,8 @@ class DevicePath:
     def emit_step(
         self, scope: Scope, start: Mark, end: Mark, tokens: int, flags: int, sequences: object, cached: object
     ) -> None:
-        """Defer the record of a step that ran in `scope`, and a record with the step's numbers of sequences and
-        cached positions.
+        """Defer the records of a step that ran in `scope`: its time, and its numbers of sequences and cached
+        positions.
         """
         self.emit(scope, None, start, end, tokens, flags)
         if sequences is not None or cached is not None:
@@ -184,26 +181,26 @@ class DevicePath:
             self.emit(scope, None, *amounts, 0, FLAG_AMOUNTS)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Defer the records of calls with times in ns that are known already, on the host's clock."""
+        """Defer the records of calls with known times on the host's clock."""
         for scope, start_ns, end_ns, count in zip(*told, strict=True):
             self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)
 
     def step_ended(self) -> None:
-        """Wait for the device, unless `held_steps` exists. In that case, `held_steps` keeps the step until the device
-        has finished it.
+        """Wait for the device. If `held_steps` exists, keep the step there instead until the device has finished
+        it.
         """
         if self.held_steps is None:
             self._pending.finalize()
 
     def _end(self, key: object) -> None:
-        """Wait for the device after a call with this `key`, if the mode requires a wait at this point."""
+        """Wait for the device after the call `key`, if the mode requires it here."""
         is_layer = isinstance(key, tuple) and key[0] is NodeKind.LAYER
         if not is_layer or self.mode is not SyncMode.DEFERRED or len(self._pending) >= MAX_PENDING:
             self._pending.finalize()
 
 
 class DeviceSpan:
-    """The context manager that times a brick or a layer on the device."""
+    """Times a block on the device, as a brick or a layer."""
 
     __slots__ = ("_key", "_path", "_timer", "elements")
 

@@ -1,4 +1,4 @@
-"""The clock of `elapsed_ns`. A caller reads this clock to time deferred bricks, and passes its times to cbtop."""
+"""The clock of `elapsed_ns`. Callers read it to time deferred bricks, and pass the times back to cbtop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbtop.profiler.graph_recorder import UsageError, checked_ns
 
 
 class ElapsedClock:
-    """A clock that counts ns since `restart`, or since the clock was first read.
+    """Counts ns since `restart`, or since it was first read.
 
     If the host's clock fails, `failed` gets the error, and this clock stops.
     """
@@ -33,10 +33,10 @@ class ElapsedClock:
         return now_ns - self._epoch_ns
 
     def on_host(self, what: str, elapsed_ns: int, is_over: Callable[[], bool]) -> int:
-        """Return a time of this clock as a time of the host's clock.
+        """Convert a time of this clock to the host's clock.
 
-        Raises UsageError for a time before 0 or later than now. If recording `is_over`, such times are accepted,
-        because the host's clock may have failed.
+        Raises UsageError for a time before 0 or after now. Once recording `is_over`, such times are accepted, because
+        the host's clock may have failed.
         """
         elapsed_ns, now_ns = checked_ns(what, elapsed_ns), self.now_ns()
         if not 0 <= elapsed_ns <= now_ns and not is_over():

@@ -1,4 +1,4 @@
-"""Records work that was timed elsewhere (launches, copies, polls, dependencies) into the same graph and ring."""
+"""Records work that the caller has timed (launches, copies, polls) and dependencies, in the same graph and ring."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MAX_DEPENDENCIES = 4096
 
 
 class UsageError(ValueError):
-    """Raised into the host for an argument that makes no sense. No other error of the recorder reaches the host."""
+    """Raised into the host for a wrong argument. No other error of the recorder reaches the host."""
 
 
 Named = TypeVar("Named")
 
 
 def checked(name: Named, what: str = "brick") -> Named:
-    """Return `name` if it is hashable. Otherwise raises UsageError, which calls the argument `what`."""
+    """Return `name` if it is hashable. Otherwise raise UsageError about the argument `what`."""
     try:
         hash(name)
     except TypeError as error:
@@ -68,11 +68,11 @@ class _Pushed:
 
 
 class GraphRecorder:
-    """Records work that the caller has timed itself, at the caller's position in the graph. Users call it as
+    """Records work that the caller has timed, at the caller's position in the graph. Users call it as
     `profiler.graph`.
 
-    The `record_*` methods return the id of the node, for `add_dependency`. They return 0 while recording is off.
-    Repeated records of the same work in the same scope share one node, which adds up their times.
+    The `record_*` methods return the id of the node, for `add_dependency`, or 0 while recording is off. The same work
+    in the same scope is one node. Its times are added up.
     """
 
     def __init__(self, path: Path, callbacks: Callbacks, scopes: Scopes, say: Callable[[Dependency], None]) -> None:
@@ -85,7 +85,7 @@ class GraphRecorder:
         self._dependencies: dict[Dependency, bool] = {}
 
     def push_scope(self, scope: Layer | Function) -> None:
-        """Enter `scope` and time it. The caller's next records belong to this scope."""
+        """Enter `scope` and time it. Later records of the caller belong to it."""
         key: Hashable = scope
         if isinstance(scope, Layer):
             key = (NodeKind.LAYER, scope.index, scope.stack) if scope.stack else (NodeKind.LAYER, scope.index)
@@ -94,7 +94,7 @@ class GraphRecorder:
         pushed.last_brick = None
 
     def pop_scope(self) -> None:
-        """Leave the scope and record its duration. Raises UsageError if the caller has not pushed a scope."""
+        """Leave the scope and record its duration. Raises UsageError if the caller has pushed no scope."""
         pushed = self._pushed()
         if not pushed.timers:
             raise UsageError("graph_pop_scope without a graph_push_scope before it")
@@ -107,9 +107,7 @@ class GraphRecorder:
         return not self._pushed().timers
 
     def record_brick(self, brick: Brick, duration_ns: int, elements: int = 1) -> int:
-        """Record a brick that ends now and took `duration_ns`. Kernels that are recorded after it are its
-        launches.
-        """
+        """Record a brick that took `duration_ns` and ends now. Kernels recorded after it are its launches."""
         if not self._path.recording:
             return NO_NODE
         scope = self._child(self._path.position.scope, brick)
@@ -128,9 +126,9 @@ class GraphRecorder:
         backend: str = "",
         elements: int = 1,
     ) -> int:
-        """Record a kernel launch by the running brick, or by the last brick of this scope if no brick runs.
+        """Record a kernel launch of the running brick, or of the last brick of this scope if none is running.
 
-        Without `duration_ns`, the kernel is in the graph and its time is n/a.
+        Without `duration_ns`, the kernel is in the graph without a time (n/a).
         """
         try:
             launch = {"grid": grid, "block": block, "shared_memory_bytes": shared_memory_bytes, "ptx_hash": ptx_hash}
@@ -154,7 +152,7 @@ class GraphRecorder:
     ) -> int:
         """Record a copy between memories. Without `duration_ns`, its time is n/a.
 
-        A copy on a `stream` counts as parallel to the other work in its scope.
+        On a `stream`, a copy counts as parallel to other work of its scope.
         """
         try:
             transfer = Transfer(source, destination, size_bytes, TransferDirection(direction), stream=stream)
@@ -189,14 +187,14 @@ class GraphRecorder:
         return [dependency for dependency, is_fresh in self._dependencies.items() if is_fresh]
 
     def reset(self) -> None:
-        """Forget the dependencies declared in this process.
+        """Forget the dependencies that this process has declared.
 
-        The daemon keeps the dependencies that it has already read.
+        The daemon keeps those that it has already read.
         """
         self._dependencies = dict.fromkeys(self._dependencies, False)
 
     def record_elapsed(self, brick: Brick, duration_ns: int, elements: int) -> None:
-        """Record a brick that ends now and took `duration_ns`."""
+        """Record a brick that took `duration_ns` and ends now."""
         if self._path.recording:
             self._emit(self._child(self._path.position.scope, brick), duration_ns, elements)
 

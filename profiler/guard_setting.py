@@ -1,5 +1,5 @@
-"""The setting of the guard, which looks for faulty values. It says which values are faulty besides those that are not
-finite, and how the guard reacts.
+"""The setting of the guard, which looks for faulty values: what is faulty other than NaN and infinity, and how to
+react.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-BOUND: Final = "abs<="  # the part of the setting that limits the size of values begins with this
+BOUND: Final = "abs<="  # how the part of the setting that limits values begins
 LOG, STOP, DUMP = "log", "stop", "dump"
 GRAMMAR: Final = f"{LOG}, {STOP}, {DUMP}, {DUMP}:DIRECTORY and {BOUND}NUMBER, separated by commas"
 
-EXIT_CODE = 4  # exit code of a program that the guard has stopped
+EXIT_CODE = 4  # exit code of a program that the guard stops
 
 
 class NotFiniteError(SystemExit):
-    """Raised to stop the host, because the guard has found a fault and its setting says to stop.
+    """Raised by the guard to stop the host after a fault, if its setting says so.
 
-    The host's exit code is EXIT_CODE. This is a SystemExit, so that a handler of `Exception` does not continue.
+    The host exits with EXIT_CODE. This is a SystemExit, so that handlers of `Exception` do not continue.
     """
 
     def __init__(self, line: str) -> None:
@@ -31,12 +31,12 @@ class NotFiniteError(SystemExit):
 
 @dataclass(frozen=True, slots=True)
 class GuardSetting:
-    """The reaction to a value that is not finite, or larger than `bound`. The fault is always logged."""
+    """How to react to a value that is not finite, or larger than `bound`. The fault is always logged."""
 
     stops: bool = False  # whether an exception stops the host
     dumps: bool = False  # whether the inputs of the faulty brick are saved in a file
     directory: str = ""  # the directory for the file with the inputs of the faulty brick; "" means cbtop's cache
-    bound: float = math.inf  # the largest allowed magnitude of a value; None: no limit
+    bound: float = math.inf  # largest allowed magnitude of a value; infinity: no limit
 
 
 def guard_setting(text: str) -> GuardSetting:

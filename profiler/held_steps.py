@@ -1,22 +1,22 @@
-"""Keeps each step on a device until the device has reached all stamps of the step, then records it. A stamp is a
-small kernel that stores the device's time.
+"""Keeps each step of a device until the device has reached all of its stamps, then records it. A stamp is a small
+kernel that stores the device's time.
 
-Meaning of the times
-- The time of a brick lasts from its first stamp on the device to its last. If the device waited for the host in
-  between, this time includes the wait.
-- The host's time is stored when a stamp is enqueued. If the device reaches the stamp at most GOT_THERE_NS later, the
-  device was idle. If an idle device takes longer to reach a stamp, the limit is the measured time plus IDLE_MARGIN_NS
-  instead. (An idle H100 takes 7 to 10 us.) The possible error between both clocks is added to the limit.
-- A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. The names of the bricks
-  then say that the step is launch-bound, and no rate is computed from their times. (On an H100, the share is 0.8 in a
-  decode of one sequence and 0.03 in a prefill of 16,384 tokens.)
-- In any other step, the cost of all earlier stamps is subtracted from the time of each stamp, so bricks and gaps
+Times
+- A brick lasts from its first stamp on the device to its last. If the device waited for the host in between, the wait
+  counts.
+- The host's time is stored when a stamp is enqueued. If the device reaches the stamp within GOT_THERE_NS, it was
+  idle. If an idle device is measured to take longer, the limit is this measured time plus IDLE_MARGIN_NS. (An idle
+  H100 takes 7 to 10 us.) The possible error between the clocks is added.
+- A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. The names of its bricks
+  say so, and they have no rates. (On an H100, the share is 0.8 in a decode of one sequence and 0.03 in a prefill of
+  16,384 tokens.)
+- In any other step, the cost of all earlier stamps is subtracted from the time of each stamp. So bricks and gaps
   still add up to the step.
 
 Rules
-- No thread waits. Later steps check whether the stamps have been reached (`settle`). At the end, or when statistics
-  are needed, the wait is at most WAIT_NS. If there are more than MAX_STEPS, the oldest step is counted as lost.
-- A step that began while its stream was captured did not run and leaves no record.
+- No thread waits. Later steps check whether stamps were reached (`settle`). At the end, or when statistics are
+  needed, there is a wait of at most WAIT_NS. If there are more than MAX_STEPS, the oldest counts as lost.
+- A step that began during a capture of its stream did not run, and leaves no record.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ MAX_STEPS = 16
 WAIT_NS = 1_000_000_000
 
 
-# A call inside a step, with times that were measured elsewhere: keys, start in ns, end in ns, elements. The keys lead
-# from the step down to the call.
+# A timed call inside a step: the keys from the step down to the call, start in ns, end in ns, elements.
 Part = tuple[tuple[Hashable, ...], int, int, int]
 
 
 class _Step(Protocol):
-    """A step that can take a lane for its records, and leave it. Lanes tell apart steps that run at the same time."""
+    """A step that takes a lane for its records, and leaves it. Steps that run at the same time have different
+    lanes.
+    """
 
     def take_lane(self) -> int: ...
 
@@ -61,11 +62,10 @@ class _Step(Protocol):
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step that has ended. Its calls are stored in the scope of unnamed steps. `begun` is the mark at its
-    beginning.
+    """A step that has ended. Its calls are in the scope of unnamed steps. `begun` is the mark at its beginning.
 
-    A step may wait for calls that are measured elsewhere (`ActiveStep.wait`). `parts` has the calls that have
-    arrived, in the host's time.
+    It may wait for calls that are measured elsewhere (`ActiveStep.wait`). `parts` are those that have arrived, in the
+    host's time.
     """
 
     step: _Step
@@ -80,10 +80,10 @@ class HeldStep:
     amounts: tuple[int, int]  # sequences, cached positions
     waits: int
     parts: list[Part] = field(default_factory=list)
-    lost: int = 0  # number of awaited parts that will not arrive
+    lost: int = 0  # number of awaited parts that will never arrive
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Add parts that the step waited for. If `parts` is None, they will not arrive."""
+        """Add parts that the step has waited for. None means that they will never arrive."""
         if parts is None:
             self.lost += 1
         else:
@@ -93,9 +93,9 @@ class HeldStep:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """The times on the host's clock at which the device reached the marks of a step.
+    """When the device reached the marks of a step, on the host's clock.
 
-    `times` excludes the cost of the stamps, and `reached_ns` includes it.
+    `times` are without the cost of the stamps, `reached_ns` are with it.
     """
 
     times: dict[Mark, int]
@@ -104,12 +104,12 @@ class _Times:
     cost_ns: int
 
     def stamps_ns(self, at_ns: int) -> int:
-        """Return the time that this step's stamps before `at_ns` took on the device."""
+        """Return how long this step's stamps before `at_ns` took on the device."""
         return bisect_right(self.reached_ns, at_ns) * self.cost_ns
 
 
 class HeldSteps:
-    """The ended steps of one device path that wait for their stamps, oldest first."""
+    """The ended steps of a device path that wait for their stamps, oldest first."""
 
     def __init__(
         self,
@@ -125,9 +125,8 @@ class HeldSteps:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child, drop all steps, because they belong to the parent.
-
-        Also make a new lock, because the parent may hold the old one.
+        """In a forked child, drop the parent's steps, and make a new lock, because the parent may hold the old
+        one.
         """
         self._steps: deque[HeldStep] = deque()
         self._settling = threading.RLock()
@@ -141,20 +140,20 @@ class HeldSteps:
         self._steps.clear()
 
     def look(self) -> None:
-        """Compare the clocks of device and host, unless they were compared a short while ago."""
+        """Compare the clocks of device and host, unless this was done a short while ago."""
         self._clock.look()
 
     def host_ns(self, mark: Mark) -> int:
-        """Return when the host enqueued `mark`, or 0 if it was not enqueued."""
+        """Return the host's time when `mark` was enqueued, or 0 if it was not."""
         if isinstance(mark, int):
             return mark
         stamp = self._clock.stamp(mark)
         return 0 if stamp is None else stamp.host_ns
 
     def add(self, step: HeldStep) -> None:
-        """Keep a step that has ended, even if the device is far behind.
+        """Keep a step that has ended, even if the device is late.
 
-        If there are more than MAX_STEPS steps, the oldest step is lost.
+        With more than MAX_STEPS, the oldest one is lost.
         """
         self._steps.append(step)
         if len(self._steps) > MAX_STEPS:
@@ -163,13 +162,13 @@ class HeldSteps:
                     self._lose(self._steps.popleft())
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record each step if the device has reached all of its stamps. An error is logged and not raised, and ends
-        the timing by stamps.
+        """Record each step if the device has reached all of its stamps. An error is logged, and ends the timing by
+        stamps.
         """
         if not self._steps or not self._settling.acquire(blocking=may_wait):
             return
         try:
-            if not self._is_settling:  # `_is_settling` is True in a signal handler that interrupted `_settle`
+            if not self._is_settling:  # `_is_settling` is True in a signal handler that interrupts `_settle`
                 self._is_settling = True
                 try:
                     self._settle(may_wait)
@@ -208,12 +207,12 @@ class HeldSteps:
         return list(lasts.values())
 
     def _lose(self, step: HeldStep) -> None:
-        """Count every record of a step that is lost."""
+        """Count every record of a lost step."""
         for _ in range(len(step.held) + len(step.parts) + 1):
             self._callbacks.record(NO_NODE, 0, 0, 0)
 
     def _record(self, step: HeldStep) -> None:
-        # The step has left its lane at its end, so take a lane for its records.
+        # The step left its lane when it ended, so take a lane for its records.
         lane = step.step.take_lane()
         try:
             self._record_in(lane, step)
@@ -253,7 +252,7 @@ class HeldSteps:
             scope = places.named
             for key in keys:
                 scope = scope.children.get(key) or self._scopes.define(scope, key)
-            # Subtract the time of stamps before this part. The part itself contains no stamps.
+            # Subtract the time of the stamps before this part. The part contains no stamps.
             stamps_ns = found.stamps_ns(began_ns)
             until_ns = ended_ns - stamps_ns
             record(max(scope.node, NO_NODE) | lane, began_ns - stamps_ns, until_ns, elements)
@@ -283,8 +282,8 @@ class HeldSteps:
             return _Times({}, False, [], 0)
         first_ns = found[0][0].device_ns
         base_ns, error_ns = clock.host_ns(first_ns)
-        # Both clocks are assumed to run at the same rate within one step. They differ by about 20 ppm. Even if they
-        # differed by MAX_DRIFT_PPM, the error in a step of 20 ms would be only 2 us.
+        # Within a step, both clocks are assumed to run at the same rate. They differ by about 20 ppm. Even with
+        # MAX_DRIFT_PPM, the error in a step of 20 ms would be only 2 us.
         reached = [base_ns + stamp.device_ns - first_ns for stamp, _ in found]
         within_ns = max(GOT_THERE_NS, (clock.idle_lag_ns or 0) + IDLE_MARGIN_NS) + error_ns
         idle = sum([at <= stamp.host_ns + within_ns for at, (stamp, _) in zip(reached, found, strict=True)])
@@ -300,12 +299,9 @@ class HeldSteps:
         return _Times(times, is_launch_bound, sorted(reached), cost_ns)
 
 
-@functools.lru_cache(maxsize=4096)  # the new keys are cached, so that equal keys are the same object
+@functools.lru_cache(maxsize=4096)  # cached, so that equal keys are the same object
 def launch_bound(key: object) -> object:
-    """Return `key` with LAUNCH_BOUND added to the name of the brick.
-
-    Keys of layers and steps are returned unchanged.
-    """
+    """Return `key` with LAUNCH_BOUND in the brick's name. Keys of layers and steps do not change."""
     known: Any = BrickDefinition.of(key) if isinstance(key, BrickId) else key
     if not isinstance(known, BrickDefinition):
         return key

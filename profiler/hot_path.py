@@ -1,13 +1,12 @@
 """The code that runs at every brick. It only finds the scope, reads the clock and writes the record.
 
 Rules
-- Rare cases (a new scope, a record that the ring refuses, no ring) are handled by calls to other modules.
-- Every operation counts, because a call costs 25 ns and a clock read 40 ns. Therefore the `with` form repeats the few
-  lines of start and stop, and a profiler exposes these methods directly instead of wrapping them.
-- Only two errors are raised into the host: the error of a wrong argument, and an interrupt (an exception that is not
-  an Exception).
-- _hot_path.c implements the same hot path in C, with the same names, the same tests and the same ring. It is
-  optional.
+- Rare cases call other modules: a new scope, a record that the ring refuses, no ring.
+- Every operation counts, because a call costs 25 ns and a clock read 40 ns. So the `with` form repeats the lines of
+  start and stop, and a profiler exposes these methods without wrappers.
+- Only two errors reach the host: the error about a wrong argument, and an interrupt (an exception that is not an
+  Exception).
+- _hot_path.c does the same in C, with the same names, tests and ring. It is optional.
 """
 
 from __future__ import annotations
@@ -25,21 +24,19 @@ from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE, Record, RingWr
 from cbtop.protocol.signals import is_ours, reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
-TOO_MANY = 1 << 63  # the lowest number of elements that does not fit into a record
+TOO_MANY = 1 << 63  # the lowest number of elements that is too large for a record
 BEFORE_ALL_NS = -(1 << 63)
-NOWHERE = -1  # an offset beyond the end of every memory, so that writing there fails
-# Most records that wait for the name of their step. Further records are written without a node, and count as
-# rejected.
+NOWHERE = -1  # an offset that is in no memory, so that writing there fails
+# Most records that wait for the name of their step. Further ones get no node, and count as rejected.
 MAX_HELD = 1 << 16
 
 HeldRecord = tuple["Scope", Any, Any, int, int]  # the scope, start, end, elements and flags of a call
 
 
 class Scope:
-    """A node of the graph, as the hot path sees it: its number, its parent scope, and its child scopes by key.
+    """A node of the graph in the hot path: its number, its parent scope, and its child scopes by key.
 
-    `work` computes the FLOP and bytes of a call from its elements. None means that the work is linear or not
-    declared.
+    `work` computes the FLOP and bytes of a call from its elements. None: the work is linear or not declared.
     """
 
     __slots__ = ("children", "key", "node", "parent", "work")
@@ -53,9 +50,9 @@ class Scope:
 
 
 class Position:
-    """The position of one thread, task or greenlet in the graph, and the settings of its step.
+    """Where one thread, task or greenlet is in the graph, and the settings of its step.
 
-    `lane` goes into the flags of every record, to distinguish the records of steps that run at the same time.
+    `lane` is in the flags of every record, to tell apart steps that run at the same time.
     """
 
     __slots__ = ("__weakref__", "held", "lane", "recording", "scope", "step", "unit")
@@ -65,11 +62,11 @@ class Position:
         self.recording = True  # whether the step is recorded; False in a plain step
         self.lane = 0
         self.step: object | None = None
-        self.unit: Any = None  # other data of this thread, task or greenlet, see instrument/open_step.py
+        self.unit: Any = None  # other data of this thread, task or greenlet (instrument/open_step.py)
         self.held: list[HeldRecord] | None = None
 
     def leave(self, scope: Scope) -> bool:
-        """Move to the parent of `scope` and return True. If this position is not inside `scope`, return False."""
+        """Move to the parent of `scope` and return True. Return False if this position is not inside `scope`."""
         inside: Scope | None = self.scope
         while inside is not None and inside is not scope:
             inside = inside.parent
@@ -79,26 +76,26 @@ class Position:
         return True
 
 
-# The timer of a running brick: scope, position, and start in ns. None while recording is off. It is a tuple because
-# an object would cost five times as much.
+# The timer of a running brick: scope, position, start in ns. None while recording is off. A tuple, because an object
+# costs five times as much.
 BrickTimer = tuple[Scope, Position, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Functions of the profiler that the hot path calls in rare cases."""
+    """The profiler's functions for rare cases, which the hot path calls."""
 
-    define: Callable[[Any, object], Any]  # makes a scope, if a key is used for the first time in the given scope
+    define: Callable[[Any, object], Any]  # makes a scope for a key that is new in the given scope
     record: Record  # takes the records of calls while no ring is attached
     uncounted: Callable[[object], None]  # called if the `elements` of a call are not a count
-    # Called after a call in a scope with `work`, with the scope and the elements.
+    # Called with the scope and the elements after a call in a scope with `work`.
     amounts: Callable[[Any, object], None]
-    # Called when cbtop's code or the clock raised an error, to end the recording.
+    # Called after an error in cbtop's code or in the clock, to end the recording.
     give_up: Callable[[Exception], None]
 
 
 class HotPath:
-    """Times calls on `clock_ns` and writes one record for each call."""
+    """Times calls on `clock_ns` and writes a record for each."""
 
     implementation: ClassVar[str] = "python"
     scope_type: ClassVar[type[Scope]] = Scope
@@ -138,8 +135,8 @@ class HotPath:
         return self.is_on and self.find_position().recording
 
     def start_brick(self, brick: Hashable, /) -> BrickTimer:
-        """Start timing a brick at the caller's position in the graph. The brick is a BrickId, a BrickDefinition or a
-        name of your own.
+        """Start timing a brick at the caller's position in the graph: a BrickId, a BrickDefinition or a name of your
+        own.
         """
         if not self.is_on:
             return None
@@ -191,12 +188,12 @@ class HotPath:
                 pack_record(self.memory, at, start_ns, end_ns, elements, tag, number)
             except BaseException as error:
                 self.write_refused(at, number, tag, start_ns, end_ns, elements)
-                if not is_ours(error):  # an interrupt, such as KeyboardInterrupt, is raised into the host
+                if not is_ours(error):  # an interrupt, such as KeyboardInterrupt, reaches the host
                     raise
 
     def brick(self, brick: Hashable, elements: int = 1) -> Span:
         """Time a block: `with profiler.brick(BrickId.RMS_NORM, elements=4096):`. An exception marks it as failed."""
-        # Span has no __init__, because calling it would cost as much as both readings of the clock.
+        # A Span has no __init__, because calling it costs as much as both clock reads.
         span = Span()
         span.hot_path = self
         span.key = brick
@@ -218,23 +215,21 @@ class HotPath:
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
         """Move `position` to `scope`, which began at `start_ns`.
 
-        The compiled class also writes the new position into the ring.
+        The compiled class also writes it into the ring.
         """
         position.scope = scope
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Do nothing. The compiled class writes `scope` and the size of the step into the ring, so that viewers see
-        where the process is.
-        """
+        """Do nothing. The compiled class writes `scope` and the step's size into the ring, for viewers."""
 
     def now_ns(self) -> int:
         """Read the clock that times all bricks."""
         return self.clock_ns()
 
     def attach(self, ring: RingWriter | None, /) -> Record:
-        """Write records into `ring` from now on. Returns a function that writes a single record into `ring`."""
+        """Write records into `ring` from now on. Returns a function that writes one record."""
         if ring is None:
-            # Writing into this empty memory always fails, and then the record goes to `callbacks.record`.
+            # Writing into this empty memory fails, so that the record goes to `callbacks.record`.
             self.memory: bytearray | memoryview = bytearray()
             self.reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
             self._ring: RingWriter | None = None
@@ -267,7 +262,7 @@ class HotPath:
             self._write(NO_NODE, 0, 0, 0)
 
     def _counted(self, elements: object) -> int:
-        """Return `elements` as an int, so that no object of the host stays alive. Return -1 if it is not a count."""
+        """Return `elements` as an int, so that no object of the host is kept alive. -1 if it is not a count."""
         try:
             return operator.index(elements)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - converting an object of the host to a number may raise any error
@@ -276,10 +271,10 @@ class HotPath:
             return -1
 
     def write_refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        """Handle a record that was not written yet.
+        """Handle a record that was not written.
 
-        There may be no ring, or the record may be the first of a lap (one pass through the ring), or `elements` may
-        not be a count.
+        The ring may be missing, the record may be the first of a lap (a pass through the ring), or `elements` may not
+        be a count.
         """
         if at == NOWHERE:
             try:
@@ -291,7 +286,7 @@ class HotPath:
 
 
 class Span:
-    """The context manager that times a brick or a layer."""
+    """Times a block as a brick or a layer."""
 
     __slots__ = ("_position", "_scope", "_start_ns", "elements", "hot_path", "key")
 
@@ -365,9 +360,7 @@ class Span:
 
 
 def chosen() -> type[HotPath]:
-    """Return the compiled hot path. If it was not built, or CBTOP_PURE_PYTHON is set, return the hot path in
-    Python.
-    """
+    """Return the compiled hot path. Without it, or if CBTOP_PURE_PYTHON is set, return the one in Python."""
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return HotPath
     try:

@@ -1,6 +1,4 @@
-"""Gives lanes (small numbers) to steps, to tell apart the records of steps that run at the same time. A lane belongs
-to one step at a time.
-"""
+"""Gives lanes (small numbers) to steps. Steps that run at the same time have different lanes in their records."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from weakref import ref
 
 from cbtop.protocol.ring import LANE_SHIFT, LANES
 
-# The lane of all steps that found no other lane free. The records of these steps cannot be told apart.
+# The lane of steps that found no other lane free. Their records cannot be told apart.
 SHARED_LANE = (LANES - 1) << LANE_SHIFT
 
 
@@ -21,12 +19,12 @@ class LaneHolder(Protocol):
 
 
 class Lanes:
-    """The lanes of the steps of one profiler. Weak references to the steps show which lanes are in use."""
+    """The lanes of one profiler's steps. Weak references to the steps tell which lanes are in use."""
 
     __slots__ = ("_holders", "_taking")
 
     def __init__(self) -> None:
-        # lane -> the last step that took it. The shared lane is not here, because several steps may hold it.
+        # Lane -> the last step that took it. The shared lane is missing, because several steps may hold it.
         self._holders: dict[int, ref[LaneHolder] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
 
@@ -37,15 +35,15 @@ class Lanes:
 
     @property
     def holders(self) -> list[LaneHolder | None]:
-        """For each lane that was taken: the last step in the lane, or None if this step was garbage-collected."""
+        """The last step of each lane that was taken, unless it was garbage-collected."""
         return [holder() for holder in self._holders.values() if holder is not None]
 
     def take(self, step: LaneHolder) -> int:
-        """Reserve a lane for `step` and return it. If all other lanes are taken, returns the shared lane."""
+        """Reserve a lane for `step`, and return it. If none is free, return the shared lane."""
         with self._taking:
             for lane, holder in self._holders.items():
                 held_by = None if holder is None else holder()
-                if held_by is None or held_by.lane != lane:  # This is `_is_free`, written out to save a call.
+                if held_by is None or held_by.lane != lane:  # the same as `_is_free`, written out to save a call
                     self._holders[lane] = ref(step)
                     step.lane = lane
                     return lane

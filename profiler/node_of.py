@@ -1,4 +1,4 @@
-"""Makes graph nodes from the keys that the hot path uses. The nodes can be announced to the daemon."""
+"""Makes graph nodes from the keys of the hot path, to announce them to the daemon."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ Attributes = TypeVar("Attributes")
 
 
 def nodes_of(key: object, first_id: int, parent: int | None, inside: object) -> list[Node]:
-    """Return the node of `key` inside `parent`, followed by the nodes of its kernels. `inside` is the key of the
-    parent.
+    """Return the node of `key`, followed by the nodes of its kernels. `inside` is the key of its parent.
 
-    The key of a layer is (NodeKind.LAYER, index) or (NodeKind.LAYER, index, stack name). The key of a step is
-    (NodeKind.STEP, name) or (NodeKind.STEP, name, model name). The key of adopted work is (NodeKind.ADOPTED, name).
+    Keys: a layer is (NodeKind.LAYER, index[, stack name]), a step is (NodeKind.STEP, name[, model name]), and adopted
+    work is (NodeKind.ADOPTED, name).
     """
     match key:
         case (NodeKind() as kind, name):
@@ -98,8 +97,8 @@ def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category
 
 
 def _only(kind: type[Attributes], holder: Attributes) -> Attributes:
-    """Return an object of the class `kind`, with the attributes that `kind` declares, copied from `holder`.
+    """Return an object of the class `kind`, with the attributes that this class declares, copied from `holder`.
 
-    Attributes that only a subclass declares are dropped. So nodes with equal work compare equal.
+    Attributes of a subclass are dropped, so that nodes with equal work are equal.
     """
     return kind(**carried(kind, holder))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Parts:
     """The parts of one profiler.
 
-    If `by_kernels` is True, steps of eager models on a CUDA device are recorded by their kernels, see `instrument`.
-    `guard` is the guard of every model that is attached at its first call.
+    `by_kernels` says that eager models on a CUDA device are recorded by their kernels (see `instrument`). `guard` is
+    the guard of models that are attached at their first call.
     """
 
     recorder: Recorder
@@ -35,7 +35,7 @@ class Parts:
 
 
 class ProfilerListener(NamedTuple):
-    """The functions of a profiler that its recorder calls when a ring opens, and before the ring closes."""
+    """The functions of a profiler that its recorder calls after a ring opens, and before it closes."""
 
     implementation: str
     sample_every: int

@@ -1,4 +1,4 @@
-"""Paths time bricks, layers and steps on the host's clock (hot_path.py) or on a device's clock (device_path.py)."""
+"""Paths time bricks, layers and steps on one clock: the host's (hot_path.py) or a device's (device_path.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST = (1 << 31) - 1  # largest number of sequences or positions that is recorde
 
 
 class TimedBlock(Protocol):
-    """The context manager that times a brick or a layer."""
+    """Times a block as a brick or a layer."""
 
     elements: int
 
@@ -30,7 +30,7 @@ class TimedBlock(Protocol):
     ) -> None: ...
 
 
-# Calls that were timed elsewhere. There are four columns: scopes, starts in ns, ends in ns, elements.
+# Calls that were timed elsewhere, as four columns: scopes, starts in ns, ends in ns, elements.
 Told = tuple[Sequence[Scope], Sequence[int], Sequence[int], Sequence[int]]
 
 
@@ -38,7 +38,7 @@ class Path(Protocol):
     """The interface of HostPath and DevicePath."""
 
     implementation: str
-    give_up: Callable[[Exception], None]  # a function that is called if this path fails to time something
+    give_up: Callable[[Exception], None]  # called if this path fails to time something
 
     @property
     def is_over(self) -> bool:
@@ -46,9 +46,9 @@ class Path(Protocol):
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The steps that have ended, and whose times are not known yet.
+        """The ended steps that wait for their times.
 
-        None if this path knows the times of a step as soon as the step ends.
+        None if the times of a step are always known at its end.
         """
 
     @property
@@ -78,11 +78,10 @@ class Path(Protocol):
         """Move `position` to `scope`, which began at `start_ns`."""
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Write two facts into the ring, so that viewers see them: `position` has been in `scope` since `start_ns`,
-        and the size of the step at `position`.
+        """Write for viewers into the ring that `position` has been in `scope` since `start_ns`, and the size of its
+        step.
 
-        The size is `tokens`. If `tokens` is not a number above 0, the size is `sequences`. The position does not
-        move.
+        The size is `tokens`, or `sequences` if `tokens` is not a number above 0. The position does not move.
         """
 
     def after_fork(self) -> None:
@@ -92,15 +91,15 @@ class Path(Protocol):
         """Read the host's monotonic clock."""
 
     def start_mark(self) -> Any:
-        """Return a mark for the begin of a call that begins now, on the clock that times bricks."""
+        """Return a mark for a call that begins now, on the clock that times bricks."""
 
     def end_mark(self) -> Any:
-        """Return a mark for the end of a call that ends now, on the clock that times bricks."""
+        """Return a mark for a call that ends now, on the clock that times bricks."""
 
     def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
         """Record a call in `scope` between two marks.
 
-        If the step that runs at `position` has no name yet, the call is stored until the step has a name.
+        If the step at `position` has no name yet, the call is stored until it has one.
         """
 
     def emit_step(
@@ -115,14 +114,14 @@ class Path(Protocol):
         """Record calls that were timed elsewhere. Their times are on the host's clock."""
 
     def step_ended(self) -> None:
-        """Finish the recording of a step after the caller's outermost step has ended.
+        """Finish the recording after the caller's outermost step has ended.
 
         A device path may wait for its device.
         """
 
 
 def amount_of(value: object) -> int:
-    """Return `value` if it can be recorded as an amount of work. Otherwise return UNKNOWN_AMOUNT."""
+    """Return `value` if it can be recorded as an amount of work, else UNKNOWN_AMOUNT."""
     return value if isinstance(value, int) and 0 <= value <= MOST else UNKNOWN_AMOUNT
 
 
@@ -137,7 +136,7 @@ def emit_at_once(
 ) -> None:
     """Record a call in `scope` with times of the host.
 
-    If the step that runs at `position` has no name yet, the call is stored until the step has a name.
+    If the step at `position` has no name yet, the call is stored until it has one.
     """
     if scope.node >= 0 or position is None:
         callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)
@@ -171,19 +170,19 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # Every step reads both properties below. attrgetter reads them without running Python code. While the model ran,
-    # such code would have been evicted from the processor's caches.
+    # Every step reads both properties below. attrgetter runs no Python code, which the model would have evicted from
+    # the processor's caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
     def attach(self, ring: RingWriter | None, /) -> Record:
-        """Write records into `ring` from now on. Returns a function that writes a single record into `ring`."""
+        """Write records into `ring` from now on. Returns a function that writes one record."""
         self._record = self.hot_path.attach(ring)
         return self._record
 
     def emit(self, scope: Scope, position: Position | None, start: int, end: int, elements: int, flags: int) -> None:
         """Record a call that ran in `scope`."""
-        if scope.node > NO_NODE and scope.work is None:  # this is the usual case, written out here to save a call
+        if scope.node > NO_NODE and scope.work is None:  # the usual case, written out to save a call
             self._record(scope.node | flags, start, end, elements)
         else:
             emit_at_once(self._callbacks, scope, position, start, end, elements, flags)
@@ -204,10 +203,7 @@ class HostPath:
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Record calls that were timed elsewhere.
-
-        This must be fast, because one step may have hundreds of calls that were timed elsewhere.
-        """
+        """Record calls that were timed elsewhere. A step may have hundreds, so this must be fast."""
         scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
             tags = [scope.node | flags for scope in scopes]
@@ -221,8 +217,5 @@ class HostPath:
 
 
 def host_path(callbacks: Callbacks, clock_ns: Any) -> HostPath:
-    """Return a path that times bricks on `clock_ns`.
-
-    The path uses the compiled hot path if it was built, and otherwise the hot path in Python.
-    """
+    """Return a path that times bricks on `clock_ns`, with the compiled hot path if it was built."""
     return HostPath(chosen()(callbacks, clock_ns), callbacks)

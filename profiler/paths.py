@@ -1,4 +1,6 @@
-"""The paths of one profiler: for the host, for its device, and for models on devices."""
+"""The paths of one profiler: of the host, of its device, and of models on devices. A path times calls on one
+clock.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,8 @@ if TYPE_CHECKING:
 class Paths:
     """Makes and ends the paths of a profiler.
 
-    A path times calls on one clock. `own` is the path that times the profiler's bricks: `device` if there is a device
-    path, otherwise `host`. Each function in `settlers` records the work that a device has already reported. If the
-    argument of the function is True, the function first waits for the device.
+    `own` times the profiler's own bricks: it is the `device` path, or without one the `host` path. Each function in
+    `settlers` records work that a device has reported. If its argument is True, it waits for the device first.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Paths:
 
     @property
     def on_devices(self) -> list[DevicePath]:
-        """The paths that time calls on the clock of a device."""
+        """The paths that time calls on a device's clock."""
         return [*self.of_models, *([] if self.device is None else [self.device])]
 
     def set_recording(self, on: bool) -> None:
@@ -68,7 +69,7 @@ class Paths:
             self.device.mode = mode
 
     def begin_for_models(self, clock: DeviceClock, give_up: Callable[[Exception], None]) -> DevicePath:
-        """Return a path for models on the device of `clock`, valid until `end`. `give_up` is called on a failure."""
+        """Return a path for models on the device of `clock`, valid until `end`. `give_up` is called if it fails."""
         path = self._on(clock, replace(self._callbacks, give_up=give_up))
         path.mode = SyncMode.DEFERRED
         self.of_models.append(path)
@@ -85,15 +86,12 @@ class Paths:
             self.settlers.remove(path.kept.settle)
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record what the devices have reported.
-
-        If `may_wait`, first wait until the devices have reported everything.
-        """
+        """Record what the devices have reported. If `may_wait`, first wait until they have reported everything."""
         for settle in list(self.settlers):
             settle(may_wait)
 
     def discard_kept(self) -> None:
-        """Drop the ended steps that wait for times from a device."""
+        """Drop the ended steps that wait for times of a device."""
         for path in self.on_devices:
             if path.kept is not None:
                 path.kept.discard()
@@ -101,7 +99,7 @@ class Paths:
     def _on(self, clock: DeviceClock, callbacks: Callbacks) -> DevicePath:
         """Return a path on a device's clock.
 
-        If the clock can report marks without waiting, the path keeps ended steps until their times are known.
+        If the clock's marks can be read without waiting, the path keeps ended steps until their times are known.
         """
         from cbtop.profiler.device_path import DevicePath
         from cbtop.profiler.held_steps import HeldSteps

@@ -1,4 +1,4 @@
-"""Keeps timings of calls on a device until the device has reached the begin and the end of each call."""
+"""Keeps timings of calls on a device until the device has reached their begins and ends."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from cbtop.profiler.clocks import DeviceClock, Mark, NoTimeError
 from cbtop.protocol.ring import NO_NODE, Record
 from cbtop.protocol.signals import reraise_host_error
 
-MAX_PENDING = 8192  # when this many timings are waiting, a path waits for the device, even inside a step
+MAX_PENDING = 8192  # with this many timings, a path waits for the device, even inside a step
 
 
 class HostTime(int):
-    """A time on the host's monotonic clock (ns), in place of a mark of the device's clock."""
+    """A time of the host's monotonic clock (ns), used in place of a mark."""
 
 
-# A timing: node and flags, start, end, elements. Start and end are marks of the clock, or a HostTime.
+# A timing: node and flags, start, end, elements. Start and end are marks of the clock, or HostTimes.
 Timing = tuple[int, Mark, Mark, int]
 
 
 class Pending:
-    """Keeps timings until the device has reached their marks on `clock`, and then passes them to `record`.
+    """Keeps timings until the device has reached their marks, and then passes them to `record`.
 
-    `defer(timing)` keeps a timing in `timings` until `finalize`. If a mark has no time, its timing is recorded
-    without a node, so the timing counts as lost. If the clock fails, all waiting timings count as lost.
+    `defer(timing)` adds to `timings`, which `finalize` empties. If a mark has no time, its timing is recorded without
+    a node, and so counts as lost. If the clock fails, all waiting timings are lost.
     """
 
     defer: Callable[[Timing], None]
@@ -34,7 +34,7 @@ class Pending:
         self._clock = clock
         self._record = record
         self.timings: deque[Timing] = deque()
-        # This is the list's own method, because a wrapper would cost time at every brick.
+        # The list's own method, because a wrapper would cost time at every brick.
         self.defer = self.timings.append
         self.after_fork()
 
@@ -43,9 +43,8 @@ class Pending:
         self.timings.clear()
 
     def after_fork(self) -> None:
-        """In a forked child, drop the timings, because they belong to the parent.
-
-        Make a new lock: the parent may hold the old one.
+        """In a forked child, drop the parent's timings, and make a new lock, because the parent may hold the old
+        one.
         """
         self.discard()
         self._finalizing = threading.RLock()
@@ -55,14 +54,14 @@ class Pending:
         return len(self.timings)
 
     def finalize(self) -> None:
-        """Wait for the device once and record all waiting timings, each with its own start and end.
+        """Wait for the device once, and record all waiting timings.
 
-        If the clock raises an exception, count the waiting timings as lost, and raise the exception again.
+        If the clock raises an exception, they count as lost, and the exception is raised again.
         """
-        # Only the thread that holds the lock removes timings. So the first `waiting` timings are those that
-        # `synchronize` has waited for, unless `discard` has removed some of them.
+        # Only the holder of the lock removes timings. So the first `waiting` timings are those that `synchronize` has
+        # waited for, unless `discard` has removed some.
         with self._finalizing:
-            # A signal handler has interrupted `finalize` and calls it again, so do nothing here.
+            # A signal handler calls `finalize` again after interrupting it, so do nothing.
             if self._is_finalizing:
                 return
             waiting, time_ns = len(self.timings), self._clock.time_ns
@@ -86,9 +85,9 @@ class Pending:
                         raise
                     self._record(tag, start_ns, end_ns, elements)
             except Exception as error:
-                # If a signal handler has raised the exception, a later call records the remaining timings.
+                # If a signal handler has raised this, a later call records the remaining timings.
                 reraise_host_error(error)
-                for _ in range(len(self.timings)):  # the device has failed, so the remaining timings have no times
+                for _ in range(len(self.timings)):  # the device has failed, so the other timings have no times
                     self._take()
                     self._record(NO_NODE, 0, 0, 0)
                 raise

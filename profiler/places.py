@@ -1,11 +1,11 @@
-"""Assigns work in a different thread or task to the step and layer that asked for the work.
+"""Assigns work in a different thread or task to the step and layer that asked for it (adoption).
 
-The assignment is called adoption. The step and layer together are called a place.
+A place is a step, layer and brick in the graph.
 
 Rules
-- A place ends with its step. Work that continues after the step belongs to no step.
-- Adopted work runs in parallel with the step. Its times are added up in a node of their own, outside the step's wall
-  time. In the thread that waits for the work, the wait is a brick or a gap.
+- A place ends with its step. Work that goes on after that belongs to no step.
+- Adopted work runs in parallel with the step. Its times are added up in a separate node, outside of the step's wall
+  time. In the thread that waits for it, the wait is a brick or a gap.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from cbtop.profiler.scopes import Scopes
 
 ADOPTED = (NodeKind.ADOPTED, "adopted")
-# Another thread may be undoing an adoption. This is the longest wait for that thread, in seconds. Undoing takes
-# microseconds.
+# Longest wait in seconds for another thread that is undoing an adoption. This takes microseconds.
 UNDONE_WITHIN_S = 0.1
 
 
 class GraphPlace:
-    """The step, layer and brick in which a thread, task or greenlet was when it called `place`."""
+    """The step, layer and brick of a thread, task or greenlet when it called `place`."""
 
     __slots__ = ("held", "lane", "recording", "scope", "step")
 
@@ -44,7 +43,7 @@ class GraphPlace:
 
 
 class Adopted:
-    """Assign the work of this thread or task to the step and layer of `place`: `with profiler.adopt(place):`."""
+    """Assigns the work of this thread or task to the step and layer of `place`: `with profiler.adopt(place):`."""
 
     __slots__ = (
         "__weakref__",
@@ -65,9 +64,9 @@ class Adopted:
         self._give_up = give_up
         self._place = place
         self._lock = threading.RLock()
-        # Position of the thread or task that has adopted the place. None before and after the adoption.
+        # Position of the thread or task, while it has adopted the place.
         self._position: Position | None = None
-        self._scope: Any = None  # scope of the adopted work; None if the work is not recorded
+        self._scope: Any = None  # scope of the adopted work; None if it is not recorded
 
     def __enter__(self) -> Adopted:
         try:
@@ -89,7 +88,7 @@ class Adopted:
         position, step = path.position, place.step
         is_there = position.step is step and position.scope is place.scope
         is_nowhere = step is None and place.scope.parent is None
-        # If a step has no position, the step has ended, so its place cannot be adopted.
+        # A step without a position has ended, so its place cannot be adopted.
         if is_there or is_nowhere or (step is not None and step.position is None):
             return
         self._before = position.scope, position.lane, position.held, position.step, position.recording
@@ -101,10 +100,10 @@ class Adopted:
             self._start = path.start_mark()
             self._scope = scope
             path.enter(position, scope, path.now_ns())
-        self._position = position  # Set `_position` last. From now on, the end of the step may undo the adoption.
+        self._position = position  # Set `_position` last: from then on, the end of the step may undo the adoption.
         if step is not None:
             step.adopted[self] = None
-            if step.position is None:  # the step has ended while this thread adopted it
+            if step.position is None:  # the step has ended during the adoption
                 self.let_go()
 
     def _end(self, *, failed: bool) -> None:
@@ -117,13 +116,12 @@ class Adopted:
             self.let_go()
 
     def let_go(self) -> None:
-        """Bring the thread or task back to its position before the adoption.
+        """Bring the thread or task back to where it was before the adoption.
 
-        The end of the step calls this method too, in the step's own thread.
+        The step's own thread also calls this when the step ends.
         """
-        # Two threads may undo the adoption at the same time. The second thread waits until the first one is done. If
-        # the process was forked in between, the lock is never released in the child. The child gives up, because its
-        # thread has not adopted the place.
+        # Two threads may undo the adoption at once, and the second waits for the first. In a child that was forked in
+        # between, nothing releases the lock. The child gives up, because its thread has adopted nothing.
         if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
         try:

@@ -1,17 +1,14 @@
-"""Keeps the positions of a process.
+"""Keeps the positions of a process: which brick, layer and step each thread, asyncio or trio task and greenlet runs.
 
-A position says which brick, layer and step is running now. Each thread, asyncio or trio task and greenlet has a
-position of its own.
-
-Tasks that take turns in one thread cannot share a position, because one task would appear inside calls of another. If
-a step starts a task or greenlet, the new task begins outside of that step, because the step may end first.
+Tasks that take turns in a thread cannot share a position, or one task would appear inside calls of another. A task or
+greenlet that a step starts begins outside of this step, because the step may end first.
 """
 
 from __future__ import annotations
 
 import sys
 
-# This comes from `_thread` and not from `threading`, because gevent replaces `threading.local`.
+# From `_thread` instead of `threading`, because gevent replaces `threading.local`.
 from _thread import _local as thread_local
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,24 +18,24 @@ Position = TypeVar("Position")
 
 
 def running_unit() -> object | None:
-    """Return the running asyncio task, trio task or greenlet. Return None if the thread runs none of them.
+    """Return the running asyncio task, trio task or greenlet, or None.
 
-    If a greenlet runs inside a task, as in SQLAlchemy, return the task, because the task waits for the greenlet.
+    For a greenlet inside a task, as in SQLAlchemy, return the task, because it waits for the greenlet.
     """
     modules = sys.modules
     asyncio = modules.get("asyncio")
     if asyncio is not None:
-        # While asyncio is being imported, the module does not have this function yet.
+        # missing while asyncio is being imported
         loop = getattr(asyncio, "_get_running_loop", _no_unit)()
         task: object | None = asyncio.current_task(loop) if loop is not None else None
         if task is not None:
             return task
     trio = modules.get("trio")
-    # If `in_trio_run` (trio 0.23) exists, call it first, because an exception would cost five times as much.
+    # Call `in_trio_run` (trio 0.23) first, if it exists, because an exception costs five times as much.
     if trio is not None and getattr(getattr(trio, "lowlevel", None), "in_trio_run", _is_possible)():
         try:
             running: object = trio.lowlevel.current_task()
-        # The call fails if the caller is not inside trio, or trio is being imported.
+        # Raised outside of trio, or while trio is being imported.
         except (RuntimeError, AttributeError):
             pass
         else:
@@ -52,18 +49,17 @@ def running_unit() -> object | None:
 
 
 def finder(make: Callable[[], Position]) -> Callable[[], Position]:
-    """Return a function that returns the caller's position. `make` creates a new position.
+    """Return a function that returns the caller's position. `make` makes a new one.
 
     A position lives as long as its thread, task or greenlet.
     """
     of_thread = thread_local()
-    # Do not use a WeakKeyDictionary here. It runs Python code when a task is deleted. If a signal handler of the host
-    # raises an exception in this code, the exception is lost.
+    # Not a WeakKeyDictionary, which runs Python code when a task is deleted. An exception that a signal handler
+    # raises in this code would be lost.
     of_unit: dict[ref[object], Position] = {}
     modules = sys.modules
-    # Python's hot path calls this function at every brick. So look for tasks and greenlets only if there can be any:
-    # if an event loop runs, or if greenlet or trio is loaded. Without this check, a call takes 450 ns instead of 190.
-    # A clock read takes 95.
+    # Python's hot path calls this at every brick. So look for tasks and greenlets only if an event loop runs, or if
+    # greenlet or trio is loaded. Otherwise a call would take 450 ns instead of 190. A clock read takes 95.
     modules_seen = 0
     has_others = False
     running_loop: Callable[[], object] = _no_unit
@@ -73,7 +69,7 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
         if len(modules) != modules_seen:
             modules_seen = len(modules)
             has_others = "greenlet" in modules or "trio" in modules
-            # While asyncio is being imported, the module does not have this function yet.
+            # missing while asyncio is being imported
             running_loop = getattr(modules.get("asyncio"), "_get_running_loop", _no_unit)
         if has_others or running_loop() is not None:
             unit = running_unit()
@@ -82,7 +78,7 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
                     position = of_unit.get(ref(unit))
                     if position is None:
                         position = of_unit[ref(unit, of_unit.pop)] = make()
-                # A custom task without weak references uses the position of the thread that runs the task.
+                # A custom task without weak references uses the position of its thread.
                 except TypeError:
                     position = None
                 if position is not None:

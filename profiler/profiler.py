@@ -1,8 +1,8 @@
-"""BrickProfiler times bricks inside the profiled process and writes one record for each into the ring.
+"""BrickProfiler times bricks inside the profiled process, and writes a record of each into the ring.
 
 Rules
-- This module starts no thread, opens no socket and loads no NumPy. Everything that can grow (files, nodes) is
-  bounded. A failure is counted or logged once. Only a wrong argument raises into the host.
+- This module starts no thread, opens no socket and loads no NumPy. All that can grow (files, nodes) is bounded. A
+  failure is counted or logged once. Only a wrong argument raises into the host.
 - A timing is a record with a node. A node is defined once, under the scope of its first call.
 - The profiler's path times bricks on the host's or a device's clock. At every brick, the host calls the path's own
   method, without a wrapper.
@@ -16,7 +16,7 @@ import os
 import random
 import weakref
 
-# This comes from `_thread` and not from `threading`, because gevent replaces `threading.local`.
+# From `_thread` instead of `threading`, because gevent replaces `threading.local`.
 from _thread import _local as thread_local
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
@@ -69,7 +69,7 @@ def _unless_it_fails(
     [Callable[Concatenate[BrickProfiler, Arguments], Result]],
     Callable[Concatenate[BrickProfiler, Arguments], Result],
 ]:
-    """Decorate a method so that it returns `default` if cbtop's code fails.
+    """Decorate a method to return `default` if cbtop's code fails.
 
     The failure is logged once and ends recording. A UsageError passes through, because it is the caller's error.
     """
@@ -95,12 +95,12 @@ def _unless_it_fails(
 class BrickProfiler:
     """Times bricks, layers and steps, and records them for the daemon to show.
 
-    By default, `clock_ns` is the host's monotonic clock, and `recorder` writes this process's ring. A test can pass
-    other objects. With a `device_clock`, bricks are timed on the device of this clock. Each thread, asyncio or trio
-    task and greenlet has its own position in the graph.
+    By default, `clock_ns` is the host's monotonic clock, and `recorder` writes this process's ring. With a
+    `device_clock`, bricks are timed on its device. Each thread, asyncio or trio task and greenlet has its own
+    position in the graph.
 
-    `graph` records work that was timed elsewhere. `stats` reads the records back. Many methods of this class only
-    call `graph` or `stats`. `parts` is for the instrumentation of models.
+    `graph` records work that the caller has timed. `stats` reads the records back. Many methods here only call one of
+    these. `parts` is for the instrumentation of models.
     """
 
     #: Start timing a BrickId, a BrickDefinition or a name: `timer = profiler.start_brick(BrickId.RMS_NORM)`.
@@ -127,12 +127,12 @@ class BrickProfiler:
             raise ValueError(f"sample_every={sample_every!r}; 1 records every step, k every k-th")
         self.sample_every = sample_every
         self._enabled = enabled
-        self._ended_why = ""  # reason why recording ended; "" if recording has not ended
+        self._ended_why = ""  # why recording ended; "" if it has not
         self._said: set[str] = set()
         self._now_ns = clock_ns
         self._elapsed = ElapsedClock(clock_ns, self._give_up)
         self._turns = thread_local()
-        # A random generator of our own, so that the random numbers of the host do not change.
+        # A separate random generator leaves the host's random numbers as they are.
         self._chance = random.Random()
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
         self._scopes = Scopes(self._announce_nodes)
@@ -179,7 +179,7 @@ class BrickProfiler:
         """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
-    # Each step reads both properties below. attrgetter is fast, because it runs no Python code.
+    # Each step reads both properties below. attrgetter runs no Python code.
     enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
     recording = property(
         attrgetter("_path.recording"),
@@ -187,18 +187,18 @@ class BrickProfiler:
     )
 
     def enable(self) -> None:
-        """Record from now on. If recording has ended because of a failure, start again like a new process."""
+        """Record from now on. If a failure has ended recording, start again like a new process."""
         if self._ended_why and isinstance(self._recorder, RingRecorder):
             self._recorder.forget()
         self._enabled, self._ended_why = True, ""
         self._set_recording()
 
     def enable_graph(self) -> None:
-        """Record from now on, like `enable`. The graph has no switch of its own, because it is always recorded."""
+        """Record from now on, like `enable`. The graph has no separate switch."""
         self.enable()
 
     def disable(self) -> None:
-        """Stop recording. A brick that is running now is not recorded."""
+        """Stop recording. Bricks that are running now are not recorded."""
         self._enabled = False
         self._set_recording()
 
@@ -208,21 +208,21 @@ class BrickProfiler:
         return self._paths.sync_mode
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Set when to wait for the device. Before the change, all deferred records are written."""
+        """Set when to wait for the device. First, all deferred records are written."""
         self.finalize()
         self._paths.set_sync_mode(mode)
         self._set_recording()
 
     @property
     def pending_count(self) -> int:
-        """Number of timings that wait until the device has reported their times."""
+        """Number of timings that wait for their times from the device."""
         return len(self._pending)
 
     def finalize(self, end_ns: int | None = None) -> None:
         """Wait for the device once and record all deferred timings, each with its own start and end.
 
-        `end_ns` is accepted for callers of cbtop's predecessor. It changes no timing, but it must be a time of
-        `elapsed_ns` that is not later than now. Otherwise ValueError is raised, after all timings are recorded.
+        `end_ns` is for callers of cbtop's predecessor, and changes no timing. A value later than `elapsed_ns` now
+        raises ValueError, after the timings are recorded.
         """
         self._finalize()
         if end_ns is not None:
@@ -239,16 +239,16 @@ class BrickProfiler:
         """Time every call of a function: `@profiler.timed(BrickId.RMS_NORM, elements=lambda x: x.numel())`.
 
         `elements` is a number or a function of the call's arguments. Raises TypeError for coroutines and generators,
-        because other code runs while they wait. Use `with profiler.brick(...)` inside such a function.
+        because other code runs while they wait. Inside these, use `with profiler.brick(...)`.
         """
 
         return timed(self._path, brick, elements, self.check)
 
     def check(self, definition: BrickDefinition, output: Any, *args: Any, **kwargs: Any) -> None:
-        """Evaluate the checks of a definition on `output`, the result of a call with these arguments.
+        """Run the checks of a definition on `output`, the result of a call with these arguments.
 
-        `timed` does this by itself. Call it after `with profiler.brick(definition):`. Nothing happens if the step is
-        not recorded, or while the checks have used up their share of the time (checks.py).
+        `timed` does this by itself. After `with profiler.brick(definition):`, call it yourself. Does nothing if the
+        step is not recorded, or while the checks have used up their share of the time (checks.py).
         """
         if self.recording and definition.checks and self._checks.is_due(definition):
             self._evaluate(definition, output, args, kwargs)
@@ -261,16 +261,16 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def reset(self) -> None:
-        """Clear the statistics, the graph, the checks, timings that wait for `finalize`, the epoch, the step count.
+        """Clear the statistics, the graph, the checks, the timings that wait for `finalize`, the epoch and the step
+        count.
 
-        Settings and the position of each thread do not change. The daemon keeps its totals, because they belong to
-        the process.
+        Settings and positions stay. The daemon keeps its totals, because they belong to the process.
         """
         self._pending.discard()
         self._paths.discard_kept()
         self._elapsed.forget()
         self._turns = thread_local()
-        self._chance = random.Random()  # a generator of its own (see __init__), seeded anew
+        self._chance = random.Random()  # a separate generator (see __init__), seeded anew
         self._checks = BrickChecks(self.announce)
         self._scopes.dropped = 0
         self.graph.reset()
@@ -278,7 +278,7 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def announce(self, message: CatalogMessage) -> None:
-        """Announce a fact about this process: a Manifest (its model), Ceiling, CheckResult or Activity."""
+        """Announce a fact about this process: its model (Manifest), a Ceiling, a CheckResult or an Activity."""
         self._recorder.announce(message)
 
     @_unless_it_fails(None)
@@ -286,7 +286,7 @@ class BrickProfiler:
         self._recorder.announce_nodes(nodes)
 
     def close(self, reason: str = "closed") -> None:
-        """Stop recording and send a goodbye. Records stay readable. The interpreter's exit does this too."""
+        """Stop recording, and send a goodbye. Records can still be read. The interpreter's exit does this, too."""
         self.finalize()
         self.disable()
         self._close_recorder(reason)
@@ -298,42 +298,41 @@ class BrickProfiler:
     def serve(self, endpoint: str) -> None:
         """Start a daemon for remote viewers at `endpoint` (`tcp://127.0.0.1:5555`), for `cbtop --connect`.
 
-        Viewers on this machine do not need it. The daemon is a separate process and ends with this one. Returns at
+        Viewers on this machine do not need it. The daemon is a separate process, and ends with this one. Returns at
         once. Raises EndpointError if `endpoint` is not an address. If the address is in use or not allowed, the
-        daemon reports that on stderr.
+        daemon says so on stderr.
         """
         from cbtop.profiler.sidecar import start_sidecar
 
         start_sidecar(parse_endpoint(endpoint))
 
     def step(self, name: str | None = None, tokens: int = 0, model: str = "") -> ActiveStep:
-        """Time one forward pass: `with profiler.step("decode", tokens=1):`. Tokens are counted only here.
+        """Time one forward pass: `with profiler.step("decode", tokens=1):`. Only here are tokens counted.
 
-        Values that are known only inside the block may be set there: `with profiler.step() as step:` … `step.name =
-        "decode"`. If a process runs several models, `model` distinguishes their steps. With `sample_every=k`, for
-        each name, each thread records the bricks of one step in k. All other steps are timed as a whole.
+        Values that are known only inside the block are set there: `with profiler.step() as step:` … `step.name =
+        "decode"`. `model` tells apart the steps of several models. With `sample_every=k`, each thread records the
+        bricks of one step in k of each name, and times the others as a whole.
         """
         return ActiveStep(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
     def place(self) -> GraphPlace:
-        """Return the caller's position in the graph. A different thread or task can pass this to `adopt`."""
+        """Return the caller's place in the graph, for `adopt` in a different thread or task."""
         return GraphPlace(self._path.position)
 
     def adopt(self, place: GraphPlace) -> Adopted:
         """Assign the work of this thread or task to the step and layer of `place`: `with profiler.adopt(place):`.
 
-        The times of this work are added up under a node of their own, outside the step's wall time. A place ends with
-        its step. Work that continues after the end of the step is outside of steps.
+        Its times are added up in a separate node, outside of the step's wall time. A place ends with its step. Work
+        that goes on after that is outside of steps.
         """
         if not isinstance(place, GraphPlace):
             raise UsageError(f"a {type(place).__name__} is no place; profiler.place() gives one")
         return Adopted(self._path, self._scopes, self._give_up, place)
 
     def add_tokens(self, tokens: int) -> None:
-        """Add `tokens` to the number of tokens of the caller's step, for example if the tokens are known only after
-        the pass.
+        """Add `tokens` to the caller's step, for example if they are known only after the pass.
 
-        Raises RuntimeError outside a step.
+        Raises RuntimeError outside of a step.
         """
         step: Any = self._path.position.step
         if step is None:
@@ -355,19 +354,19 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def record_elapsed(self, brick: Brick, duration_ns: int, elements: int = 1) -> None:
-        """Record a brick that ends now and took `duration_ns`.
+        """Record a brick that took `duration_ns` and ends now.
 
-        If two bricks are recorded one after the other, their times overlap, because a brick ends at the time of its
-        call. For a brick that ended earlier, use `record_deferred` with its start and its end.
+        The times of two bricks overlap if both are recorded at the end. For a brick that ended earlier, use
+        `record_deferred`.
         """
         self.graph.record_elapsed(checked(brick), duration_ns, elements)
 
     @_unless_it_fails(None)
     def record_deferred(self, brick: Brick, start_ns: int, elements: int = 1, end_ns: int | None = None) -> None:
-        """Defer recording a brick until `finalize`. It ran from `start_ns` to `end_ns`, two times of `elapsed_ns`.
+        """Record a brick at the next `finalize`. It ran from `start_ns` to `end_ns`, two times of `elapsed_ns`.
 
-        Without `end_ns`, the brick ends when the device reaches this point, or now if there is no device. Raises
-        ValueError for a time before `elapsed_ns` was 0, and for a time later than now.
+        Without `end_ns`, it ends when the device reaches this point, or without a device now. Raises ValueError for a
+        time before 0 or later than now.
         """
         if not self.recording:
             return
@@ -386,12 +385,12 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def graph_push_scope(self, scope: Layer | Function) -> None:
-        """Enter `scope` and time it. The caller's next records belong to this scope."""
+        """Enter `scope` and time it. Later records of the caller belong to it."""
         self.graph.push_scope(scope)
 
     @_unless_it_fails(None)
     def graph_pop_scope(self) -> None:
-        """Leave the scope and record its duration. Raises ValueError if the caller has not pushed a scope."""
+        """Leave the scope and record its duration. Raises ValueError if the caller has pushed no scope."""
         self.graph.pop_scope()
 
     @property
@@ -401,9 +400,7 @@ class BrickProfiler:
 
     @_unless_it_fails(NO_NODE)
     def graph_record_brick(self, brick: Brick, duration_ns: int, elements: int = 1) -> int:
-        """Record a brick that ends now and took `duration_ns`. Kernels that are recorded after it are its
-        launches.
-        """
+        """Record a brick that took `duration_ns` and ends now. Kernels recorded after it are its launches."""
         return self.graph.record_brick(checked(brick), duration_ns, elements)
 
     @_unless_it_fails(NO_NODE)
@@ -418,7 +415,7 @@ class BrickProfiler:
         backend: str = "",
         elements: int = 1,
     ) -> int:
-        """Record a kernel launch of the running brick, or of the last brick in this scope if no brick runs."""
+        """Record a kernel launch of the running brick, or of the last brick of this scope if none is running."""
         return self.graph.record_kernel(
             name, ptx_hash, grid, block, shared_memory_bytes, duration_ns, backend, elements
         )
@@ -435,8 +432,8 @@ class BrickProfiler:
     ) -> int:
         """Record a copy between memories. Without `duration_ns`, its time is n/a.
 
-        A copy on a `stream` counts as parallel to the other work in its scope. Use `graph_add_dependency` for each
-        node that needs the copied data.
+        On a `stream`, a copy counts as parallel to other work of its scope. Call `graph_add_dependency` for each node
+        that needs the copied data.
         """
         return self.graph.record_transfer(source, destination, size_bytes, direction, duration_ns, stream)
 
@@ -495,21 +492,21 @@ class BrickProfiler:
         self._paths.set_recording(on)
 
     def _is_replay_sampled(self, key: tuple[object, ...]) -> bool:
-        """Return whether to record the replay of a captured graph. Call it when the replay begins."""
+        """Return whether to record the replay of a captured graph that begins now."""
         return self._is_sampled(key)
 
     def _is_sampled(self, key: object) -> bool:
-        """Return whether to record the next step of this thread with this `key`: the first, and then every k-th."""
+        """Return whether to record this thread's next step of this `key`: the first and then every k-th."""
         if self.sample_every <= 1 or not self._enabled:
             return True
         try:
             turns: dict[object, int] = self._turns.turns
         except AttributeError:
             turns = self._turns.turns = {}
-        # The number of names is bounded, because a host may use a new name for each request.
+        # A host may use a new name for each request, so the number of names is bounded.
         if len(turns) >= MAX_TURNS:
             turns.clear()
-        # Steps without a name are chosen at random, because taking turns might always skip the same kind of step.
+        # Steps without a name are chosen at random. Taking turns might always skip the same kind of step.
         if key is None:
             return self._chance.random() * self.sample_every < 1
         turn = turns.get(key, 0)
@@ -523,7 +520,7 @@ class BrickProfiler:
         self._recorder.record(tag, start_ns, end_ns, elements)
 
     def _amounts(self, scope: Any, elements: Any) -> None:
-        """Record the FLOP and bytes of a call. A function of the brick's definition computes both from `elements`."""
+        """Record the FLOP and bytes of a call. A function of the brick's definition computes them from `elements`."""
         try:
             work: Work = scope.work(elements)
             flops, bytes_ = (amount_of_call(amount(1, elements)) for amount in (work.flops, work.bytes))
@@ -547,9 +544,9 @@ class BrickProfiler:
             _log.warning(f"cbtop: {what}", *arguments)
 
     def _give_up(self, error: Exception) -> None:
-        """End recording, and log the reason once. Viewers see the reason too, and the host continues.
+        """End recording, and log the reason once. Viewers see it, too, and the host continues.
 
-        If a signal handler of the host raised the exception while our code ran, raise the exception into the host.
+        An exception that a signal handler of the host raised in our code is raised again.
         """
         try:
             reraise_host_error(error)
@@ -557,7 +554,7 @@ class BrickProfiler:
             self._set_recording()
             raise
         if isinstance(error, RecursionError):
-            self._set_recording()  # the host's stack has no room for our code, so only this brick is lost
+            self._set_recording()  # the host's stack is full, so only this brick is lost
             return
         if self._ended_why:
             return
@@ -571,10 +568,7 @@ class BrickProfiler:
         self._set_recording()
 
     def _after_fork(self) -> None:
-        """In a forked child, start recording for the child.
-
-        The child begins outside of its parent's bricks and steps.
-        """
+        """In a forked child, start recording anew, outside of the parent's bricks and steps."""
         self._scopes.after_fork()
         self._pending.after_fork()
         self._checks = BrickChecks(self.announce)  # the child has no results, and its lock is free

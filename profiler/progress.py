@@ -1,4 +1,4 @@
-"""Shows viewers that a step without records is making progress, by writing into the ring."""
+"""Shows viewers that a step without records makes progress, by writing into the ring."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ if TYPE_CHECKING:
 
 
 def show_progress(step: Any | None, path: Path) -> None:
-    """Write into the ring that the outermost step around `step` is making progress. Call this when an inner step
-    begins.
+    """Write into the ring that the outermost step around `step` makes progress. Call this when an inner step begins.
 
-    The inner steps of an unrecorded step are not recorded, so viewers would otherwise see no progress.
+    Inner steps of an unrecorded step leave no records, so viewers would see no progress.
     """
     if step is None:
         return

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class ReadBack:
-    """Reads the process's own ring. It is `profiler.stats`. The first call imports NumPy.
+    """Reads this process's own ring. Users call it as `profiler.stats`. The first call imports NumPy.
 
-    Every method raises TypeError if the recorder cannot be read back.
+    Raises TypeError if the recorder cannot be read back.
     """
 
     def __init__(
@@ -46,10 +46,11 @@ class ReadBack:
         self._session: Session | None = None
 
     def report(self, window_s: float | None = None) -> Report:
-        """Return a report on all records of this process or of its last `window_s` seconds. `print` shows it as text.
+        """Return a report on all records of this process, or of its last `window_s` seconds. `print` shows it as
+        text.
 
-        The ring holds 260,000 records by default. Call this method often enough that no unread record is overwritten.
-        A window cannot reach back further than the ring; `Report.window_s` is the time that the report covers.
+        The ring holds 260,000 records by default. Call this before unread records are overwritten. A report cannot
+        begin before the ring does: its `window_s` is the time that it covers.
         """
         session = self._opened()
         report = session.report() if window_s is None else session.window(window_s, self._now_ns())
@@ -86,7 +87,7 @@ class ReadBack:
     def execution_graph(self) -> ExecutionGraph:
         """Return the graph of this process, with the mean time of each node and with the dependencies.
 
-        `dropped` counts the calls and dependencies that exceeded the bounds on nodes, depth and dependencies.
+        `dropped` counts calls and dependencies beyond the limits.
         """
         graph = self._opened().graph(self._graph.dependencies())
         graph.dropped += self._scopes.dropped
@@ -98,7 +99,7 @@ class ReadBack:
             self._opened().reset()
 
     def _opened(self) -> Session:
-        # Import NumPy here. A process that only records does not need it.
+        # Imported here, because a process that only records does not need NumPy.
         from cbtop.profiler.session import Session
 
         if self._session is None:

@@ -3,12 +3,12 @@
 Rules
 - No public method raises into the host. A failure is logged once and counted. Only exceptions that are not an
   Exception (KeyboardInterrupt, SystemExit) pass through.
-- The number of keys is bounded, and only the newest message of each key is kept. Messages beyond the bound are left
+- The number of keys is bounded, and only the newest message of each key is stored. Messages beyond the bound are left
   out, and counted in the ring's header.
-- An update is appended to the catalog. The message that it replaces stays in the file. The first FREE_UPDATE_BYTES of
-  updates are written immediately. From then on, a pause follows each write, so that updates do not fill the disk.
-  After the pause, the next announcement, `flush` or `close` writes the newest message of each key. The pause doubles
-  with every PAUSE_DOUBLES_BYTES of updates. So even constant announcements take four years to fill half the catalog.
+- An update is appended to the catalog, after the message that it replaces. The first FREE_UPDATE_BYTES of updates are
+  written immediately. After that, a pause follows each write, so that updates do not fill the disk. After the pause,
+  the next announcement, `flush` or `close` writes the newest message of each key. The pause doubles with every
+  PAUSE_DOUBLES_BYTES of updates. So even constant announcements take four years to fill half the catalog.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
-# Number of times that the clock is read. This is enough to find the smallest difference between two readings.
+# Read the clock this often. It is enough to find the smallest difference between two readings.
 CLOCK_READINGS = 256
 FREE_UPDATE_BYTES = 1 << 20
 UPDATE_PAUSE_NS = 100_000_000  # time in ns between two reads of the catalog by the daemon
-# For each byte that was written, the pause grows by this time. So at most a kilobyte per second is written.
+# The pause grows by this time per written byte, so at most a kilobyte per second is written.
 UPDATE_NS_PER_BYTE = 1_000_000
 PAUSE_DOUBLES_BYTES = 2 << 20
 NOT_ASKED = (0,)
 
 _log = logging.getLogger("cbtop")
 _serial = itertools.count()
-_openings = itertools.count()  # number of times that this process has opened files
+_openings = itertools.count()  # how often this process has opened files
 _recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
 
 
@@ -79,10 +79,7 @@ class Recorder(Protocol):
 
 
 class RingListener(Protocol):
-    """The recorder tells this object when a ring opens, or why no ring could be opened.
-
-    The object may write records into the ring.
-    """
+    """Is told when a ring opens, or why none could be opened. It may write records into the ring."""
 
     @property
     def implementation(self) -> str: ...
@@ -98,26 +95,26 @@ class RingListener(Protocol):
 
 
 class Failures:
-    """Counts failed calls and logs the first failure of each kind. No failure is raised into the host."""
+    """Counts failed calls, and logs the first failure of each kind. No failure reaches the host."""
 
     def __init__(self) -> None:
         self.count = 0
         self._logged: set[str] = set()
 
     def log_once(self, about: str, line: str) -> None:
-        """Log `line`, unless a line with the same `about` was logged before."""
+        """Log `line`, unless a line about the same was logged before."""
         if about not in self._logged:
             self._logged.add(about)
             _log.warning("%s", line)
 
     def note(self, what: str, error: Exception) -> None:
-        """Count and log that cbtop could not do `what`."""
+        """Count and log that cbtop failed to do `what`."""
         self.count += 1
         self.log_once(what, f"cbtop could not {what}: {str(error) or type(error).__name__}")
 
     @contextmanager
     def kept_from_the_host(self, what: str) -> Iterator[None]:
-        """Log an error of the block and continue after the block: `with failures.kept_from_the_host("announce"):`."""
+        """Log an error of the block, and continue after it: `with failures.kept_from_the_host("announce"):`."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - no public method raises into the host
@@ -126,13 +123,13 @@ class Failures:
 
 
 class RingRecorder:
-    """Writes records into this process's ring and messages into its catalog.
+    """Writes records into this process's ring, and messages into its catalog.
 
-    No file is opened before the first record. If the files cannot be made (no room, no safe runtime directory), one
-    warning is logged, nothing is recorded and the host continues. A forked child never writes into its parent's
-    files. It opens its own files at its first record, and repeats its parent's announcements there.
+    No file is opened before the first record. If files cannot be made (no room, no safe runtime directory), one
+    warning is logged, nothing is recorded, and the host continues. A forked child opens its own files at its first
+    record, and repeats its parent's announcements there.
 
-    If ended processes have left too many files, the first opening removes some, see `cbtop.protocol.ended`.
+    The first opening removes some files if ended processes have left too many (see `cbtop.protocol.ended`).
     """
 
     record: Record
@@ -144,27 +141,27 @@ class RingRecorder:
         clock_ns: Callable[[], int] = clock.monotonic_ns,
     ) -> None:
         self._failures = Failures()
-        self.left_out = 0  # number of announcements that were left out, because they exceeded the bounds
+        self.left_out = 0  # number of announcements beyond the limits, which were left out
         self._directory = directory
         self._ring_bytes = ring_bytes
         self._clock_ns = clock_ns
         self._nodes: list[Node] = []
         self._announced: Announcements[bytes] = Announcements()
-        self._updates: dict[Key, None] = {}  # keys of the newest messages that are not written yet
-        self._update_bytes = 0  # bytes of updates that were written into the open catalog
+        self._updates: dict[Key, None] = {}  # keys of newest messages that were not written yet
+        self._update_bytes = 0  # bytes of updates in the open catalog
         self._pause_until_ns = 0
-        self._written_nodes = 0  # number of nodes that were written into the open catalog
+        self._written_nodes = 0  # number of nodes in the open catalog
         self._is_writing_nodes = False
-        self._lost_a_node = False  # True if the catalog had no room for a node; no later node is written then
+        self._lost_a_node = False  # True if the catalog had no room for a node, so no later node is written
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
-        # This word stores the request of a command. The property `asked` returns the word. Each step of a model reads
-        # the word directly, because reading it runs no Python code.
+        # The word with the request of a command, which the property `asked` returns. Each step reads it directly,
+        # because this runs no Python code.
         self.asked_word: Sequence[int] | memoryview = NOT_ASKED
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
         self._closed = False
-        #: The file of the ring, None before it is open. Kept after `close`, because the ring can still be read.
+        #: The file of the ring. None before it is open. It stays after `close`, because the ring can still be read.
         self.path: Path | None = None
         self._reader: RingReader | None = None
         self._listeners: list[RingListener] = []
@@ -175,16 +172,16 @@ class RingRecorder:
 
     @property
     def failures(self) -> int:
-        """Number of calls that have failed. Their failures were not raised into the host."""
+        """Number of failed calls. None of them has raised into the host."""
         return self._failures.count
 
     def open(self) -> None:
-        """Open the files if they are closed. Viewers then see this process before its first record."""
+        """Open the files, so that viewers see this process before its first record."""
         if self._catalog is None:
             self._open()
 
     def add_listener(self, listener: RingListener) -> None:
-        """Pass each ring that opens to `listener.attach`, and None when the ring is gone."""
+        """Call `listener.attach` with each ring that opens, and with None when it is gone."""
         with self._opening, self._failures.kept_from_the_host("write beside the hot path"):
             self._listeners.append(listener)
             if self._ring:
@@ -195,12 +192,14 @@ class RingRecorder:
         self._last_words.append(announce)
 
     def announce(self, message: CatalogMessage) -> None:
-        """Write `message` into the catalog, in place of a message with the same key. An invalid message is logged."""
+        """Write `message` into the catalog, in place of the message with the same key. An invalid message is
+        logged.
+        """
         with self._opening, self._failures.kept_from_the_host("announce"):
             try:
                 payload = codec.encode(message)
-                # The daemon drops a source that sends an invalid message. So test now whether the message can be
-                # decoded, as the daemon will do.
+                # The daemon drops a source that sends an invalid message. So decode it here first, as the daemon will
+                # do.
                 said = codec.decode(payload)
                 if not isinstance(said, Announcement):
                     raise TypeError("a host announces no such thing")
@@ -216,15 +215,15 @@ class RingRecorder:
             self._write_updates()
 
     def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
-        """Announce several nodes, which `codec.encode_node` has encoded."""
+        """Announce nodes that `codec.encode_node` has encoded."""
         with self._opening, self._failures.kept_from_the_host("announce"):
             self._announce_nodes(nodes)
             self._write_updates()
 
     def flush(self) -> None:
-        """If some announcements wait for the end of a pause, and the pause has ended, write them.
+        """Write the announcements that wait, if their pause has ended.
 
-        This costs almost nothing if no announcement waits.
+        This costs almost nothing if none are waiting.
         """
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._failures.kept_from_the_host("write what waits"):
@@ -259,13 +258,11 @@ class RingRecorder:
 
     @property
     def asked(self) -> int:
-        """The word that holds a command's request (see `cbtop.protocol.requests`). It is 0 without a request or a
-        ring.
-        """
+        """The word with a command's request (see `cbtop.protocol.requests`). 0 without a request or a ring."""
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:
-        """Write the answer to a request into the ring, and into each ring that opens later."""
+        """Write the answer to a request into the ring, and into each later ring."""
         self._answer = word
         ring = self._ring
         if ring is not None:
@@ -276,10 +273,7 @@ class RingRecorder:
         return list(self._nodes)
 
     def read(self) -> Batch | None:
-        """Return the records since the last read, in the form in which the daemon reads them.
-
-        Returns None before the first record.
-        """
+        """Return the records since the last read, in the daemon's form. None before the first record."""
         try:
             if self._reader is None and self.path is not None:
                 self._reader = RingReader(self.path)
@@ -290,7 +284,7 @@ class RingRecorder:
             return None
 
     def read_again(self) -> Batch | None:
-        """Return all records still in the ring, including those read before. Returns None before the first record."""
+        """Return all records that are still in the ring. None before the first record."""
         if self.path is None:
             return None
         try:
@@ -305,13 +299,13 @@ class RingRecorder:
             return None
 
     def forget(self) -> None:
-        """In a forked child, forget the open files, because they belong to the parent."""
-        # Make a new lock, because another thread of the parent may have held the old one.
+        """In a forked child, forget the parent's open files."""
+        # Make a new lock, because another thread of the parent may hold the old one.
         self._opening = threading.RLock()
         if self._catalog:
             self._let_files_go.detach()
             with self._failures.kept_from_the_host("close its catalog"):
-                self._catalog.close()  # without this, the child would keep the parent's lock on the catalog
+                self._catalog.close()  # otherwise the child would keep the parent's lock on the catalog
         self._ring = self._catalog = self.path = self._reader = None
         self.asked_word = NOT_ASKED
         self._closed = self._is_opening = self._is_writing_nodes = False
@@ -322,7 +316,7 @@ class RingRecorder:
         for node, _ in nodes:
             if len(self._nodes) >= MAX_NODES:
                 self._leave_out("nodes", f"cbtop leaves out what is announced beyond {MAX_NODES} nodes")
-            # A call that a signal handler interrupted may have added the message already.
+            # A call that a signal handler interrupted may have added it already.
             elif node not in self._nodes[node.id - 1 : node.id]:
                 self._nodes.append(node)
         catalog = self._open()
@@ -349,8 +343,8 @@ class RingRecorder:
         if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
             return
         begun_bytes = catalog.size_bytes
-        if catalog.flush():  # False if the disk is full; the messages then still wait
-            # Copy the keys, because a signal handler may announce something during the loop.
+        if catalog.flush():  # False if the disk is full; the messages then wait on
+            # A signal handler may announce something during the loop, so copy the keys.
             for key in list(self._updates):
                 payload = self._announced.get(key)
                 if payload is not None:
@@ -363,9 +357,9 @@ class RingRecorder:
             self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
-        """Write each node that is not in the catalog yet. This includes nodes that an interrupted call has left."""
-        # This call comes from a signal handler that has interrupted an earlier call of this method. The earlier call
-        # writes the new nodes when it continues.
+        """Write the nodes that are not in the catalog yet, including those that an interrupted call has left."""
+        # A signal handler has interrupted this method and called it again. The interrupted call will write the new
+        # nodes.
         if self._is_writing_nodes:
             return
         payloads = {id(node): payload for node, payload in encoded}
@@ -376,7 +370,7 @@ class RingRecorder:
                 payload = payloads.get(id(node)) or codec.encode(node)
                 begun_bytes = catalog.size_bytes
                 try:
-                    # Node ids in a catalog have no gaps. So after a node was left out, no later node can be written.
+                    # Node ids in a catalog have no gaps, so nothing is written after a node that was left out.
                     if self._lost_a_node:
                         self._leave_out("the catalog", f"cbtop leaves out a node: no room for it in {catalog.path}")
                     else:
@@ -411,15 +405,14 @@ class RingRecorder:
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
         record = self.record
-        # If a signal handler runs while the files are being opened, `record` has not changed yet.
+        # While files are being opened, `record` is still this method, for example in a signal handler.
         if record != self._first_record:
             record(tag, start_ns, end_ns, elements)
 
     def _open(self) -> CatalogWriter | None:
-        """Return the catalog if it was already open. Otherwise try to open it, and return None.
+        """Return the catalog if it is already open. Otherwise open it and return None.
 
-        If None is returned, the caller must not write its announcement. A catalog gets all announcements when it is
-        opened.
+        A new catalog gets all announcements, so the caller must not write its own.
         """
         with self._opening:
             if self._catalog is None and not self._closed and not self._is_opening:
@@ -427,7 +420,7 @@ class RingRecorder:
                 try:
                     self._open_files()
                 except Exception as error:  # noqa: BLE001 - no public method raises into the host
-                    # A signal handler of the host has raised this exception, and the next call tries again.
+                    # A signal handler of the host has raised this, so the next call tries again.
                     reraise_host_error(error)
                     self._failures.count += 1
                     why = str(error) or type(error).__name__
@@ -444,7 +437,7 @@ class RingRecorder:
 
     def _open_files(self) -> None:
         directory = self._directory or runtime_dir()
-        # Make the catalog before the ring, because a reader that sees a ring expects its catalog.
+        # A reader of a ring expects its catalog, so make the catalog first.
         catalog = _new_catalog(directory)
         try:
             listener = self._listeners[0] if self._listeners else None
@@ -453,21 +446,21 @@ class RingRecorder:
             )
             catalog.write(_hello(implementation, sample_every, locked=catalog.locked))
             if next(_openings) % SWEPT_AT_ONCE == 0:
-                # Ignore errors, because the files of other processes may change or disappear at any time.
+                # Files of other processes may change or disappear at any time, so ignore errors.
                 with suppressed(OSError):
                     sweep(directory)
             ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
             self._lost_a_node = False
             self._written_nodes = self._update_bytes = self._pause_until_ns = 0
             self._write_nodes(catalog)
-            # Copy the messages, because a signal handler may announce something during the loop.
+            # A signal handler may announce something during the loop, so copy the messages.
             for payload in list(self._announced):
                 self._write(catalog, payload)
             self._updates.clear()
             ring.set_left_out(self.left_out)
             ring.answer(self._answer)
             _say_goodbye_from_multiprocessing()
-            # This closes the files if the recorder is garbage-collected.
+            # Closes the files when the recorder is garbage-collected.
             self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)
             setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not declare this attribute
             self._ring, self._catalog, self.path, self.record = ring, catalog, ring.path, ring.record
@@ -476,7 +469,7 @@ class RingRecorder:
                 with self._failures.kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
-            # If the catalog is open, the files are in use and must stay, because only a listener has failed.
+            # If the catalog is open, only a listener has failed, so the files stay.
             if self._catalog is None:
                 with self._failures.kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
@@ -496,11 +489,11 @@ def _let_go(catalog: CatalogWriter, ring: RingWriter) -> None:
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-    """Drop a record. While there is no ring, this function takes the place of the ring's `record`."""
+    """Drop a record. This is the `record` method while there is no ring."""
 
 
 def _say_goodbye_from_multiprocessing() -> None:
-    """Let multiprocessing call `_at_exit`. Children of multiprocessing exit by os._exit, which skips atexit."""
+    """Make multiprocessing call `_at_exit`, because its children exit by os._exit, which skips atexit."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.Finalize(None, _at_exit, exitpriority=0)
@@ -509,8 +502,8 @@ def _say_goodbye_from_multiprocessing() -> None:
 def _new_catalog(directory: Path) -> CatalogWriter:
     """Make a catalog with a free name: pid, start time and a number.
 
-    A process in a different pid namespace may have the same pid and start time. If this process calls exec, it also
-    keeps its pid and start time. Raises RingError if the catalog cannot be made.
+    A process in another pid namespace, or this one before an exec, may have the same pid and start time. Raises
+    RingError if the catalog cannot be made.
     """
     process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
     while True:
@@ -548,22 +541,22 @@ def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
 
 
 def _clock_resolution_ns() -> int | None:
-    """Return the smallest difference between two readings of the host's clock, or None if all readings are equal.
+    """Return the smallest difference between two readings of the host's clock, or None if all are equal.
 
-    This is the clock's tick, unless a reading takes longer than the tick. Takes some tens of µs.
+    This is the clock's tick, unless a reading takes longer. Takes some tens of µs.
     """
     readings = [clock.perf_counter_ns() for _ in range(CLOCK_READINGS)]
     return min((after - before for before, after in itertools.pairwise(readings) if after > before), default=None)
 
 
 def _program() -> str:
-    """Return a name for this process: the script or module that it runs."""
+    """Return the name of this process: the script or module that it runs."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
     script = Path(sys.argv[0]).name if sys.argv else ""
-    if script in ("", "-c", "-"):  # the program was typed, passed by -c or piped, so it has no file
+    if script in ("", "-c", "-"):  # a typed, `-c` or piped program has no file
         return f"python {script}".rstrip()
     return script
 

@@ -1,5 +1,5 @@
-"""Makes the nodes of the graph from the calls of the hot path. Each node is made and announced once, and their number
-is bounded.
+"""Makes the nodes of the graph from the calls of the hot path. Each is made and announced once. Their number is
+bounded.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from cbtop.protocol.ring import HELD, NO_NODE
 from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
-UNNAMED = (NodeKind.STEP,)  # the key of a step that has no name yet; its records wait for the name
-# How often a brick may be nested inside itself. Deeper calls are not recorded, so their time belongs to the call
-# around them.
+UNNAMED = (NodeKind.STEP,)  # the key of a step without a name; its records wait for the name
+# How often a brick may be inside itself. Deeper calls are not recorded, so their time belongs to the call around
+# them.
 MAX_RECURSION = 4
-# Python itself cannot recurse deeper than this. So if a key is nested deeper, calls of `stop_brick` are missing.
+# Python cannot recurse deeper. If a key is nested deeper, calls of `stop_brick` are missing.
 MAX_LOST = 1000
 
 _log = logging.getLogger("cbtop")
 
 
 class Scopes:
-    """Makes the scopes of one profiler and announces their nodes by `announce`.
+    """Makes the scopes of one profiler, and announces their nodes by `announce`.
 
-    A scope beyond the bounds on nodes, depth and recursion has no node. Its calls are counted but not recorded, and
-    their time belongs to the brick around them.
+    A scope beyond the limits of nodes, depth and recursion has no node. Its calls are only counted, and their time
+    belongs to the brick around them.
     """
 
     def __init__(self, announce: Callable[[Sequence[EncodedNode]], None]) -> None:
         self.dropped = 0
         self._announce = announce
         self._nodes = 0
-        self._unsaid: list[EncodedNode] = []  # nodes that are not announced yet
+        self._unsaid: list[EncodedNode] = []  # nodes that were not announced yet
         self._held = 0
         self._loses_stops = False
         self.after_fork()
@@ -50,14 +50,14 @@ class Scopes:
         self._defining = threading.RLock()
 
     def define(self, outer: Any, key: object) -> Any:
-        """Return the scope for `key` in `outer`. Makes the scope if it is new. Raises only an interrupt."""
+        """Return the scope for `key` in `outer`, and make it if it is new. Raises only an interrupt."""
         with self._defining:
             if key in outer.children:
                 return outer.children[key]
             running = _running(outer, key)
             if len(running) >= (MAX_RECURSION if self._loses_stops else MAX_LOST):
-                # Exceptions have skipped the host's calls of `stop_brick`, so bricks of the host were not stopped.
-                # Return the outermost scope with this key, so that the depth stays bounded.
+                # Exceptions have skipped calls of `stop_brick`, so the host's bricks were not stopped. Return the
+                # outermost scope of this key, to limit the depth.
                 self._loses_stops = True
                 outer.children[key] = running[-1]
                 return running[-1]
@@ -71,7 +71,7 @@ class Scopes:
             scope = type(outer)(key, node, outer, _work_of(key))
             if node == NO_NODE:
                 self.dropped += 1
-                return scope  # do not store this scope, because a host may use any number of scopes that have no node
+                return scope  # not stored, because a host may use any number of scopes without a node
             outer.children[key] = scope
             return scope
 
@@ -83,7 +83,7 @@ class Scopes:
         depth = _depth(outer) + 2  # the kernels of a brick are one level deeper than the brick
         try:
             nodes = nodes_of(key, self._nodes + 1, outer.node or None, outer.key)
-            # Encode the nodes before they are counted. If a counted node could not be announced, the ids would have a
+            # Encode nodes before they are counted. If a counted node could not be announced, the ids would have a
             # gap.
             said = [codec.encode_node(node) for node in nodes]
             count = len(said)
@@ -97,15 +97,15 @@ class Scopes:
                 what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
                 _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
             return NO_NODE
-        if nodes[0].id != self._nodes + 1:  # a signal handler has run meanwhile, and has defined other nodes
+        if nodes[0].id != self._nodes + 1:  # a signal handler has defined other nodes meanwhile
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said
-        # Also announce nodes of a call that a signal handler has interrupted, because ids must have no gaps.
+        # Include nodes of an interrupted call, because ids must have no gaps.
         while self._unsaid:
             first = self._unsaid[:]
             self._announce(first)
-            # If this is not so, a signal handler has announced these nodes already.
+            # Otherwise, a signal handler has announced these nodes.
             if self._unsaid[: len(first)] == first:
                 del self._unsaid[: len(first)]
         return nodes[0].id
@@ -114,9 +114,8 @@ class Scopes:
 class NamedScopes:
     """Finds the scopes for the calls of a step that had no name while it ran.
 
-    `of` takes a scope inside the unnamed step, and returns the scope with the same key inside the named step. `key`
-    is the key of the named step. If `label` is given, it takes a scope of the unnamed step, and returns the key of
-    the scope in the named step.
+    `of` gets a scope inside the unnamed step, and returns the scope of the same key inside the named one, which has
+    the key `key`. `label` gets a scope of the unnamed step, and returns a different key to use.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class NamedScopes:
         self._places = {id(unnamed): self.named}
 
     def of(self, scope: Any) -> Scope:
-        """Return the scope inside the named step that replaces `scope`. `scope` is inside the unnamed step."""
+        """Return the scope of the named step that replaces `scope`, a scope of the unnamed step."""
         found = self._places.get(id(scope))
         if found is None:
             outer, key = self.of(scope.parent), self._label(scope)
@@ -138,15 +137,13 @@ class NamedScopes:
 
 
 def _work_of(key: object) -> object:
-    """Return the function that computes the work of a call in this scope. Returns None if the work is linear or not
-    declared.
-    """
+    """Return the function for the work of a call in this scope. None if the work is linear or not declared."""
     work = key.work if isinstance(key, BrickDefinition) else None
     return work if callable(work) else None
 
 
 def _running(outer: Scope, key: object) -> list[Scope]:
-    """Return the scopes with this `key`, innermost first. Looks at `outer` and at the scopes around `outer`."""
+    """Return the scopes with this `key` among `outer` and the scopes around it, innermost first."""
     running = []
     scope: Scope | None = outer
     while scope is not None and scope.parent is not None:
@@ -157,10 +154,7 @@ def _running(outer: Scope, key: object) -> list[Scope]:
 
 
 def _is_unrecorded(scope: Scope) -> bool:
-    """Return whether calls inside `scope` cannot be recorded.
-
-    They cannot if `scope` has no node, because then their nodes would have no parent.
-    """
+    """Return whether calls inside `scope` cannot be recorded, because it has no node."""
     return scope.node == NO_NODE and scope.parent is not None
 
 

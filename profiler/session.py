@@ -1,4 +1,4 @@
-"""Adds up the records of this process on request, to give statistics without a daemon."""
+"""Adds up the records of this process on request, for statistics without a daemon."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT
 from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Kinds of nodes that may have no time of their own. A node of these kinds is in the graph if the node that contains
-# it ran.
+# Kinds of nodes that may have no time. They are in the graph if the node around them ran.
 UNTIMED = (NodeKind.KERNEL, NodeKind.TRANSFER)
 
 
 class Readable(Protocol):
-    """The interface of a recorder whose records can be read back in the same process."""
+    """A recorder that can read its records back in the same process."""
 
     def nodes(self) -> list[Node]:
         """Return every announced node, in order."""
@@ -41,16 +40,16 @@ class Readable(Protocol):
         """Return the records since the last read. Returns None before the first record."""
 
     def read_again(self) -> Batch | None:
-        """Return all records that still exist, including those read before. Returns None before the first record."""
+        """Return all records that still exist. None before the first record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The statistics of everything recorded, or of the last `window_s` seconds.
+    """The statistics of all records, or of those in the last `window_s` seconds.
 
-    Numbers of steps, tokens and times of whole steps cover all steps. Bricks, categories and books cover only
-    recorded steps, not plain steps. `overwritten` is the number of records that were overwritten before they were
-    read. `rejected` is the number of records with impossible values or without a node.
+    Numbers of steps and tokens and times of whole steps are of all steps. Bricks, categories and books are of
+    recorded steps, without plain steps. `overwritten` counts records that were lost before they were read. `rejected`
+    counts records with impossible values or without a node.
     """
 
     bricks: tuple[BrickStats, ...]
@@ -58,22 +57,20 @@ class Report:
     steps: int
     recorded_steps: int  # number of steps with recorded bricks
     tokens: int
-    wall_ns: int  # sum of the wall times of all steps in ns; 0 without steps
-    recorded_ns: int  # sum of the wall times of the recorded steps in ns
-    union_ns: int  # time in ns in which at least one step ran
-    # Time in ns from the first step's start to the last step's end. If the report covers a window of time, this is
-    # the length of the window.
+    wall_ns: int  # sum of all steps' wall times in ns; 0 without steps
+    recorded_ns: int  # sum of the recorded steps' wall times in ns
+    union_ns: int  # time in ns when at least one step ran
+    # From the first step's start to the last step's end in ns, or the length of the window.
     elapsed_ns: int
     overwritten: int
     rejected: int
-    uncounted_steps: int = 0  # number of steps with an unknown number of tokens; if there are any, no rate is known
+    uncounted_steps: int = 0  # number of steps with unknown tokens; if there are any, no rate is known
     books: tuple[tuple[str, TimeBreakdown], ...] = ()  # (phase, time breakdown) of each phase with ended steps
-    outside: Beside | None = None  # time of work outside of all steps; None if there was no such work
-    sample_every: int = 1  # one in this number of steps is recorded
-    # Length in seconds of the window of time; None if the report covers everything since the beginning or since
-    # `reset`.
+    outside: Beside | None = None  # work outside of all steps; None without any
+    sample_every: int = 1  # one step in this many is recorded
+    # Length of the window in seconds. None: everything since the beginning or the last `reset`.
     window_s: float | None = None
-    phases: int = 1  # number of phases with an ended step; each rate covers all phases together
+    phases: int = 1  # number of phases with an ended step; rates are of all phases together
     ended_why: str = ""  # reason why recording ended; "" while recording goes on
 
     @property
@@ -83,7 +80,7 @@ class Report:
 
     @property
     def coverage(self) -> float | None:
-        """The share of the recorded steps' wall time that was spent in bricks. It is None without recorded steps."""
+        """The fraction of the recorded steps' wall time that was spent in bricks. None without recorded steps."""
         closed_ns = sum(stats.closed.exclusive_ns for stats in self.bricks)
         return closed_ns / self.recorded_ns if self.recorded_ns else None
 
@@ -97,7 +94,7 @@ class Report:
 
     @property
     def tokens_per_sec_in_steps(self) -> float | None:
-        """Tokens of all phases per second of the time when at least one step ran, or None without steps."""
+        """Tokens of all phases per second of the time when at least one step ran. None without steps."""
         return self._a_second_of(self.union_ns)
 
     def _a_second_of(self, time_ns: int) -> float | None:
@@ -181,8 +178,8 @@ class StepSums:
 
 
 def _said_of(books: TimeBreakdown) -> list[str]:
-    """Return notes for a reader of the time breakdowns `books`, for example about overlaps, cancelled steps or parts
-    that exceed their whole.
+    """Return notes about the time breakdowns `books`, for example about overlaps, cancelled steps or parts larger
+    than their whole.
     """
     found = []
     if not books.close:
@@ -213,7 +210,7 @@ def _added_up(beside: Beside) -> str:
 class Session:
     """Reads the records of `recorder` back, and adds them up.
 
-    Call the methods of this object often enough that the ring does not overwrite unread records.
+    Call it often enough that the ring does not overwrite unread records.
     """
 
     def __init__(self, recorder: Readable, sample_every: int = 1) -> None:
@@ -223,7 +220,7 @@ class Session:
         self._is_adding = False
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
-        self._reading = threading.RLock()  # with this lock, no two threads count the same record
+        self._reading = threading.RLock()  # this lock keeps two threads from counting the same record
 
     def report(self) -> Report:
         """Return the statistics of all records."""
@@ -233,7 +230,7 @@ class Session:
     def window(self, window_s: float, now_ns: int) -> Report:
         """Return the statistics of the last `window_s` seconds before `now_ns`.
 
-        The first step in the statistics is the first step that began in this time.
+        They begin with the first step that began in this time.
         """
         with self._reading:
             return self._window(window_s, now_ns)
@@ -246,15 +243,14 @@ class Session:
         stats.grow(len(self._table) + 1)
         rejected = 0
         if batch is not None and len(batch.node):
-            if batch.overwritten:  # the window of time cannot begin before the oldest record
+            if batch.overwritten:  # a window cannot begin before the oldest record
                 since_ns = max(since_ns, int(batch.end_ns[0]))
             steps = [node.id for node in self._table.children[None] if node.kind is NodeKind.STEP]
             begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns) & ~batch.are(FLAG_AMOUNTS)
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
             kept, amounts = self._began_in(batch, since_ns), batch.are(FLAG_AMOUNTS)
-            # If the amounts of work of a call are recorded, the record of these amounts directly follows the record
-            # of the call.
+            # The record of a call's amounts of work directly follows the record of the call.
             recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)
@@ -263,7 +259,7 @@ class Session:
     def _began_in(self, batch: Batch, since_ns: int) -> NDArray[np.bool_]:
         """Return a mask of the records that began at `since_ns` or later.
 
-        A record inside a step that began before `since_ns` is left out.
+        Records in a step that began earlier are left out.
         """
         kept: NDArray[np.bool_] = batch.start_ns >= since_ns
         step_of = self._table.column("step_of")[np.minimum(batch.node, len(self._table))]
@@ -306,7 +302,7 @@ class Session:
             return found
 
     def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
-        """Return the graph of all nodes that ran. The graph also has the nodes around them, and their kernels."""
+        """Return the graph of all nodes that ran, with the nodes around them and their kernels."""
         totals = self._totals()
         kept: set[int] = set()
         for node in totals.nodes:
@@ -321,7 +317,7 @@ class Session:
         return graph_of_nodes(nodes, totals.count, totals.total_ns, totals.known_elements, dependencies)[0]
 
     def reset(self) -> None:
-        """Forget all counts. The nodes stay known, because they are announced only once."""
+        """Forget all counts. The nodes stay, because they are announced only once."""
         self._totals()
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
@@ -358,7 +354,7 @@ class Session:
 
     def _totals(self) -> PhaseTotals:
         with self._reading:
-            # A node is announced before its first record, so read the records before the nodes.
+            # A node is announced before its first record. So read the records first.
             batch = self._recorder.read()
             self._add_nodes()
             self._stats.grow(len(self._table) + 1)
@@ -373,7 +369,7 @@ class Session:
 
     def _add_nodes(self) -> None:
         with self._reading:
-            # A signal handler of the host raised an exception while nodes were added, so the table is incomplete.
+            # A signal handler of the host has interrupted this, so the table is incomplete.
             if self._is_adding:
                 self._table = NodeTable()
             self._is_adding = True

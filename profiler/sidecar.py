@@ -1,4 +1,4 @@
-"""Starts a daemon for remote viewers from the profiled process. The daemon is a separate process, not a thread."""
+"""Starts a daemon for remote viewers from the profiled process. It is a separate process, not a thread."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import os
 import sys
 
 _log = logging.getLogger("cbtop")
-_started: list[object] = []  # keep this reference, so that Python does not warn about a running subprocess at exit
+_started: list[object] = []  # without this reference, Python would warn about a running subprocess at exit
 
 
 def start_sidecar(endpoint: str) -> None:
-    """Start `cbtop daemon` at `endpoint`.
+    """Start `cbtop daemon` at `endpoint`. It ends with this process.
 
-    The daemon ends with this process. If the daemon cannot start, a warning is logged.
-
-    The daemon's messages (an address is in use, or not allowed without keys) appear on this process's stderr.
+    If it cannot start, a warning is logged. Its messages (address in use, or not allowed without keys) appear on this
+    process's stderr.
     """
-    import subprocess  # subprocess is imported here, because most processes start no daemon
+    import subprocess  # imported here, because most processes start no daemon
 
     command = [sys.executable, "-m", "cbtop", "daemon", "--bind", endpoint, "--parent", str(os.getpid())]
     try:

@@ -1,6 +1,5 @@
-"""Keeps a step that has ended until the device has reported the times of the step's parts (layers and bricks).
-
-Also finds the scopes of the parts.
+"""Keeps an ended step until the device has reported the times of its parts (layers and bricks). Also finds their
+scopes.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ if TYPE_CHECKING:
 
 
 class AlikeParts:
-    """Parts (layers and bricks) that are the same in many steps.
+    """Parts (layers and bricks) that are the same in many steps. Their scopes are looked up once for each name of a
+    step.
 
-    The keys of a part lead from the step down to the part.
-
-    The scopes of the parts are looked up once for each name of a step.
+    The keys of a part lead from the step down to it.
     """
 
     __slots__ = ("_known", "keys")
@@ -30,31 +28,30 @@ class AlikeParts:
         self._known: dict[int, tuple[Scope, list[Scope]]] = {}
 
     def scopes_in(self, step: Scope, scopes: Scopes) -> list[Scope]:
-        """Return the scope of each part inside `step`. If a scope does not exist yet, define it."""
+        """Return the scope of each part inside `step`. New scopes are defined."""
         known = self._known.get(id(step))
         if known is not None and known[0] is step:
             return known[1]
         found = [scope_of(step, keys, scopes) for keys in self.keys]
-        # Do not store the scopes of a step without a node, because it gets a new scope each time.
+        # A step without a node gets a new scope each time, so do not store its scopes.
         if step.node != NO_NODE:
             self._known[id(step)] = step, found
         return found
 
 
 def scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:
-    """Follow `keys` down from `scope` and return the last scope. Defines scopes that do not exist yet."""
+    """Return the scope that `keys` lead to from `scope`. New scopes are defined."""
     for key in keys:
         scope = scope.children.get(key) or scopes.define(scope, key)
     return scope
 
 
-# If a step runs inside a call, this has three entries: the scope around the step, the position, and the lane of the
-# position.
+# For a step inside a call: the scope around the step, the position, and its lane.
 Inside = tuple[Any, Any, int]
 
 
 class Ended:
-    """The known data of a step that has ended and waits for its parts (layers and bricks)."""
+    """A step that has ended and waits for its parts (layers and bricks)."""
 
     __slots__ = ("end", "flags", "inside", "outside", "scope", "start")
 

@@ -1,17 +1,17 @@
 """Records steps. A step is one forward pass. Its name, tokens and start may be known only after the pass.
 
 Rules
-- A step always counts for its own phase, even if it runs inside a function or a different step. In this case, its
-  time is also recorded in a second node, inside the function or the other step.
-- Whether a step is sampled applies only to the step's own thread, task or greenlet.
-- A step that is not sampled is plain. It is timed as a whole and leaves one record at its end. Bricks and steps
-  inside a plain step leave no records, so it needs no lane.
-- Sampled steps that run at the same time have different lanes. The lane in a record tells to which of these steps the
-  record belongs.
-- Records in a step without a name are held until the step has a name, because their nodes are below that name.
-- A step belongs to its process. A forked child neither completes its parent's steps nor begins inside of them.
-- The code uses no __del__, and finishes every generator. Otherwise, exceptions of the host's signal handlers could be
-  lost. Weak references record which step holds which lane.
+- A step always counts for its own phase. If it runs inside a function or another step, its time is also recorded in a
+  second node there.
+- Sampling concerns only the step's own thread, task or greenlet.
+- A step that is not sampled is plain. It is timed as a whole, and leaves one record at its end. Bricks and steps
+  inside it leave none, so it needs no lane.
+- Sampled steps that run at the same time have different lanes, which tell their records apart.
+- The records of a step without a name wait for the name, because their nodes are below it.
+- A step belongs to its process. A forked child does not complete its parent's steps, and does not begin inside of
+  them.
+- The code uses no __del__ and finishes every generator. Otherwise, exceptions of the host's signal handlers could be
+  lost. Weak references tell which step has which lane.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.places import Adopted
 
-NO_NAME = "step"  # the name of a step that never got a name
-# Flags of a cancelled plain step. Its record has the shared lane, because it cancels no other record in that lane.
+NO_NAME = "step"  # the name of a step that was never named
+# Flags of a cancelled plain step. In the shared lane, its record cancels no other record.
 CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE
 StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # (STEP, name) or (STEP, name, model)
-STEP = NodeKind.STEP  # a global, because reading an enum's attribute would double the time to make a key
+STEP = NodeKind.STEP  # a global, because reading it from the enum would double the time to make a key
 
 _log = logging.getLogger("cbtop")
 
 
 class Steps:
-    """Makes the steps of one profiler on one path, and holds their lanes."""
+    """Makes the steps of one profiler on one path, and gives them lanes."""
 
     __slots__ = (
         "__weakref__",
@@ -83,15 +83,15 @@ class Steps:
         self.is_sampled = is_sampled
         self.give_up = give_up
         self.flush = flush
-        self.show = show  # a function that opens the ring, so that viewers see this process before its first record
-        self.forks = 0  # number of forks between the first process and this one
+        self.show = show  # opens the ring, so that viewers see this process before its first record
+        self.forks = 0  # number of forks from the first process to this one
         self.is_on = True  # whether the profiler is recording now
-        self.governor: Any = None  # if not None, it is called at each step; see instrument/governor.py
-        self.warm_ups: Any = None  # if not None, it names the first steps of each kind; see instrument/warm_up.py
-        self._others: WeakSet[Steps] = WeakSet()  # copies of this object for other paths; the method `on` makes them
+        self.governor: Any = None  # called at each step if not None (instrument/governor.py)
+        self.warm_ups: Any = None  # names the first steps of each kind if not None (instrument/warm_up.py)
+        self._others: WeakSet[Steps] = WeakSet()  # copies of this object for other paths, from `on`
         self.lanes = Lanes()
-        self.take_lane = self.lanes.take  # not a wrapper, because a wrapper would cost time at every recorded step
-        self._warned: set[str] = set()  # lines that were logged; copies of this object share the set
+        self.take_lane = self.lanes.take  # without a wrapper, which would cost time at every recorded step
+        self._warned: set[str] = set()  # lines that were logged; shared by all copies
 
     def warn_once(self, line: str, *arguments: object) -> None:
         """Log `line` only once, even if every step causes it."""
@@ -100,7 +100,7 @@ class Steps:
             _log.warning(line, *arguments)
 
     def on(self, path: Path) -> Steps:
-        """Return a copy of this object that times steps on `path`. The copy shares the lanes with this object."""
+        """Return a copy of this object that times steps on `path`, with the same lanes."""
         steps = copy.copy(self)
         steps.path, steps.give_up = path, path.give_up
         self._others.add(steps)
@@ -123,10 +123,9 @@ class Steps:
         model: str = "",
         sequences: int | None = None,
     ) -> None:
-        """Record a step that was timed elsewhere on the host's clock, with its `parts`.
+        """Record a step that was timed elsewhere on the host's clock, and its `parts`.
 
-        If `parts` is None, the step is recorded as plain. `lost` is the number of steps that were lost since the last
-        recorded step.
+        Without `parts` (None), the step is plain. `lost` is the number of steps lost since the last recorded one.
         """
         step = ActiveStep(self, name, tokens, model)
         try:
@@ -147,7 +146,7 @@ class Steps:
         self.lose(lost)
 
     def lose(self, count: int) -> None:
-        """Count `count` lost steps. Each lost step leaves one record without a node."""
+        """Count `count` lost steps. Each leaves a record without a node."""
         try:
             for _ in range(count):
                 self.path.emit(self._root, None, HostTime(0), HostTime(0), 0, 0)
@@ -164,17 +163,19 @@ class Steps:
     def emit(
         self, root: Scope, keys: tuple[Hashable, ...], start_ns: int, end_ns: int, elements: int, lane: int
     ) -> None:
-        """Record a call in the scope to which `keys` lead from `root`. Defines scopes that do not exist yet."""
+        """Record a call in the scope that `keys` lead to from `root`. New scopes are defined."""
         scope = scope_of(root, keys, self.scopes)
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
     def after_fork(self) -> None:
-        """In a forked child, drop the parent's running steps, and replace the lock, which the parent may hold."""
+        """In a forked child, drop the parent's running steps, and make a new lock, because the parent may hold the
+        old one.
+        """
         self.lanes.after_fork()
         for steps in (self, *self._others):
             steps.forks += 1
         position = self.path.position
-        for step in [*self.lanes.holders, position.step]:  # the holders do not include steps in the shared lane
+        for step in [*self.lanes.holders, position.step]:  # steps in the shared lane are not among the holders
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step
@@ -197,12 +198,12 @@ def _let_go(adopted: Iterable[Adopted]) -> None:
 
 
 class ActiveStep:
-    """One forward pass: `with profiler.step("decode", tokens=1) as step:`. Tokens are counted only here.
+    """One forward pass: `with profiler.step("decode", tokens=1) as step:`. Only here are tokens counted.
 
-    Values that are known only inside the block may be set there: `name`, `model`, `tokens`, `start_ns`, `sequences`
-    and `cached`. Set `start_ns`, a time of `time.perf_counter_ns`, if the step began before the block. `sequences` is
-    the number of sequences in the pass. `cached` is the number of positions that each sequence held before. An
-    unknown number is None. `cancel()` excludes the step from all counts.
+    Values that are known only inside the block are set there: `name`, `model`, `tokens`, `start_ns`, `sequences` and
+    `cached`. `start_ns` is a time of `time.perf_counter_ns`, if the step began before the block. `sequences` is the
+    number of sequences in the pass, and `cached` the number of positions that each had before (None: unknown).
+    `cancel()` excludes the step from all counts.
     """
 
     __slots__ = (
@@ -237,31 +238,30 @@ class ActiveStep:
 
     def __init__(self, steps: Steps, name: str | None, tokens: int, model: str) -> None:
         self._steps = steps
-        self.lane: int | None = None  # the lane; set while the step holds one
-        self.position: Position | None = None  # the position; set while the step runs
-        self._scope: Any = None  # the scope of the step; None if its bricks are not recorded
+        self.lane: int | None = None  # the step's lane while it has one
+        self.position: Position | None = None  # the step's position while it runs
+        self._scope: Any = None  # the step's scope; None if its bricks are not recorded
         self._cancelled = False
-        self.adopted: dict[Adopted, None] = {}  # work that other threads or tasks have adopted for this step
-        self._waits = 0  # number of expected calls of `told`; each call brings the times of some parts of the step
-        self._ended: Ended | HeldStep | None = None  # data of a step that has ended and waits for parts
-        self._mark: Any = None  # the result of Governor.began; set while the step runs
+        self.adopted: dict[Adopted, None] = {}  # work that other threads or tasks do for this step
+        self._waits = 0  # number of expected calls of `told`, which bring the times of parts
+        self._ended: Ended | HeldStep | None = None  # set after the end of the step, while it waits for parts
+        self._mark: Any = None  # from Governor.began, while the step runs
         self._name = name
         self._model = model
         named = NO_NAME if name is None else name
         self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
-        self.own_ns = 0  # time of cbtop's work to start the step, and of calls in the step that are not the model's
-        self.returned_ns: int | None = None  # the time when the call that ends the step returned; None if unknown
+        self.own_ns = 0  # ns of cbtop's own work to start the step, and of calls in it that are not the model's
+        self.returned_ns: int | None = None  # when the call that ends the step returned; None if unknown
         self.tokens = tokens
         self.sequences: int | None = None
         self.cached: int | None = None
 
     @property
     def name(self) -> str | None:
-        """The name: `decode`, `prefill` or a name of your own. None until a name is set.
+        """The name: `decode`, `prefill` or your own. None until it is set.
 
-        If a step is renamed while it runs, its time until then stays under the old name, but does not count as a
-        step.
+        If a running step is renamed, its earlier time stays under the old name, but does not count as a step.
         """
         return self._name
 
@@ -284,7 +284,7 @@ class ActiveStep:
 
     @property
     def start_ns(self) -> int | None:
-        """When the step began, on the clock of `time.perf_counter_ns`. None if the step began with its block."""
+        """When the step began, on the clock of `time.perf_counter_ns`. None: together with its block."""
         return self._start_ns
 
     @start_ns.setter
@@ -301,7 +301,7 @@ class ActiveStep:
             self._steps.give_up(error)
 
     def cancel(self) -> None:
-        """Exclude this step, its tokens and its time from all counts. The calls of the step's bricks still count."""
+        """Exclude this step, its tokens and its time from all counts. Calls of its bricks still count."""
         self._cancelled = True
 
     def take_lane(self) -> int:
@@ -309,20 +309,20 @@ class ActiveStep:
         return self._steps.take_lane(self)
 
     def leave_lane(self) -> None:
-        """Release the lane after this step's last record. Only then may the next step in the lane record."""
+        """Release the lane after this step's last record, for the next step in this lane."""
         self.lane = None
 
     def wait(self) -> None:
-        """Make this step expect one more call of `told` after its end. A device times the parts for this call."""
+        """Expect one more call of `told` after this step's end, with parts that a device times."""
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Record `parts` that the step waited for, or count them as lost if `parts` is None.
+        """Record `parts` that the step has waited for. None: count them as lost.
 
-        The last expected call of `told` also records the step itself.
+        The last expected call also records the step.
         """
         ended, self._waits = self._ended, self._waits - 1
-        if ended is None:  # the step is still running, was not recorded, or belongs to the parent process
+        if ended is None:  # the step is running, was not recorded, or is the parent process's
             return
         if isinstance(ended, HeldStep):
             ended.told(parts)
@@ -340,7 +340,7 @@ class ActiveStep:
     def record_known_parts(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
-        """Record parts like `told`, but faster if many steps have the same parts. A column has one entry per part."""
+        """Record parts like `told`, but faster for parts that many steps have. A column has one entry per part."""
         ended = self._ended
         if not isinstance(ended, Ended):  # the step may have no name yet
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
@@ -349,7 +349,7 @@ class ActiveStep:
         self._record(ended, lambda scopes: (parts.scopes_in(ended.scope, scopes), starts_ns, ends_ns, elements))
 
     def _record(self, ended: Ended, read: Callable[[Scopes], Told]) -> None:
-        """Record the parts that `read` returns. If no more parts will come, record the step itself."""
+        """Record the parts that `read` returns, and the step if no more parts will come."""
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)
@@ -370,7 +370,7 @@ class ActiveStep:
         """Whether the step has begun and not ended."""
         return self.position is not None
 
-    # __enter__ and __exit__ call few functions, because a model evicts cbtop's code from the processor's caches.
+    # __enter__ and __exit__ call few functions, because the model evicts cbtop's code from the processor's caches.
 
     def __enter__(self) -> ActiveStep:
         try:
@@ -394,10 +394,10 @@ class ActiveStep:
             while root.parent is not None:
                 top, root = root, root.parent
             if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
-                # A signal has interrupted the end of an earlier step, so the position is still inside that step.
+                # A signal has interrupted the end of an earlier step, so the position is still inside it.
                 self._inside = root
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self.key):
-                # A plain step must not wait for a device. If other steps do (`held_steps`), use the host's time.
+                # A plain step must not wait for a device. If recorded steps do (`held_steps`), use the host's time.
                 start = self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 if governor is not None:
@@ -410,7 +410,7 @@ class ActiveStep:
                     path.publish(position, there, start_ns, self.tokens, self.sequences)
                 return self
             if self._name is None:
-                steps.show()  # opens the ring now, because this step's records are written only when it has a name
+                steps.show()  # this step's records are written only once it has a name, so open the ring now
             key = UNNAMED if self._name is None or path.held_steps is not None else self.key
             scope = root.children.get(key) or steps.scopes.define(root, key)
             if governor is not None and self._is_outermost:
@@ -421,13 +421,13 @@ class ActiveStep:
             self._outer_held = position.held  # no line below can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # One statement, because a signal handler may run steps between two. A step without a position has ended.
+            # Together, because a signal handler may run steps in between. A step without a position has ended.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
                 path.publish(position, scope, now_ns, self.tokens, self.sequences)
         except BaseException as error:
-            self.position = self._mark = None  # without this, `__exit__` would end a step that has not begun
+            self.position = self._mark = None  # otherwise `__exit__` would end a step that has not begun
             if not isinstance(error, Exception):
                 raise
             self._steps.give_up(error)  # an error of cbtop or a clock must not reach the host
@@ -449,7 +449,7 @@ class ActiveStep:
             position.step = outer
             if self._is_outermost:
                 position.recording = True
-            if self._is_plain:  # a plain step counts under the name that it has at its end
+            if self._is_plain:  # a plain step counts under its last name
                 self._is_plain, steps, root = False, self._steps, self._inside
                 path.publish(position, position.scope, 0, None, None)
                 if not steps.is_on or self.forks != steps.forks:
@@ -469,7 +469,7 @@ class ActiveStep:
                     end = path.end_mark()
                 finally:
                     held, position.held = position.held, self._outer_held
-                    position.leave(scope)  # back to where this step began, or to the root if the outer step has ended
+                    position.leave(scope)  # back to where the step began, or to the root if the outer step has ended
                     if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
                         path.enter(position, self._inside, 0)
                     position.lane = 0 if outer is None else outer.lane or 0
@@ -496,14 +496,14 @@ class ActiveStep:
 
     _begun_ns: int  # only set if there is a governor
     outer: Any  # the innermost step around this step, or None
-    _is_outermost: bool  # True if the step is not inside any other step of this process
-    _is_plain: bool  # True if the bricks of the step are not recorded (a plain step)
-    forks: int  # number of forks when the step began; a child has a higher number
+    _is_outermost: bool  # True if no other step of this process is around this one
+    _is_plain: bool  # True if the step's bricks are not recorded (a plain step)
+    forks: int  # number of forks when the step began; it is higher in a child
 
     def _record_inside(
         self, position: Position, scope: Scope, held: list[HeldRecord] | None, end: Any, lane: int, failed: bool
     ) -> None:
-        """Record a step with its bricks, or keep it until the device has reported their times."""
+        """Record a step and its bricks, or keep it until the device has reported their times."""
         path = self._steps.path
         if path.recording:
             flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
@@ -522,13 +522,13 @@ class ActiveStep:
                 else:
                     self._emit(scope, start, end, lane | flags, inside)
         if not isinstance(self._ended, Ended):
-            self.lane = None  # do this last, because the records above need the lane
+            self.lane = None  # last, because the records above need the lane
         if self._is_outermost:
             path.step_ended()
             self._steps.flush()
 
     def _inside_at(self, position: Position) -> Inside | None:
-        """Return the call that this step ran in, or None if it ran outside of calls or `position` has moved."""
+        """Return the call around this step. None if it ran outside of calls, or if `position` has moved."""
         if position.scope is self._inside and self._inside.parent is not None:
             return self._named(self._inside), position, position.lane
         return None
@@ -556,7 +556,7 @@ class ActiveStep:
             self._steps.path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
-        """Record this step, its sequences and cached positions. If it ran in a call, also record its time there."""
+        """Record this step, its sequences and cached positions. Inside a call, also record its time there."""
         path, is_known = self._steps.path, not self._cancelled
         sequences, cached = (self.sequences, self.cached) if is_known else (None, None)
         path.emit_step(scope, start, end, self.tokens, flags, sequences, cached)
@@ -565,15 +565,12 @@ class ActiveStep:
             path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def leave_to_parent(self) -> None:
-        """In a forked child, do not record this step, or the work adopted for this step.
-
-        Both belong to the parent.
-        """
+        """In a forked child, do not record this step and the work adopted for it, because both are the parent's."""
         _let_go(self.adopted)
         self._scope = self.lane = self._ended = None
 
     def _rename(self) -> None:
-        """If this step was renamed, continue under the new name. Its time until now stays under the old name."""
+        """If this step was renamed, go on under the new name. Its earlier time stays under the old name."""
         position, scope = self.position, self._scope
         if position is None or scope is None or scope.key in (UNNAMED, self.key) or position.scope is not scope:
             return
@@ -591,7 +588,7 @@ class ActiveStep:
         return found
 
     def _give_name(self, unnamed: Scope, held: list[HeldRecord], lane: int) -> Scope:
-        """Record the calls that waited for this step's name. Returns the step's scope under that name."""
+        """Record the calls that waited for this step's name. Returns the scope under this name."""
         path = self._steps.path
         places = NamedScopes(self._steps.scopes, unnamed, self.key)
         for scope, start, end, elements, flags in held:

@@ -24,10 +24,10 @@ def timed(
     elements: int | Callable[Arguments, int],
     check: Callable[..., None],
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Return a decorator that times each call as `brick`. See `BrickProfiler.timed`.
+    """Return a decorator that times each call as `brick` (see `BrickProfiler.timed`).
 
-    If the definition has checks, `check` is called after each recorded call. It gets the definition, the result and
-    the arguments of the call.
+    If the definition has checks, `check` is called after each recorded call with the definition, the result and the
+    call's arguments.
     """
     has_checks = isinstance(brick, BrickDefinition) and bool(brick.checks)
 

@@ -118,8 +118,7 @@ def key_of(message: CatalogMessage) -> Key:
 def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> bool:
     """Return whether a check that passed in `before` fails in `message`.
 
-    Callers move a check with a new failure after all earlier failures, because an earlier failure may have caused the
-    new one.
+    An earlier failure may cause a later one. So callers move a newly failed check after all earlier failures.
     """
     if not isinstance(message, CheckResult) or message.passed:
         return False

@@ -1,7 +1,7 @@
 """The static attributes of a node of the execution graph, besides its name. There is one class for each kind of node.
 
-A new attribute is declared here only. Definitions and graph nodes inherit these classes, `Node` holds them, and the
-codec sends their fields. So no other code must change for a new attribute.
+A new attribute is declared only here. Definitions and graph nodes inherit these classes, `Node` holds them, and the
+codec sends their fields, so no other code changes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ class Work:
     `elements`.
 
     A call with `n` elements does `flops_per_call + n * flops_per_element` operations and touches `bytes_per_call + n
-    * bytes_per_element` bytes. Every operation of a decoder is exactly linear. The weights of a matrix product cost
-    bytes per call, and attention grows with its elements (heads x positions). Each byte counts once per call, so the
-    sum is a lower bound of the memory traffic. If both FLOP fields are None, the FLOP are unknown, not 0. The same
-    applies to bytes.
+    * bytes_per_element` bytes. Every operation of a decoder is exactly linear: the weights of a matrix product cost
+    bytes per call, and attention grows with its elements (heads x positions).
 
-    The elements of a collective are all the elements that it works on, and `size_bytes_per_element` is the size of
-    one element. The bytes of a collective are bus bytes, the least that each link must carry.
+    Each byte counts once per call, so the sum is a lower bound of the memory traffic. If both FLOP fields are None,
+    the FLOP are unknown, not 0. The same applies to bytes.
 
     `dtype` is the type of the multiplied numbers (`float32`, `bfloat16`, `int8`), and selects the roof. "" means
     floats of an unknown type. A text that begins with `UNKNOWN_TYPE` means that the type cannot be known, and has no

@@ -1,14 +1,13 @@
-"""The catalog file next to a ring.
+"""The catalog file next to a ring. It contains the messages that a process sends once.
 
-It contains the messages that a process sends once. Each message is appended in a frame: the length of the payload
-(u32), its crc32 (u32) and the payload, which is the encoded message. If the process is killed or the disk is full,
-the file may end in an incomplete frame. Readers ignore it until the rest is written. Beyond MAX_CATALOG_BYTES the
-writer accepts only the goodbye.
+Each message is appended in a frame: the length of the payload (u32), its crc32 (u32) and the payload (the encoded
+message). If the process is killed or the disk is full, the last frame may be incomplete. Readers ignore it until the
+rest is written. Beyond MAX_CATALOG_BYTES the writer accepts only the goodbye.
 
-The lock (flock(2)) on the file tells whether the writer still runs. The kernel releases the lock when the process
-ends or executes another program. A process in any pid namespace can test the lock. A forked child shares the lock
-until it closes its copy of the descriptor. Some systems have no locks, so the field `locked` of the hello says
-whether there is one.
+A lock (flock(2)) on the file tells whether the writer still runs. A process in any pid namespace can test it. The
+kernel releases the lock when the process ends or executes another program. A forked child shares the lock until it
+closes its copy of the descriptor. Some systems have no locks, so the field `locked` of the hello says whether there
+is one.
 """
 
 from __future__ import annotations
@@ -100,10 +99,10 @@ class CatalogWriter:
         return True
 
     def flush(self) -> bool:
-        """Write the frames that wait because the disk was full. Returns True if no frame waits after this.
+        """Write the frames that wait because the disk was full. Returns True if no frame waits afterwards.
 
-        During the write, a signal handler of the host may write the same frames, or raise an exception before this
-        write is noted. Neither does harm: the same bytes are written again to the same offset.
+        A signal handler of the host may interrupt the write, and write the same frames or raise an exception. Neither
+        does harm: the same bytes are then written again to the same offset.
         """
         self.trouble = None
         if self._waiting:
@@ -155,10 +154,9 @@ class CatalogWriter:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether the writer of the catalog at `path` still holds the lock. Do not call this while the file is new,
-    because the writer may be about to take the lock.
+    """Whether the writer of the catalog at `path` still holds the lock. False if the system has no locks.
 
-    Returns False if the system has no locks.
+    Do not call this while the file is new, because the writer may be about to take the lock.
     """
     if not HAS_LOCKS:
         return False
@@ -171,7 +169,7 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)  # this also releases the lock that this function may have taken
+        os.close(descriptor)  # this also releases the lock, if this function has taken it
     return False
 
 

@@ -1,17 +1,18 @@
 """Encode messages to bytes and decode them. This module does not use sockets.
 
-Rules
+Messages
 - A message is one msgpack map that contains its kind under "k" and its fields by name. Unknown fields and unknown
-  kinds of the same major version of the protocol are ignored (`decode` returns None for an unknown kind). A field
-  with its default value is left out, which saves most fields of a node. The attributes of a node
-  (`cbtop.protocol.attributes`) are keys of the node's map like other fields. A group of attributes is ignored if a
-  required attribute is missing.
+  kinds of the same major version of the protocol are ignored (`decode` returns None for an unknown kind).
+- A field with its default value is left out, which saves most fields of a node.
+- The attributes of a node (`cbtop.protocol.attributes`) are keys of the node's map like other fields. A group of
+  attributes is ignored if a required one is missing.
+
+Checks
 - Input is not trusted. Every length is bounded before anything is allocated, every field is checked against its
-  declared type, and every number is checked against its range.
-- Every string is sanitised here and nowhere else. Each control, bidi or invisible character becomes U+FFFD followed
-  by the number of the character, so names that differ only in such characters remain different. Plain spaces at
-  either end become ␣, and other spaces there become U+FFFD and their number. Long strings are cut, and an empty name
-  becomes `""`.
+  declared type, and every number against its range.
+- Every string is sanitised here and nowhere else. Each control, bidi or invisible character becomes U+FFFD and the
+  character's number, so names that differ only in such characters remain different. Plain spaces at either end become
+  ␣, and other spaces there become U+FFFD and their number. Long strings are cut, and an empty name becomes `""`.
 """
 
 from __future__ import annotations
@@ -92,8 +93,7 @@ def encode_node(node: messages.Node) -> EncodedNode:
     """Return the node and its encoding. Raises an error if the node cannot be encoded, or if its encoding cannot be
     decoded.
 
-    The encoding is decoded as a test if a field may have a type other than the declared one. Otherwise the test is
-    skipped.
+    The encoding is decoded as a test, but only if a field may have another type than declared.
     """
     payload = encode(node)
     if not _is_sure(node):
@@ -314,9 +314,7 @@ def _group_of(annotation: Any) -> type | None:
 
 
 def _group_reader(group: type) -> tuple[frozenset[str], frozenset[str], Callable[[dict[str, Any]], Any]]:
-    """Return three values: the field names of a group, its required field names, and a function that makes the group
-    from a map.
-    """
+    """Return the field names of a group, its required field names, and a function that makes the group from a map."""
     members = dataclasses.fields(group)
     needed = frozenset(member.name for member in members if member.default is dataclasses.MISSING)
     return frozenset(member.name for member in members), needed, reader_for(group)
@@ -360,11 +358,9 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
 
 
 def _sure_for(kind: type) -> Callable[[Any], bool]:
-    """Return a function that says whether every field of a node has exactly its declared type.
+    """Return a function that says whether every field of a node, and of its groups, has exactly its declared type.
 
-    The function also looks at the fields of the node's groups.
-
-    The encoding of such a node can always be decoded. Strings are sanitised, integers with too many bits cannot be
+    The encoding of such a node can always be decoded: strings are sanitised, integers with too many bits cannot be
     encoded, and a node rejects numbers that are not finite.
     """
     hints = get_type_hints(kind)

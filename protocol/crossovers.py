@@ -32,10 +32,13 @@ MAX_US = 1e9
 class Crossover:
     """A crossover between two methods. The second method is used from the amount of work `value` on.
 
-    A crossover is measured or static. A static one has a `note` that explains why it was not measured. For a measured
-    one, `before_us` and `after_us` are the median times of both methods for a call with that amount of work.
-    `spread_percent` is the interquartile range of a method's rounds, in percent of their median. It is the larger
-    value of the two methods. Raises ValueError if a figure is impossible.
+    A crossover is measured or static. The `note` of a static one explains why it was not measured.
+
+    A measured one has `before_us` and `after_us`, the median times of both methods for a call with that amount of
+    work. Its `spread_percent` is the interquartile range of a method's rounds, in percent of their median (the larger
+    of both methods).
+
+    Raises ValueError if a figure is impossible.
     """
 
     name: str

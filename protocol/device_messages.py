@@ -20,12 +20,14 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process on a device. `memory_bytes` is GPU memory, or resident memory if the device is the host's processors.
+    """A process on a device.
 
-    On a GPU, `utilization_percent` is the share of time that the SMs ran the process. On the host's processors, 100
-    means one whole processor. `process_start` is as in HostHello, or 0 if not known. `waiting_percent` describes the
-    busiest thread: the share of time in which this thread was ready to run but had no processor, as counted by the
-    kernel.
+    - `memory_bytes` is GPU memory, or resident memory if the device is the host's processors.
+    - `utilization_percent`: on a GPU, the share of time that the SMs ran the process. On the host's processors, 100
+      means one whole processor.
+    - `process_start` is as in HostHello, or 0 if unknown.
+    - `waiting_percent`: the share of time in which the busiest thread was ready to run but had no processor, as
+      counted by the kernel.
     """
 
     pid: int
@@ -41,13 +43,17 @@ class DeviceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The latest figures of a GPU, of a MIG device (`part_of` is the uuid of its GPU), or of a host's processors.
+    """The newest figures of a GPU, of a MIG device (`part_of` is the uuid of its GPU), or of a host's processors.
 
-    If a figure is not available, the figure is None, and `unknown` contains the reason. If the whole device does not
-    answer, `trouble` contains the reason. `utilization_percent` is the share of time that any kernel ran on the
-    device, or the busy share of all processors' time. NVLink rates and the utilization of processors are means since
-    the previous sample. `power_watts` is a mean of three seconds. `power_reading_watts` and the PCIe rates are
-    momentary readings of the driver. `slowed_by` is the reason for reduced clocks.
+    A figure that is not available is None, and `unknown` contains the reason. If the whole device does not answer,
+    `trouble` contains the reason.
+
+    - `utilization_percent` is the share of time that any kernel ran on the device, or the busy share of all
+      processors' time.
+    - NVLink rates and the utilization of processors are means since the previous sample.
+    - `power_watts` is a mean of three seconds. `power_reading_watts` and the PCIe rates are momentary readings of the
+      driver.
+    - `slowed_by` is the reason for reduced clocks.
     """
 
     uuid: str
@@ -92,7 +98,7 @@ class DeviceSample:
     """The devices that one of the daemon's samplers found at `monotonic_ns`.
 
     A sample replaces the sampler's previous one. If the sampler found no device, `trouble` is the reason.
-    `pid_namespace` is the namespace of the sampled pids, or None if not known.
+    `pid_namespace` is the namespace of the sampled pids, or None if unknown.
     """
 
     sampler: str

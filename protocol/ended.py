@@ -1,16 +1,18 @@
 """The files that ended processes leave in a runtime directory: whether a process has ended, and which files are kept.
 
-Rules
-- A process runs while it holds the lock on its catalog. If the system has no locks, or if the process closed all its
-  files, there is no lock. In this case, the process runs while a process with the same pid and start time has the
-  ring mapped. Start times from a different time namespace are not compared. A closed ring belongs to no process, even
-  if its process still runs.
+Whether a process runs
+- A process runs while it holds the lock on its catalog.
+- Without a lock (the system has none, or the process closed all its files), it runs while a process with the same pid
+  and start time has the ring mapped. Start times from a different time namespace are not compared.
+- A closed ring belongs to no process, even if its process still runs.
+
+Which files are kept
 - The age of an ended process is the time since its newest record, or since the last change of its files, whichever is
   later. The times of the files are not enough, because writing through a mapping does not update them on tmpfs. Times
   in the future are ignored.
-- The files of at most MAX_ENDED ended processes are kept. Together these files take at most MAX_ENDED_BYTES, and at
-  most a quarter of the file system. Beyond these limits, the oldest files are deleted, but never the newest. A
-  starting host deletes them (`sweep`), and so does a daemon.
+- The files of at most MAX_ENDED ended processes are kept. Together they take at most MAX_ENDED_BYTES, and at most a
+  quarter of the file system. Beyond these limits, the oldest files are deleted, but never the newest. A starting host
+  deletes them (`sweep`), and so does a daemon.
 - Only regular files of this user are removed, and only files with these names.
 """
 
@@ -87,7 +89,7 @@ def ring_of(key: str) -> str:
 
 
 def runs(ring_path: Path) -> bool:
-    """Whether the process of this ring still writes the ring, or is about to create it. True if unknown."""
+    """Whether the process of this ring still writes it, or is about to create it. True if unknown."""
     pid, start, _serial = (int(part) for part in ring_path.stem.split("-"))
     catalog = ring_path.with_suffix(".catalog")
     try:
@@ -139,11 +141,10 @@ def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[Ended
 
 
 def sweep(directory: Path) -> int:
-    """Remove the files of ended processes that exceed the limits. Returns the number of ended processes whose files
-    were removed.
+    """Remove the files of ended processes that exceed the limits. Returns the number of processes with removed files.
 
-    A host calls this function at its start. If there are few files, the call is fast, because it only lists names and
-    reads sizes. Raises OSError.
+    A host calls this function at its start. With few files the call is fast, because it only lists names and reads
+    sizes. Raises OSError.
     """
     with os.scandir(directory) as entries:
         rings = [directory / name for name in rings_of(entry.name for entry in islice(entries, SWEPT_NAMES))]
@@ -171,7 +172,7 @@ def _size_bytes(ring_path: Path) -> int:
 
 
 def _is_young(ring_path: Path) -> bool:
-    """Whether the process of this ring has just created its first file. Its ring may then not be finished yet."""
+    """Whether the process of this ring has just created its first file, so that its ring may not be finished yet."""
     before = (path for path in (ring_path.with_suffix(".catalog"), ring_path.with_suffix(".new")) if path.exists())
     return any(abs(clock.time() - os.lstat(path).st_mtime) < BEGINS_WITHIN_S for path in before)
 

@@ -96,7 +96,7 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def lock_of(endpoint: str) -> Path:
-    """Return the lock file next to an ipc socket. Only the process that holds the lock may serve at this socket."""
+    """Return the lock file next to an ipc socket. Only a process that holds its lock may serve at this socket."""
     return Path(endpoint.removeprefix("ipc://")).with_suffix(".lock")
 
 

@@ -14,7 +14,7 @@ class VersionError(DecodeError):
 
 
 class LimitError(DecodeError):
-    """The other side sent more than this side may keep. All later messages of the other side are refused, too."""
+    """The other side sent more than this side may keep. All later messages from there are refused, too."""
 
 
 class RingError(ProtocolError):
@@ -38,4 +38,4 @@ class RoofsError(ProtocolError):
 
 
 class RequestError(ProtocolError):
-    """A request cannot reach the process that it is for, or the answer is invalid."""
+    """A request cannot reach its process, or the answer is invalid."""

@@ -22,7 +22,7 @@ def copies_on_write(descriptor: int) -> bool:
     """Whether the file system of this file or directory is btrfs, even below an overlay.
 
     The test sets the flag "no copy-on-write", which only btrfs accepts. The flag stays set, so the file or directory
-    should be empty and belong to us.
+    should be empty and ours.
     """
     if sys.platform != "linux":
         return False

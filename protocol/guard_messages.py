@@ -13,11 +13,15 @@ FINITE, FAULTY, UNKNOWN = "finite", "faulty", "unknown"
 class GuardFault:
     """The first fault that the guard found: the first brick with a faulty output, in the first faulty step.
 
-    `kind` is "NaN", "Inf" or "over the bound". `brick` is the name of the brick, or "" if only the output of a whole
-    layer was faulty. `module` is the name of the brick's module, such as `layers.2.mlp.down_proj`. `given` says
-    whether the input of the brick was finite, faulty or unknown. If the input was faulty, `inside` is the innermost
-    layer or brick around this brick that had a finite input, or "". `weight` is the brick's first weight that is not
-    finite, or "" if all are finite. Each phase counts its steps from 1.
+    - `kind` is "NaN", "Inf" or "over the bound".
+    - `brick` is the name of the brick, or "" if only the output of a whole layer was faulty.
+    - `module` is the name of the brick's module, such as `layers.2.mlp.down_proj`.
+    - `given` says whether the input of the brick was finite, faulty or unknown.
+    - `inside`: if the input was faulty, the innermost layer or brick around this brick that had a finite input, or
+      "".
+    - `weight` is the brick's first weight that is not finite, or "" if all are finite.
+
+    Each phase counts its steps from 1.
     """
 
     phase: str

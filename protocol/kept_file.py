@@ -2,8 +2,8 @@
 
 Rules
 - The content of the file is not trusted. Its size, its list and every field are checked as in a message.
-- Check that the file exists before opening it. Otherwise an exception would have to be caught inside a host. The
-  exception could keep the host's frames, and the model in these frames, alive until the next garbage collection.
+- Check that the file exists before opening it. Otherwise an exception would have to be caught inside a host. It could
+  keep the host's frames, and the model in these frames, alive until the next garbage collection.
 - The file is replaced completely or not at all, and has mode 0600.
 """
 
@@ -27,8 +27,7 @@ MAX_FILE_BYTES = 1 << 20
 def read_list(
     path: Path, schema: str, name: str, most: int, read: Callable[[dict[str, Any]], T]
 ) -> tuple[T, ...] | None:
-    """Read the file at `path` and return `read(map)` for each map of its list `name`, or None if the file does not
-    exist.
+    """Read the file at `path` and return `read(map)` for each map of its list `name`, or None if there is no file.
 
     The list may have at most `most` maps. `read` may raise ValueError and DecodeError. Raises RoofsError if the file
     cannot be read.

@@ -11,13 +11,13 @@ from cbtop.protocol.attributes import MAX_QUANTITY
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """The times of the launches of one kernel in one phase.
+    """The times of the launches of one kernel in one phase, in ns.
 
-    `node` is the kernel's node in the graph, and `steps` is the number of recorded steps of the phase.
-
-    Times are in ns. `deviation_ns` is the standard deviation of the durations. A step has between `fewest` and `most`
-    launches (None: not sent). `maker` is the library that made the kernel, such as Triton. Hooks in this library
-    report `maker` and `source` ("": not known).
+    - `node` is the kernel's node in the graph, and `steps` is the number of recorded steps of the phase.
+    - `deviation_ns` is the standard deviation of the durations.
+    - A step has between `fewest` and `most` launches (None: not sent).
+    - `maker` is the library that made the kernel, such as Triton. Hooks in this library report `maker` and `source`
+      ("": unknown).
     """
 
     node: int
@@ -46,12 +46,14 @@ class KernelTimes:
 
 @dataclass(frozen=True, slots=True)
 class KernelBurst:
-    """A burst: the kernels of the latest `steps` steps that CUPTI recorded. It replaces the previous burst.
+    """A burst: the kernels of a few steps that CUPTI recorded on request. It replaces the previous burst.
 
-    `number` is the number of the request for the burst. Statistics do not contain the steps of a burst. `unplaced`
-    launches were outside every known call of a module. `lost` launches were recorded by CUPTI but could not be read.
-    `left_out` launches did not get a node, because the graph was full. `multiprocessors` and `architecture` (such as
-    sm_90) describe the device.
+    `steps` is the number of steps, and `number` the number of the request. These steps are not in the statistics.
+
+    - `unplaced` launches were outside every known call of a module.
+    - `lost` launches were recorded by CUPTI but could not be read.
+    - `left_out` launches did not get a node, because the graph was full.
+    - `multiprocessors` and `architecture` (such as sm_90) describe the device.
     """
 
     number: int
@@ -70,8 +72,7 @@ class KernelBurst:
 
 @dataclass(frozen=True, slots=True)
 class BrickHostTime:
-    """The median time in ns that the host spent in a call of the brick `node`. The time of bricks inside this brick
-    is left out.
+    """The median time in ns that the host spent in a call of the brick `node`, without the bricks inside it.
 
     `calls` is the number of calls.
     """
@@ -87,8 +88,8 @@ class BrickHostTime:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """The time that the host spent in each brick, in the latest `steps` steps with timed calls. The message
-    replaces the previous one.
+    """The time that the host spent in each brick, in the newest `steps` steps with timed calls. Replaces the previous
+    message.
 
     For a brick on a GPU, this is the time that the host needs to launch the brick's kernels. The times of the kernels
     are sent separately.

@@ -179,7 +179,7 @@ def read_public_key(path: Path) -> bytes:
 def daemon_keys(endpoint: str, name: str | None) -> DaemonKeys | None:
     """Return the keys that a daemon at `endpoint` must use, or None if it may serve without keys.
 
-    No keys are needed on ipc. On loopback, keys are used only if `name` is given or the pair "daemon" exists. Raises
+    On ipc, no keys are needed. On loopback, keys are used only if `name` is given or the pair "daemon" exists. Raises
     KeysError, with the commands that help, if the daemon must not serve.
     """
     if not endpoint.startswith("tcp://"):

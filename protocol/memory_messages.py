@@ -28,9 +28,9 @@ class PartMemory:
 
 @dataclass(frozen=True, slots=True)
 class TrainingMemory:
-    """The memory of the latest `steps` recorded training steps.
+    """The memory of the newest `steps` recorded training steps.
 
-    A message replaces the previous one of the same phase and model. Memory is read at the bounds of calls, so the
+    A message replaces the previous one of the same phase and model. Memory is read when calls begin and end, so the
     peaks are lower bounds. If `steps` is 0, nothing is known, and `why_unknown` has the reason.
     """
 
@@ -42,11 +42,14 @@ class TrainingMemory:
     unused_bytes: int = 0  # memory that was reserved but not allocated, when the most memory was allocated
     # The peak that torch itself counts since the process started, or since the program reset the peak.
     torch_peak_bytes: int = 0
-    # The most bytes that the process can reserve, including the bytes that it has reserved; 0: unknown.
+    # The most bytes that the process can reserve, with what it has reserved already; 0: unknown.
     limit_bytes: int = 0
     retries: int = 0  # how often torch had no memory and emptied its cache, in the latest `counted_steps` steps
     counted_steps: int = 0
     why_unknown: str = ""
+    # The smallest peak of one of these steps, next to the largest, which is in `parts`; 0: unknown.
+    lowest_allocated_bytes: int = 0
+    lowest_reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.steps <= MAX_TIMED_STEPS or bool(self.steps) != bool(self.parts):
@@ -60,6 +63,8 @@ class TrainingMemory:
             self.retries,
             self.counted_steps,
             self.node,
+            self.lowest_allocated_bytes,
+            self.lowest_reserved_bytes,
         )
         if min(sizes) < 0 or max(sizes) >= MAX_QUANTITY:
             raise ValueError(f"{self.phase!r}: a quantity of memory is out of range: {sizes}")

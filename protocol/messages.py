@@ -1,7 +1,6 @@
-"""The message classes. Messages are frozen data, and the name of a message's class is its kind on the wire.
+"""The message classes. Messages are frozen data. The name of a message's class is its kind on the wire.
 
-To add a message, write its class here and add the class to the union below. mypy then names all other code that must
-change.
+To add a message, write its class here and add it to the union below. mypy then names all other code that must change.
 """
 
 from __future__ import annotations
@@ -89,16 +88,17 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the execution graph. It is announced once, before the first record of the node.
+    """One node of the execution graph. It is announced once, before its first record.
 
-    `label` distinguishes nodes with the same name. The label of a brick is its name in the model (`q_proj`). The
-    label of a layer is its stack (`encoder`), and the label of a step is its model (`draft`). The static attributes
-    of kernels, transfers and functions are defined in `cbtop.protocol.attributes`. In the message's map, these
-    attributes are keys like other fields. A budget is the time that a token may take, or the rate at which bytes must
-    move. The records of an async task are its polls. A poll has 1 as `elements` if the task was not done yet. `own`
-    names the row for the operations that a module runs itself, outside of its children's calls. If the host times a
-    process, three kinds of nodes have `own`: a layer, a step that is the call of a model, and a brick for such
-    operations.
+    - `label` distinguishes nodes with the same name: of a brick its name in the model (`q_proj`), of a layer its
+      stack (`encoder`), of a step its model (`draft`).
+    - The static attributes of kernels, transfers and functions are defined in `cbtop.protocol.attributes`. In the
+      message's map, they are keys like other fields.
+    - A budget is the time that a token may take, or the rate at which bytes must move.
+    - The records of an async task are its polls. A poll has 1 as `elements` if the task was not done yet.
+    - `own` names the row for the operations that a module runs itself, outside of its children's calls. If the host
+      times a process, three kinds of nodes have `own`: a layer, a step that is the call of a model, and a brick for
+      such operations.
     """
 
     id: int
@@ -137,10 +137,10 @@ class Dependency:
 class Manifest:
     """The model that runs. The values come from the model's file, and do not change.
 
-    If the roofs (peak rates) for this model are not known, `roofs` says why, and how to measure them. `steps_of` is
-    the label of the model's steps, if a process runs several models. `ranks` is the number of processes that share
-    the work of each token (0: not known). Each of these processes has a part of the model. A merge of recordings
-    needs `ranks` to count each token once.
+    - `roofs`: if the roofs (peak rates) for this model are unknown, why, and how to measure them.
+    - `steps_of` is the label of the model's steps, if a process runs several models.
+    - `ranks` is the number of processes that share the work of each token (0: unknown). Each has a part of the model.
+      A merge of recordings needs this number to count each token once.
     """
 
     model: str
@@ -162,17 +162,17 @@ class Manifest:
 class Ceiling:
     """A roof (peak rate) of this machine.
 
-    `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (GFLOP/s, of integers GOP/s).
-
-    A `cache` roof explains a rate that is higher than the rate of memory. No share of a `cache` roof is computed,
-    because it is not known whether data is in the cache.
-
-    If the roof was measured in `rounds` rounds (None: not known), `value` is the best round, and `median` and
-    `lowest` describe the other rounds. `load_percent` is the share of the processors or the GPU that other processes
-    used during the measurement. `measured_on` is the time of the measurement (2026-11-22T10:30:59+01:00; older files
-    contain only the day). `gpu` is the UUID of the GPU, or "" for a roof of the processors. If `withdrawn`, the roof
-    does not apply to what runs now. `dtype` is the type that a compute roof multiplies, as in `Work`; "" means floats
-    of an unknown type. If `is_short`, cbtop measured the roof by itself, less precisely than `cbtop calibrate` does.
+    - `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (GFLOP/s, of integers GOP/s). A `cache` roof explains a
+      rate that is higher than the memory's. No share of it is computed, because it is unknown whether data is in the
+      cache.
+    - `value` is the best of `rounds` rounds of measurement (None: unknown). `median` and `lowest` describe the other
+      rounds.
+    - `load_percent` is the share of the processors or the GPU that other processes used during the measurement.
+    - `measured_on` is its time (2026-11-22T10:30:59+01:00; older files contain only the day).
+    - `gpu` is the UUID of the GPU, or "" for a roof of the processors.
+    - `withdrawn`: the roof does not apply to what runs now.
+    - `dtype` is the type that a compute roof multiplies, as in `Work`. "" means floats of an unknown type.
+    - `is_short`: cbtop measured the roof on its own, less precisely than `cbtop calibrate` does.
     """
 
     name: str
@@ -252,7 +252,7 @@ class TraceAnomaly:
 class TraceSummary:
     """The findings of one trace (`MLT-01` … `MLT-05`). A summary replaces the previous one of the trace.
 
-    `forwards` is the number of traced passes since the process began. The other numbers describe the latest pass.
+    `forwards` is the number of traced passes since the process began. The other numbers describe the newest pass.
     """
 
     trace: str
@@ -265,7 +265,7 @@ class TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The work of the process before its main loop, or in place of a main loop.
+    """What the process does before its main loop, or if it has none.
 
     An empty name means that the main loop runs.
     """
@@ -276,11 +276,11 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling rate of a process from now on, and its profiling overhead if it is measured.
+    """The sampling rate of a process from now on, and its profiling overhead if measured.
 
     The process records one step in `every`. The overhead, in percent of the time in steps, is between `low_percent`
-    and `high_percent` (95 % interval). These three figures are None if too few steps were measured. `allowed_percent`
-    is the highest allowed overhead.
+    and `high_percent` (95 % interval). These three figures are None if too few steps were measured. If only the
+    scatter is unknown, only the interval is None. `allowed_percent` is the highest allowed overhead.
     """
 
     every: int
@@ -294,8 +294,8 @@ class Sampling:
 class Compilation:
     """A compilation of code of the model. `begun_ns` and `ended_ns` are on the clock of the records.
 
-    `number` counts the compilations from 0. If `is_again`, code had been compiled before, but the arguments of a call
-    did not fit.
+    `number` counts the compilations from 0. `is_again`: the code had been compiled before, but the arguments of a
+    call did not fit.
     """
 
     number: int
@@ -395,15 +395,16 @@ class Quiet:
 
     In the map of a SourceState, these fields are keys like the others.
 
-    `in_flight` is the innermost node that has not ended (0: not known, -1: a step that has no name yet). If several
-    threads are in a node, a node inside a step is preferred, then the node that began last. The node has run for
-    `in_flight_ns` (None: not known). `in_flight_size` is the number of tokens of the step around the node. If the
-    tokens are unknown, it is the number of sequences (0: both are unknown).
-
-    `threads` is the number of threads, tasks or greenlets that are in a node. If `is_watched`, all threads, tasks and
-    greenlets report their nodes. In this case, `in_flight` 0 means that no recorded code is running. `last` is the
-    node of the newest record (0: no record exists). If `is_suspended`, a signal or a debugger has stopped the
-    process.
+    - `in_flight` is the innermost node that has not ended (0: unknown, -1: a step without a name yet). With several
+      threads, it is a node inside a step if there is one, and then the node that began last.
+    - `in_flight_ns` is how long the node has run (None: unknown).
+    - `in_flight_size` is the number of tokens of the step around the node, or of sequences if the tokens are unknown
+      (0: both are unknown).
+    - `threads` is the number of threads, tasks or greenlets that are in a node.
+    - `is_watched`: all threads, tasks and greenlets report their nodes. Then `in_flight` 0 means that no recorded
+      code is running.
+    - `last` is the node of the newest record (0: there is none).
+    - `is_suspended`: a signal or a debugger has stopped the process.
     """
 
     quiet_ns: int
@@ -418,13 +419,16 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """The state of a source, and the counters of its records.
+    """The state of a source, and the counters of its records: `produced == received + overwritten + rejected`.
 
-    `produced == received + overwritten + rejected`. `produced` records have been read. `received` of them are in the
-    statistics. `overwritten` were replaced in the ring before they could be read, `before_attach` of them before the
-    daemon first read the ring. `rejected` records had a node that is not in the catalog, or times that run backwards.
-    `unread` more records are written but not read yet. `left_out` announcements are missing, because they exceeded
-    the limits of the catalog or the daemon. `quiet` is None if the process makes progress or has ended.
+    - `produced` records have been read.
+    - `received`: they are in the statistics.
+    - `overwritten`: they were replaced in the ring before they could be read, `before_attach` of them before the
+      daemon first read the ring.
+    - `rejected`: their node is not in the catalog, or their times run backwards.
+    - `unread` more records are written but not read yet.
+    - `left_out` announcements are missing, because they exceeded the limits of the catalog or the daemon.
+    - `quiet` is None if the process makes progress or has ended.
     """
 
     source: str
@@ -445,21 +449,21 @@ class StatsUpdate:
     """Cumulative statistics of the nodes that changed, in columns. A keyframe contains all nodes.
 
     Every value is a total since the source began. If an update is lost, the viewer's values are late but never wrong.
-    The ring was read at `monotonic_ns`. The update covers the records that had ended by then, even if the update is
-    sent much later.
+    The update is over all records that had ended at `monotonic_ns`, when the ring was read.
 
     The byte fields are little-endian i64 columns. `node` … `closed_ns` have one entry per node. `closed_ns` is the
-    part of `total_ns` inside steps that have ended. Some columns have values for few nodes only. `rare_*` have one
-    entry per such value. `rare_column` is the column's index in `analysis.node_columns.SPARSE_COLUMNS`, and
-    `rare_value` is float64. `cells` contains the histogram cells that changed, in ascending order (each as the
-    difference from the one before), and the counts of these cells: see `profiler.analysis.histograms`. If not all
-    cells fit into this message, the others follow in the next one.
+    part of `total_ns` inside steps that have ended.
 
-    `steps_ns` is the time that at least one step of any phase ran. `first_ns` is the time when the first known record
-    began (None: not sent). `ran` lists disjoint intervals in which steps of a node (0: any step) ran, as node, begin
-    and length. For each node, the list begins with the first interval that changed since the previous update, and
-    goes on to the newest interval. In a keyframe, the list begins earlier, and has at most
-    `analysis.step_intervals.MAX_SAID_INTERVALS` intervals for all nodes together.
+    - Some columns have values for few nodes only. For these, `rare_*` have one entry per value: `rare_column` is the
+      column's index in `analysis.node_columns.SPARSE_COLUMNS`, and `rare_value` is float64.
+    - `cells` contains the histogram cells that changed, in ascending order (each as the difference from the one
+      before), and their counts: see `profiler.analysis.histograms`. If not all cells fit into this message, the
+      others follow in the next one.
+    - `steps_ns` is the time that at least one step of any phase ran. `first_ns` is the time when the first known
+      record began (None: not sent).
+    - `ran` lists disjoint intervals in which steps of a node (0: any step) ran, as node, begin and length. For each
+      node, it has all intervals from the first that changed since the previous update. In a keyframe, it begins
+      earlier, and has at most `analysis.step_intervals.MAX_SAID_INTERVALS` intervals for all nodes together.
     """
 
     source: str
@@ -487,9 +491,9 @@ class StatsUpdate:
 class RecordBatch:
     """The records themselves, for viewers that record.
 
-    The ring numbers its records. A batch covers the numbers from `first` to below `produced`. It contains `count`
-    records. The other records with these numbers were overwritten or rejected. The next batch begins at `produced`.
-    If the `first` of the next batch is greater, a batch was lost.
+    The ring numbers its records. A batch is of the numbers from `first` to below `produced`, and contains `count`
+    records. The others were overwritten or rejected. The next batch begins at `produced`. If its `first` is greater,
+    a batch was lost.
     """
 
     source: str
@@ -507,7 +511,7 @@ class RecordBatch:
 class HistoryPiece:
     """The head of a piece of the daemon's history. The frames of the piece follow, as in a recording.
 
-    The frames are numbered from `first`. `end` is the number after the newest frame. `host` and both times are the
+    They are numbered from `first`. `end` is the number after the newest frame. `host` and both times are the
     daemon's.
     """
 

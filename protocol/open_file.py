@@ -18,8 +18,10 @@ class OpenFile:
     """The file at `path`, opened for reading. Raises OSError if it cannot be opened.
 
     The method `close` or the deletion of this object closes the descriptor. So no descriptor leaks if a test or an
-    exception drops a reader, in a host or in its forked child. A process that daemonizes closes all its descriptors,
-    and a different file may then get this descriptor. In this case, the descriptor is not closed.
+    exception drops a reader, in a host or in its forked child.
+
+    A process that daemonizes closes all its descriptors, and a different file may then get this number. In this case,
+    the descriptor is not closed.
     """
 
     descriptor = _NONE  # `__del__` reads this value if a signal handler raises before the first line of `__init__`

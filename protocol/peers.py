@@ -1,12 +1,12 @@
 """The connections to a daemon's socket, and their limits.
 
-Every process that can reach the address can connect. On a loopback port without keys, that is every user of the
-machine. So there are limits for each connection and for all connections together:
+Every process that can reach the address can connect. On a loopback port without keys, every user of the machine can.
+So there are limits for each connection and for all connections together:
 
 - Other users of this machine may have at most MAX_STRANGERS connections. They cannot keep the owner out, because all
-  other connections (of the daemon's own user, root, other hosts, unknown users) have a limit of their own,
+  other connections (of the daemon's own user, root, other hosts, unknown users) have a separate limit,
   MAX_CONNECTIONS. Beyond a limit, the oldest connection without a subscription is closed. This may be the new one.
-- A connection has at most MAX_SUBSCRIPTIONS subscriptions and sends at most MAX_WORDS messages a second, which must
+- A connection has at most MAX_SUBSCRIPTIONS subscriptions, and sends at most MAX_WORDS messages a second. They must
   be messages of a viewer. A connection that breaks a limit is closed.
 - Only the newest question of each kind counts. It is answered when the previous answer has left our memory. So for a
   viewer that does not read, at most one answer waits, and at most SEND_HIGH_WATER_MARK live messages. All viewers

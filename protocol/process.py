@@ -124,7 +124,7 @@ def process_start(pid: int) -> int | None:
 def is_running(pid: int, start: int) -> bool:
     """Whether `pid` is running and may be the process that reported `start` as its `process_start`.
 
-    Start times of a different time namespace cannot be compared, so for such a process only the pid counts. Raises
+    Only the pid counts for a process of a different time namespace, because its start time cannot be compared. Raises
     OSError if no descriptor is left to read the start time with.
     """
     found = process_start(pid)

@@ -1,10 +1,12 @@
 """The daemon's socket. It is an XPUB socket, which reports subscriptions. It never waits for a viewer.
 
 Every message has a topic. LIVE is sent to every viewer, and RECORDS to every viewer that records. To ask a question,
-a viewer subscribes to a topic that no other viewer has (join, history, clock, ended). The answer is sent under that
-topic, so only this viewer receives it. Messages that belong together are sent as one multipart message. ZeroMQ
-delivers it completely or not at all, and counts it once against the high-water mark. A viewer that does not read
-loses its own messages, but does not affect other viewers. The limits of a viewer are in `cbtop.protocol.peers`.
+a viewer subscribes to a topic that no other viewer has (join, history, clock, ended). The answer has the same topic,
+so only this viewer receives it.
+
+Messages that belong together are sent as one multipart message. ZeroMQ delivers it completely or not at all, and
+counts it once against the high-water mark. A viewer that does not read loses its own messages, but does not affect
+other viewers. `cbtop.protocol.peers` has the limits of a viewer.
 """
 
 from __future__ import annotations
@@ -140,7 +142,7 @@ class Publisher:
             return
         has_heard_all = self._hear_words()
         self._watch()
-        # Let viewers in last, because their messages must come after all messages that were sent before.
+        # Let viewers in last, after all messages that were sent before.
         for _ in range(MAX_LET_IN if has_heard_all else 0):
             if self._authenticator.questions.poll(0):
                 self._watch()  # process the monitor's event for the connection of this viewer

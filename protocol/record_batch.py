@@ -1,9 +1,8 @@
 """Records packed into columns for the wire, and a receiver's count of records.
 
 A batch begins with the end time of its first record (i64, little-endian). Then come the columns, packed by
-`cbtop.protocol.columns`: node, flags, difference from the previous end time, duration and elements. A record of a
-decode takes 12 to 18 bytes instead of the ring's 32. Differences are computed modulo 2^64, so every i64 is restored
-exactly.
+`cbtop.protocol.columns`: node, flags, difference from the previous end time, duration and elements. Differences are
+computed modulo 2^64, so every i64 is restored exactly. A record of a decode takes 12 to 18 bytes, and 32 in the ring.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class RecordTally:
 
     @property
     def missed(self) -> int:
-        """Number of records that the daemon has read, but that this receiver has not received (yet)."""
+        """Number of records that the daemon has read and this receiver has not received (yet)."""
         return self._gaps + self.produced - self._next
 
     def hear(self, produced: int) -> None:
@@ -112,7 +111,7 @@ class RecordTally:
         self.produced = max(self.produced, produced)
 
     def take(self, message: RecordBatch) -> int:
-        """Count a batch. Returns how many records at the beginning of the batch this receiver has counted before.
+        """Count a batch. Returns how many records at its beginning this receiver has counted before.
 
         A restarted daemon reads the ring from its oldest record, so it sends records a second time.
         """

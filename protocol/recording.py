@@ -160,8 +160,8 @@ class Frame:
 def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> bytes:
     """Return a frame of encoded `messages`. Only one message at a time is in memory.
 
-    The payload begins with the number of messages, but this number is known only at the end. So the number is stored
-    in a block of its own, without compression (RFC 1951, 3.2.4), in the zlib stream (RFC 1950).
+    The payload begins with the number of messages, which is known only at the end. So the number has a block of its
+    own, without compression (RFC 1951, 3.2.4), in the zlib stream (RFC 1950).
     """
     packer, deflate = msgpack.Packer(use_bin_type=True), zlib.compressobj(DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
     parts: list[bytes] = []
@@ -371,7 +371,7 @@ class RecordingReader:
         return f"{major}.{minor}", RecordingOrigin(name, monotonic_ns, realtime_ns)
 
     def _footer(self) -> int | None:
-        """Return the offset of the index. The footer contains it. Returns None if the recording was not closed."""
+        """Return the offset of the index, as stored in the footer. Returns None if the recording was not closed."""
         at = self._size - _FOOTER.size
         if at < HEADER.size:
             return None
@@ -405,8 +405,8 @@ class RecordingReader:
 
         Skips a last frame that was not written completely.
         """
-        # Forget the damaged frames that were found while the index was read. An invalid index does not mean that
-        # frames are damaged.
+        # Forget the damaged frames that were found while the index was read. If the index is invalid, they may be
+        # intact.
         self._damaged.clear()
         keyframes: list[tuple[int, int]] = []
         at = last = HEADER.size

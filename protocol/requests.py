@@ -5,8 +5,8 @@ The ring's header has one word for the request and one for the answer.
 Rules
 - The process needs no thread, socket or signal. It reads the request once per step, from memory that it has mapped
   anyway.
-- Both sides accept only valid words: a known request (KERNELS), up to MAX_STEPS steps, and a number that the answer
-  repeats. The process refuses a request that it does not understand.
+- A valid word has a known request (KERNELS), up to MAX_STEPS steps, and a number that the answer repeats. Both sides
+  refuse other words.
 - A process that reads requests announces that (LISTENING). A process without a torch model, or of an older cbtop,
   does not.
 - Only one command or screen can have a request at a time. The command holds a lock (flock(2)) on the ring meanwhile.
@@ -125,9 +125,9 @@ def answer_of(word: int) -> Answer:
 
 
 class RequestSlot:
-    """Sends requests to the process that writes the ring at `path`. Raises RequestError if that is not possible.
+    """Sends requests to the process that writes the ring at `path`. Raises RequestError if that is impossible.
 
-    A request is one word, which is written to the file without mapping it.
+    A request is one word. It is written to the file without mapping it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -112,7 +112,7 @@ FLAG_UNCOUNTED = 1 << 26
 # The record is not a call. It has the FLOP (as start), bytes (as end) and elements of a call of its node. For a step,
 # it contains the number of sequences, and the number of positions that each sequence had in the cache before.
 FLAG_AMOUNTS = 1 << 27
-# The record is a call that does not count, because its brick was stopped twice, out of order or late.
+# The record is a call that does not count: its brick was stopped twice, out of order or late.
 FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS
 UNKNOWN_AMOUNT = -1  # unknown FLOP or bytes in a FLAG_AMOUNTS record
 LANE_SHIFT = 28  # The lane number in a record tells apart steps that run at the same time.
@@ -122,7 +122,7 @@ FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT
 SEQUENCE_SHIFT = 32
 SEQUENCE_MASK = (1 << 31) - 1
 
-# Threads may be writing in this many slots beyond the cursor. The oldest records are in these slots, so they may be
+# Threads may be writing in this many slots beyond the cursor. The oldest records are in these slots, and may be
 # damaged.
 MAX_WRITERS_INSIDE = 64
 
@@ -134,7 +134,7 @@ RECORD = struct.Struct("@nnNII")
 # struct stores each word at once with "@", but byte by byte with "<q"
 _DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")
 _TAG_AT = _DATA.size
-# `reserve` returns this offset for the first record of each lap. Packing a record at this offset fails. The code that
+# `reserve` returns this offset for the first record of each lap. Packing a record there fails, and the code that
 # handles the error does the work that is needed once per lap. So all other records are written without a test for a
 # new lap. This saves 10 ns of the 370 ns of a start/stop pair.
 LAP_DUE = HEADER_BYTES + MAX_RING_BYTES
@@ -145,9 +145,9 @@ Record = Callable[[int, int, int, int], None]
 def fence() -> None:
     """A fence: other processors see all memory accesses before this call earlier than all accesses after this call.
 
-    `release` completes all earlier accesses, and the second `acquire` holds back all later ones. An `acquire`
-    followed by a `release` would not be enough, because accesses from both sides could move in between. No other
-    thread can hold the lock, because it is new.
+    `release` completes all earlier accesses, and the second `acquire` holds back all later ones. One `acquire` and
+    then one `release` would not be enough, because accesses from both sides could move in between. The lock is new,
+    so no other thread can hold it.
     """
     lock = allocate_lock()
     lock.acquire()
@@ -176,11 +176,13 @@ pack_record = RECORD.pack_into if STORES_IN_ORDER else pack_in_order
 class RingWriter:
     """Writes records into a new ring file at `path` (mode 0600). Raises RingError if the file cannot be created.
 
-    `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call does the work
-    of `record` in three steps. `next(reserve)` returns the record's offset in `memory` and the number for the tag.
-    `pack_record` writes the record at this offset. If `pack_record` raises, as at the first record of each lap,
-    `refused` writes the record. `first` is the number of the first record. Tests set it, to see what happens when the
-    numbers in tags wrap.
+    `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call does the same
+    in three steps:
+    - `next(reserve)` returns the record's offset in `memory` and the number for the tag,
+    - `pack_record` writes the record at this offset,
+    - if that raises, as at the first record of each lap, `refused` writes the record.
+
+    `first` is the number of the first record. Tests set it, to see what happens when the numbers in tags wrap.
     """
 
     record: Record
@@ -245,10 +247,9 @@ class RingWriter:
         self.record = _record_function(self)
 
     def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> bool:
-        """Write a record that `pack_record` refused.
+        """Write a record that `pack_record` refused. Returns whether its elements were a count.
 
-        Returns whether the record's elements were a count. For the first record of a lap, moves the cursor. Elements
-        that are not a count are marked as unknown.
+        For the first record of a lap, moves the cursor. Elements that are not a count are marked as unknown.
         """
         if at == LAP_DUE:
             self._words[CURSOR_WORD] = next(self._laps)
@@ -339,8 +340,8 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 def _fault_in(memory: mmap.mmap) -> None:
     """Map every page for writing. This takes 7 ms for 8 MiB on ext4 and 2 ms on a tmpfs.
 
-    Otherwise, a step would wait for the kernel whenever it reached a page of the ring for the first time. In a decode
-    of 3 ms, this took 0.9 % of the time.
+    Otherwise, a step would wait for the kernel whenever it reached a new page of the ring. In a decode of 3 ms, this
+    took 0.9 % of the time.
     """
     if sys.platform == "linux":
         # Linux before 5.14 does not have this call. There, a page is mapped when it is first written.

@@ -60,9 +60,8 @@ MAX_RECORDS = 1 << 62
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
 # If a slot stays incomplete for this long, the thread that began to write it was killed. Its record counts as lost.
 ABANDONED_AFTER_S = 2.0
-# Number of slots beyond the cursor that a reader searches first. If it finds a record near their end, the reader
-# searches LOOK_FURTHER times as many slots. Most searches find nothing, and a daemon searches each ring four times
-# per second.
+# Number of slots beyond the cursor that a reader searches first. If it finds a record near their end, it searches
+# LOOK_FURTHER times as many slots. Most searches find nothing, and a daemon searches each ring four times per second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
 READ_TOGETHER = 1 << 15  # number of records per read, if only the tags of the records are needed
@@ -110,9 +109,9 @@ class Batch:
 class InFlight:
     """The innermost node that a thread, task or greenlet is in. The nodes around it run, too.
 
-    `node` is NO_NODE outside all nodes, and HELD in a step that has no name yet. `start_ns` is None if a brick inside
-    the node has ended since, because the start is then not known. `size` is the number of tokens or sequences of the
-    step around the node (0: not known).
+    - `node` is NO_NODE outside all nodes, and HELD in a step that has no name yet.
+    - `start_ns` is None if the start is unknown, because a brick inside the node has ended since.
+    - `size` is the number of tokens or sequences of the step around the node (0: unknown).
     """
 
     thread_id: int
@@ -215,7 +214,7 @@ class RingReader:
         number = self._next + self.capacity // 8
         at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
         *_, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
-        # The numbers in tags wrap. A number that seems to be ahead by more than half of their range belongs to an old
+        # The numbers in tags wrap. A number that seems to be ahead by more than half of their range is from an old
         # record.
         ahead = (sequence - number - 1) & SEQUENCE_MASK
         return bool(tag | sequence) and ahead <= SEQUENCE_MASK // 2
@@ -223,9 +222,9 @@ class RingReader:
     def read(self, *, final: bool = False) -> Batch:
         """Return the complete records since the last read, at most as many as the ring holds.
 
-        Stops at a record that was begun and is not complete. After ABANDONED_AFTER_S, such a record counts as lost.
-        If the writer has ended (`final`), it counts as lost at once. Raises RingError if the cursor is negative or
-        counts records that do not exist, or if the file has been cut short.
+        Stops at a record that was begun and is not complete. Such a record counts as lost after ABANDONED_AFTER_S, or
+        at once if the writer has ended (`final`). Raises RingError if the cursor is negative or counts records that
+        do not exist, or if the file has been cut short.
         """
         import numpy as np  # NumPy is imported here, because a profiled process does not need it
 
@@ -291,14 +290,14 @@ class RingReader:
     def threads(self) -> list[InFlight]:
         """Return each thread, task or greenlet that has a slot, and the node in the slot.
 
-        Skips a slot that changes during the read, or has impossible values. Always returns [] for a writer with the
-        Python hot path. Raises RingError if the file has been cut short.
+        Skips a slot that changes during the read or has impossible values. A writer with the Python hot path has no
+        slots, so the result is [] then. Raises RingError if the file has been cut short.
         """
         import numpy as np  # NumPy is imported here, because a profiled process does not need it
 
         self._refuse_cut_short()
         size_bytes, at = 8 * SLOTS * SLOT_WORDS, 8 * FIRST_SLOT_WORD
-        # The writer first clears the node of a slot and then changes the start. So if two copies of a slot are equal,
+        # The writer clears the node of a slot before it changes the start. So if two copies of a slot are equal,
         # their node and start belong together.
         before, after = (
             np.frombuffer(self._pread(size_bytes, at), "<i8").reshape(SLOTS, SLOT_WORDS)[:, :4] for _ in range(2)
@@ -311,10 +310,10 @@ class RingReader:
         ]
 
     def newest_end_ns(self) -> int | None:
-        """Return the time when the newest record ended, on the writer's clock. Return None if no record has a time.
+        """Return the time when the newest record ended, on the writer's clock, or None if no record has a time.
 
-        A binary search beyond the cursor finds the newest record. So this method needs no NumPy, and few reads.
-        Raises RingError if the cursor is not valid or the file has been cut short.
+        A binary search beyond the cursor finds the newest record. So this method does not load NumPy, and reads
+        little. Raises RingError if the cursor is not valid or the file has been cut short.
         """
         begun = self._word(CURSOR_WORD)
         if not 0 <= begun <= MAX_RECORDS:

@@ -1,8 +1,8 @@
-"""The measured roofs, stored in a JSON file in the user's cache directory.
+"""The measured roofs (peak rates), stored in a JSON file in the user's cache directory.
 
 Rules
-- `cbtop calibrate` measures roofs. `cbtop run` measures some roofs by itself, but only for a short time. Such a short
-  measurement never replaces a long one, and a measurement under load never replaces a better one.
+- `cbtop calibrate` measures roofs. `cbtop run` measures some itself, but only for a short time. A short measurement
+  never replaces a long one, and a measurement under load never replaces a better one.
 - A profiled process reads the file once, when a model is attached. It reads only this file and does not query a GPU.
 - The key of a measurement is what its roofs depend on. For a processor, these are the model and the number of
   threads. For a GPU, these are the UUID, the number of multiprocessors (fewer in a MIG instance), the driver's
@@ -50,7 +50,7 @@ _ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
 class DeviceRoofs:
     """The roofs (peak rates) of one device.
 
-    A field is empty if its value is not known, or if the device has no such value.
+    A field is empty if its value is unknown, or if the device has no such value.
     """
 
     device: str
@@ -60,7 +60,7 @@ class DeviceRoofs:
     multiprocessors: int | None = None
     driver: str = ""
     power_limit_w: int | None = None
-    # The size of the model's weights in bytes if the roofs were measured for one model; otherwise None.
+    # If the roofs were measured for one model, the bytes of its weights; otherwise None.
     weights_bytes: int | None = None
 
     @property
@@ -105,8 +105,8 @@ def known_roofs() -> tuple[DeviceRoofs, ...]:
 def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
     """Store new measurements and return them as they were stored. Raises RoofsError.
 
-    A measurement replaces an older one with the same key. If a single roof was measured better in the older one, the
-    older roof is kept.
+    A measurement replaces an older one with the same key, except for roofs that were measured better in the older
+    one.
     """
     try:
         known = known_roofs()
@@ -120,7 +120,7 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
 
 
 def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
-    """Return the measurement `new`, but with each roof from `old` that was measured better in `old`.
+    """Return the measurement `new`, but with each roof from `old` that was measured better there.
 
     If `new` is a short measurement, also add the roofs that only `old` has.
     """
@@ -136,8 +136,8 @@ def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
 def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
     """Return the better of two measurements of one roof.
 
-    This is `old` in three cases: only `new` is short, other processes disturbed only `new`, or both were disturbed
-    and `old` is higher. Otherwise it is `new`.
+    `old` is better if only `new` is short, if other processes disturbed only `new`, or if they disturbed both and
+    `old` is higher. Otherwise `new` is better.
     """
     if old is None:
         return new
@@ -160,10 +160,7 @@ def roofs_over_torch(ceilings: Iterable[Ceiling], compute: Mapping[str, str] = T
 
 
 def way_out_on_cpu(threads: int) -> str:
-    """Return advice as text for the manifest.
-
-    It applies if no roofs are known for this processor and number of threads.
-    """
+    """Return advice for the manifest, if no roofs are known for this processor and number of threads."""
     return f"run `cbtop calibrate --threads {threads}`"
 
 
@@ -175,8 +172,7 @@ def try_to_keep() -> None:
 def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int, weights_bytes: int | None = None) -> DeviceRoofs | None:
     """Return the newest roofs of this processor for `threads` threads.
 
-    If `weights_bytes` is given, the roofs were measured for weights of this size. Otherwise, they were measured
-    without a model.
+    The roofs were measured for weights of `weights_bytes` bytes, or without a model if that is None.
     """
     wanted = cpu_name(), threads, weights_bytes
     found = [one for one in known if (one.device, one.threads, one.weights_bytes) == wanted]

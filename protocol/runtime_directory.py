@@ -1,7 +1,7 @@
 """The directory in which processes, daemons and viewers of one user find each other.
 
-`cbtop run` uses this module before its command begins, so every import delays the command. So this module and its
-imports load few other modules. `typing` alone takes as long to load as Python takes to start.
+`cbtop run` uses this module before its command begins, so every import delays the command. This module and its
+imports therefore load few other modules. `typing` alone takes as long to load as Python takes to start.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ def runtime_directory() -> str:
     """Return the directory of this user's rings, catalogs and socket. Creates it with mode 0700 if it does not exist.
 
     This is $CBTOP_RUNTIME_DIR, or else $XDG_RUNTIME_DIR/cbtop, or else cbtop-$UID in the system's temporary
-    directory. If the file system there copies on write, no ring can be created there. In this case, or without a
-    temporary directory, the directory is cbtop-$UID in SHARED_MEMORY. Raises EndpointError if the directory belongs
-    to a different user or others may write into it.
+    directory. It is cbtop-$UID in SHARED_MEMORY if there is no temporary directory, or if its file system copies on
+    write, because no ring can be created there.
+
+    Raises EndpointError if the directory belongs to a different user or others may write into it.
     """
     if named := os.environ.get("CBTOP_RUNTIME_DIR"):
         return _private(named)
@@ -72,7 +73,7 @@ def make_private_directory(path: str, what: str, variable: str) -> None:
     """Make `path` a directory with mode 0700, only for this user, if it does not exist.
 
     Raises EndpointError if the directory belongs to a different user or others may enter it. The error calls the
-    directory `what`, and says that `variable` of the environment can name a different one.
+    directory `what`, and says that the environment's `variable` can name a different one.
     """
     try:
         os.makedirs(path, 0o700, exist_ok=True)

@@ -22,10 +22,12 @@ BETWEEN_TOKENS = "between tokens"  # time between two outputs of a request
 class ServedRequest:
     """One request. A later message with the same `number` replaces it.
 
-    `number` counts the requests of the process from 0. `name` is the id that the engine gave it. `arrived_ns` is the
-    time when the engine's front end received the request. The other times are 0 until the event has happened. If the
-    request ended without a token, `first_token_ns` stays 0. `cached_tokens` of the prompt were found in the prefix
-    cache. `reason` is the engine's word for why the request ended.
+    - `number` counts the requests of the process from 0.
+    - `name` is the id that the engine gave it.
+    - `arrived_ns` is the time when the engine's front end received the request. The other times are 0 until the event
+      has happened. `first_token_ns` stays 0 if the request ended without a token.
+    - `cached_tokens` of the prompt were found in the prefix cache.
+    - `reason` is the engine's word for why the request ended.
     """
 
     number: int
@@ -53,7 +55,7 @@ class ServedRequest:
 class EngineLoad:
     """The requests in an engine and the use of its KV cache at one moment. `number` counts these messages from 0.
 
-    `cache_percent` is the share of the cache's blocks that are in use. None: not known.
+    `cache_percent` is the share of the cache's blocks that are in use, or None if unknown.
     """
 
     number: int
@@ -86,10 +88,10 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """The times of an engine: the parts of its latest `iterations` iterations, and its latencies. A message replaces
-    the previous one.
+    """The times of an engine: the parts of its newest `iterations` iterations, and its latencies. Replaces the
+    previous message.
 
-    An iteration ends with the tokens of a step. It begins when the iteration before it ends. The parts of an
+    An iteration begins when the iteration before it ends, and ends with the tokens of a step. The parts of an
     iteration add up to its time. `ended` requests have ended since the process began.
     """
 
@@ -113,9 +115,9 @@ class EngineTimes:
 
 @dataclass(frozen=True, slots=True)
 class EngineWorker:
-    """Says that the process `engine_pid` has started this process to run a model. Both are in the same pid namespace.
+    """Says that the process `engine_pid` has started this process to run a model. Both have the same pid namespace.
 
-    If this process has no engine, the engine is in the process `engine_pid`.
+    If this process has no engine, its engine is the one in the process `engine_pid`.
     """
 
     engine_pid: int

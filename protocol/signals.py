@@ -14,8 +14,8 @@ _CO_VARARGS = 4  # inspect.CO_VARARGS
 def is_ours(error: BaseException) -> bool:
     """Whether our code may suppress `error`: it is an Exception, and no signal handler of the host raised it."""
     trace = error.__traceback__
-    # If a traceback has only one frame, this frame is ours and not a signal handler's. Do not read the frame's locals
-    # then, because reading would keep them alive.
+    # If a traceback has only one frame, it is ours and not a signal handler's. Its locals are not read, because
+    # reading would keep them alive.
     is_from_here = trace is None or trace.tb_next is None
     return isinstance(error, Exception) and (is_from_here or not is_of_a_signal_handler(error))
 
@@ -23,8 +23,8 @@ def is_ours(error: BaseException) -> bool:
 def is_of_a_signal_handler(error: BaseException) -> bool:
     """Whether `error` was raised in a signal handler.
 
-    A function counts as a signal handler in two cases: it is set as a handler now, or its locals contain the frame
-    that it interrupted.
+    A function counts as a signal handler if it is set as a handler now, or if its locals contain the frame that it
+    interrupted.
     """
     trace = error.__traceback__
     while trace is not None:
@@ -46,9 +46,9 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
 def _locals_of(frame: FrameType) -> list[object]:
     """Return the values of the local variables of `frame`.
 
-    Reading them makes a dictionary, which the frame keeps until Python 3.13. In a frame of ours, it would contain the
-    exception, which refers to the frame. Such a cycle would keep everything in the surrounding frames alive, even a
-    model, until the next garbage collection. So the dictionary is cleared.
+    Reading them makes a dictionary, which the frame keeps until Python 3.13. It is cleared here. Otherwise, in a
+    frame of ours, it would contain the exception, which refers to the frame. Such a cycle would keep everything in
+    the surrounding frames alive, even a model, until the next garbage collection.
     """
     there = frame.f_locals
     values = [there.get(name) for name in frame.f_code.co_varnames]
@@ -77,10 +77,10 @@ def _handlers() -> set[CodeType]:
 
 
 def reraise_host_error(error: BaseException) -> None:
-    """Raise the host's exception if `error` is one or was caused by one. Otherwise do nothing.
+    """Reraise the host's exception if `error` is one or was caused by one. Otherwise do nothing.
 
-    Call this wherever our code catches an exception. A signal handler of the host may have raised the exception. It
-    may also have interrupted our code with a different exception, which then caused `error`.
+    Call this wherever our code catches an exception, because it may be from a signal handler of the host. Such an
+    exception may also have interrupted our code, and so caused `error`.
     """
     for each in _came_from(error):
         if not isinstance(each, Exception) or is_of_a_signal_handler(each):

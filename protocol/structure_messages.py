@@ -17,7 +17,7 @@ MAX_CONDITIONS = 64
 class RunCondition:
     """One property of a process that may change its times, such as the version of a library.
 
-    For example, `name` is `Triton` and `value` is `3.7.0`. Or `name` is `instructions` and `value` is `AVX512`.
+    Examples: `name` is `Triton` and `value` is `3.7.0`, or `name` is `instructions` and `value` is `AVX512`.
     """
 
     name: str
@@ -39,8 +39,8 @@ class Conditions:
 class OperationCount:
     """The number of times that a step runs the operation `name` in the brick, layer or step `node`.
 
-    `dtype` is the type of its first result, or "" if it returns no tensor. Over the counted steps, the number is
-    between `fewest` and `most`.
+    `dtype` is the type of its first result, or "" if it returns no tensor. The number was between `fewest` and `most`
+    in the counted steps.
     """
 
     node: int

@@ -1,6 +1,7 @@
 """A viewer's SUB socket.
 
-A viewer subscribes to the topics that it follows. To ask a question, it subscribes to a topic of its own.
+A viewer subscribes to the topics that it follows. To ask a question, it subscribes to a topic that no other viewer
+has.
 """
 
 from __future__ import annotations
@@ -180,8 +181,8 @@ class Subscriber:
             self.trouble, self.is_refused = not_allowed(self._keys), True
             return
         trouble, is_final = why_not(self.endpoint, self._keys)
-        # A refusal may come from a daemon that is just restarting. So a reason is final only if it is found twice in
-        # a row.
+        # A refusal may come from a daemon that is restarting. So a reason is final only if it is found twice in a
+        # row.
         if not is_final or trouble == self._suspected:
             self.trouble, self.is_refused = trouble, is_final
         self._suspected = trouble
@@ -191,8 +192,7 @@ class Subscriber:
         self._ask_beside(CLOCK_PREFIX, b"%d" % number)
 
     def ask_ended(self, source: str) -> None:
-        """Ask the daemon to read the files of the ended process `source`. This question replaces the previous one of
-        this kind.
+        """Ask the daemon to read the files of the ended process `source`. This replaces the previous such question.
 
         All viewers receive the result. If the daemon has read the files before, only this viewer receives everything.
         """

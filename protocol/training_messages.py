@@ -31,12 +31,13 @@ class PartTime:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationTimes:
-    """The communication of the latest training steps of a model.
+    """The communication of the newest training steps of a model.
 
     `exposed` has the waits for communication by kind, for example `AllGather, backward`. Their time counts for the
-    part `communication`. `overlapped_ns` is the most time in which communication can have run while the steps
-    computed. This time counts for other parts. If it is unknown, `overlapped_ns` is None, and `why_unknown` has the
-    reason.
+    part `communication`.
+
+    `overlapped_ns` is the most time that communication can have run while the steps computed. It counts for other
+    parts. If it is unknown, it is None, and `why_unknown` has the reason.
     """
 
     exposed: tuple[PartTime, ...]
@@ -54,11 +55,12 @@ class CommunicationTimes:
 
 @dataclass(frozen=True, slots=True)
 class TrainingTimes:
-    """The parts of the latest `steps` training steps of a model, recorded or not.
+    """The parts of the newest `steps` training steps of a model, recorded or not.
 
     The sums of the parts add up to `wall_ns`, the sum of the steps' times. A message replaces the previous one of the
     same phase and model. `by_kernels` is the number of recorded steps whose kernels give the parts' times. It is 0 if
-    the host's clock timed all steps, or if the process is older than this field.
+    the host's clock timed all steps, or if the process is older than this field. `own_ns` is cbtop's own work in
+    these steps, so far as it was timed. It is in no part and not in `wall_ns`.
     """
 
     phase: str
@@ -69,10 +71,13 @@ class TrainingTimes:
     # None: the process did not wait for communication with another process.
     communication: CommunicationTimes | None = None
     by_kernels: int = 0
+    own_ns: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= MAX_TIMED_STEPS or not 0 < self.wall_ns < MAX_QUANTITY:
             raise ValueError(f"{self.phase!r}: {self.steps} steps of {self.wall_ns} ns together")
+        if not 0 <= self.own_ns < MAX_QUANTITY:
+            raise ValueError(f"{self.phase!r}: the own work of cbtop took {self.own_ns} ns")
         if not 0 <= self.by_kernels <= MAX_TIMED_STEPS:
             raise ValueError(f"{self.phase!r}: kernels of {self.by_kernels} steps; expected up to {MAX_TIMED_STEPS}")
         if len(self.parts) > MAX_STEP_PARTS or len({part.name for part in self.parts}) < len(self.parts):
@@ -89,9 +94,9 @@ class TrainingTimes:
 class GradientNorm:
     """The L2 norm of the gradients that an optimizer used, over all of its parameters.
 
-    `norm` belongs to `step`. The first step of the optimizer is step 1. Steps that a gradient scaler skipped also
-    count. `p50` and `highest` are the median and the maximum of the latest `measured` norms. A message replaces the
-    previous one of the same phase and model.
+    `norm` is of the step `step`. Steps count from 1, with those that a gradient scaler skipped. `p50` and `highest`
+    are the median and the maximum of the newest `measured` norms. A message replaces the previous one of the same
+    phase and model.
     """
 
     phase: str
@@ -116,10 +121,14 @@ class GradientNorm:
 class GradientFault:
     """The first step in which a gradient was NaN or Inf, and the first parameter with such a gradient.
 
-    The order of parameters is the order of the backward pass, which begins with the last layers. In `step`, `faulty`
-    of `parameters` gradients were not finite. In `finite_step`, all gradients were finite (0: never seen). In
-    `last_step`, some gradients were not finite. `checked_step` is the latest step that was checked. Steps are counted
-    as in `GradientNorm`.
+    The order of parameters is the order of the backward pass, which begins with the last layers.
+
+    - In `step`, `faulty` of `parameters` gradients were not finite.
+    - In `finite_step`, all gradients were finite (0: never seen).
+    - In `last_step`, some gradients were not finite.
+    - `checked_step` is the newest step that was checked.
+
+    Steps are counted as in `GradientNorm`.
     """
 
     phase: str
@@ -148,10 +157,12 @@ class LossScale:
     """The loss scale: a gradient scaler multiplies the loss by this factor.
 
     If gradients overflow, the scaler skips the step and lowers the scale. The scale fell in `falls` of the `updates`
-    updates. The newest `latest` updates begin with a fall. In these updates, the scale fell `latest_falls` times and
-    grew `latest_rises` times, and `before` is the scale before them. The first updates of a scaler are left out,
-    because the scaler is still looking for its scale then. A message replaces the previous one of the same phase and
-    model.
+    updates. The first updates of a scaler are left out, because it is then still looking for its scale.
+
+    The newest `latest` updates begin with a fall. In them, the scale fell `latest_falls` times and grew
+    `latest_rises` times, and `before` is the scale before them.
+
+    A message replaces the previous one of the same phase and model.
     """
 
     phase: str

@@ -196,9 +196,8 @@ class TransferDirection(StrEnum):
     D2D = "D2D"
 
 
-# LAUNCH_BOUND is appended to the name of a brick if the device waited for the host in the brick's step. In this case,
-# UNTIL_THERE is appended to the name of the backend. It says that the times of the brick run until the device got
-# there.
+# LAUNCH_BOUND is appended to the name of a brick if the device waited for the host in the brick's step. UNTIL_THERE
+# is then appended to the name of the backend: the brick's times last until the device got there.
 LAUNCH_BOUND, UNTIL_THERE = "launch-bound", "until the device got there"
 
 
@@ -206,9 +205,9 @@ class SyncMode(IntEnum):
     """When a profiler waits for the device: around every brick, at the end of a layer, at the end of a step, or
     never.
 
-    With NONE, nothing is recorded. On the host's own clock, no wait is needed, so all other modes do the same. Some
-    device clocks report their marks without a wait. With such a clock, the profiler does not wait at the end of a
-    step either.
+    With NONE, nothing is recorded. The host's own clock needs no wait, so all other modes are the same there. Some
+    device clocks report their marks (moments on the device) without a wait. With them, the profiler does not wait at
+    the end of a step either.
     """
 
     IMMEDIATE = 0
@@ -230,7 +229,7 @@ class SourceStatus(StrEnum):
 
     LIVE = "live"
     ENDED = "ended"  # the process sent a goodbye before it ended
-    # the process does not run any longer and sent no goodbye: it was killed, or ended by os._exit or exec
+    # the process does not run any longer and sent no goodbye (it was killed, or ended by os._exit or exec)
     GONE = "gone"
     FAULTY = "faulty"  # the records of the process cannot be trusted; SourceState contains the reason
 

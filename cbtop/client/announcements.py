@@ -41,8 +41,7 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
                 record.busy = BusySlices()
         case Node():
             if message.id <= len(record.nodes):
-                # The node is already known. The daemon sends each node when the process announces it, and again in
-                # every keyframe.
+                # The node is known. The daemon sends it when the process announces it, and again in every keyframe.
                 return
             _add_node(record, message)
         case Dependency():
@@ -104,7 +103,7 @@ def _add_node(record: SourceRecord, node: Node) -> None:
 
 
 def _check_numbers(record: SourceRecord) -> None:
-    """Raise DecodeError if a process has sent more announcements of one kind than a viewer stores."""
+    """Raise DecodeError if a process has sent more announcements of a kind than a viewer stores."""
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
     contents = len(record.contents.operations), len(record.contents.allocations)
     training = len(record.training_times), len(record.gradients), len(record.guarded)

@@ -1,6 +1,6 @@
-"""Divide the last seconds of one rank into slices of at least 0.1 s, with the time of each brick in each slice.
+"""Divide the last seconds of a rank into slices of at least 0.1 s, with each brick's time in each slice.
 
-Viewers compare the ranks of a job by these slices. A daemon that updates 4 times a second fills 20 slices in 5 s.
+Viewers compare the ranks of a job by slices. With 4 updates a second there are 20 slices in 5 s.
 """
 
 from __future__ import annotations
@@ -18,21 +18,19 @@ from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Minimum length of a slice. Each update of the daemon begins at most one slice. Slices are aligned to the daemon's
-# clock, so all viewers have the same slices.
+# Least length of a slice. An update of the daemon begins at most one slice. Slices are aligned to the daemon's clock,
+# so all viewers have the same.
 SLICE_S = 0.1
 _SLICE_NS = round(SLICE_S * 1e9)
 SLICES = 20
-MAX_SILENT_SLICES = 20  # A rank counts as stopped if none of its steps has ended for this many slice lengths.
+MAX_SILENT_SLICES = 20  # A rank has stopped if none of its steps ended for this many slice lengths.
 
 Brick = tuple[str, BrickCategory]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The recorded steps of one phase that ended within a slice. The wall time of these steps and the self time of
-    each brick are added up.
-    """
+    """The recorded steps of one phase that ended in a slice: their wall time, and the self time of each brick."""
 
     steps: int
     wall_ns: int
@@ -40,9 +38,8 @@ class Slice:
 
 
 class BusySlices:
-    """Stores the totals of one process at each update that reports an ended step.
-
-    A slice is the time between two stored totals.
+    """Stores the totals of a process at each update that reports an ended step. A slice is the time between two of
+    them.
     """
 
     def __init__(self) -> None:
@@ -50,9 +47,9 @@ class BusySlices:
         self._now_ns = 0
 
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
-        """Set the daemon's clock to `monotonic_ns`. Begin a new slice if the current one has its minimum length."""
+        """Set the daemon's clock to `monotonic_ns`. Begin a new slice if the current one is long enough."""
         self._now_ns = monotonic_ns
-        # Count only steps that were recorded with their bricks. Other steps do not show which brick was busy.
+        # Only steps that were recorded with their bricks show which brick was busy.
         count = stats.of_recorded("count")
         steps = [n.id for n in nodes.children[None] if n.kind is NodeKind.STEP and n.id < len(count)]
         if self._taken:
@@ -65,23 +62,19 @@ class BusySlices:
 
     @property
     def count(self) -> int:
-        """Number of all slices of the rank, whether or not they contain steps of the shown phase."""
+        """Number of the rank's slices, with or without steps of the shown phase."""
         return max(0, len(self._taken) - 1)
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the rank has stopped: no step has ended for the time of MAX_SILENT_SLICES slices of the longest
-        length.
-        """
+        """Whether the rank has stopped: no step has ended in the time of MAX_SILENT_SLICES longest slices."""
         if not self._taken:
             return True
         longest_ns = max((b.monotonic_ns - a.monotonic_ns for a, b in pairwise(self._taken)), default=0)
         return self._now_ns - self._taken[-1].monotonic_ns > MAX_SILENT_SLICES * max(longest_ns, SLICE_S * 1e9)
 
     def slices(self, nodes: NodeTable, phase: str) -> list[Slice]:
-        """Return the slices with an ended step of `phase`, from the last SLICES slices. The oldest slice comes
-        first.
-        """
+        """Return the slices with an ended step of `phase` among the last SLICES, oldest first."""
         step = next((n for n in nodes.children[None] if n.kind is NodeKind.STEP and display_name(n) == phase), None)
         if step is None:
             return []
@@ -101,9 +94,9 @@ class BusySlices:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """The totals of each node at one moment. Only recorded steps count.
+    """The totals of each node at one moment, of recorded steps only.
 
-    `closed_ns` is the node's time inside ended steps.
+    `closed_ns` is the node's time in ended steps.
     """
 
     monotonic_ns: int
@@ -122,15 +115,15 @@ def _own(took_ns: list[int], plus: list[int], minus: list[int]) -> int:
 
 
 def _owners(nodes: NodeTable, step: int) -> dict[Brick, tuple[list[int], list[int]]]:
-    """Return two lists of node ids for each brick (name, category) in `step`. The first list has the brick's nodes.
-    The second has the nodes of other bricks directly inside that brick.
+    """Return two lists of node ids for each brick (name, category) in `step`: its own nodes, and nodes of other
+    bricks directly inside it.
     """
     found: dict[Brick, tuple[list[int], list[int]]] = {}
-    # maps a node id to the brick that contains the node, or to None outside of bricks
+    # node id -> the brick around the node, or None outside of bricks
     holder: dict[int, Brick | None] = {step: None}
     for node in nodes.descendants(step):
         if node.kind is NodeKind.ADOPTED or (node.parent is not None and node.parent not in holder):
-            # An ADOPTED node ran in parallel with the step, so the time of this node is not part of the step.
+            # ADOPTED work ran in parallel with the step, so its time is not part of the step.
             continue
         inside = holder[node.parent] if node.parent is not None else None
         holder[node.id] = inside

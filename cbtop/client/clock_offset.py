@@ -1,9 +1,9 @@
-"""Measure the offset between the clocks of a daemon's host and the clocks of this host.
+"""Measure the difference between the clocks of a daemon's host and of this host.
 
-We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). The daemon
-read its clocks at some time between our question and its answer. We assume the middle of this interval. So the error
-is at most half of the interval, and this limit is called the uncertainty of the answer. The uncertainty grows with
-the age of the answer, because two clocks drift apart. We use the answer with the smallest uncertainty.
+We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). The clocks
+were read at some time between our question and its answer. We assume the middle, so the error is at most half of the
+time in between (the uncertainty). It grows with the answer's age, because clocks drift. The answer with the smallest
+uncertainty is used.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 from cbtop.protocol.messages import ClockReading
 
-EXCHANGES = 8  # A viewer stores at most this many of a daemon's answers about its clocks.
-# A viewer first asks for the clocks this many times without a pause. Later questions are REFRESH_S apart.
+EXCHANGES = 8  # A viewer stores at most this many of a daemon's answers.
+# This many questions follow each other without a pause at first. Later ones are REFRESH_S apart.
 FIRST_EXCHANGES = 4
-REFRESH_S = 5.0  # Seconds between two questions for the clocks. An answer that takes longer is ignored.
-# Drift of two clocks against each other, in seconds per second. A quartz clock may be off by 50e-6, and another clock
-# may be off by as much in the opposite direction.
+REFRESH_S = 5.0  # Seconds between two questions. A later answer is ignored.
+# Drift between two clocks in seconds per second. Quartz clocks may be off by 50e-6, in opposite directions.
 DRIFT = 100e-6
 _DRIFT_NS_PER_S = DRIFT * 1e9
 
@@ -45,15 +44,15 @@ class _Exchange:
 
 
 class ClockExchange:
-    """Decides when a daemon is requested to report its clocks, and estimates the clock offset from the daemon's
-    answers. In all methods, `now_ns` is the time on our monotonic clock.
+    """Decides when to ask a daemon for its clocks, and estimates the clock offset from its answers. `now_ns` is
+    always the time on our monotonic clock.
     """
 
     def __init__(self) -> None:
         self._found: deque[_Exchange] = deque(maxlen=EXCHANGES)
         self._count = 0
         self._number = 0
-        # time on our monotonic clock when the unanswered question was sent; None if no question is unanswered
+        # when the unanswered question was sent, on our monotonic clock; None if all are answered
         self._asked_ns: int | None = None
         self._due_ns = 0
 
@@ -67,10 +66,7 @@ class ClockExchange:
         return now_ns >= self._due_ns
 
     def ask(self, now_ns: int) -> int:
-        """Record that a question for the clocks is sent now.
-
-        Returns the question's number. The daemon repeats this number in its answer.
-        """
+        """Store that a question is sent now. Returns its number, which the answer repeats."""
         self._number += 1
         self._asked_ns = now_ns
         self._due_ns = now_ns + round(REFRESH_S * 1e9)
@@ -81,7 +77,7 @@ class ClockExchange:
         arrived.
         """
         if reading.asked != self._number or self._asked_ns is None:
-            return  # This answer belongs to an earlier question and came too late.
+            return  # too late: this answers an earlier question
         half_ns = (now_ns - self._asked_ns) // 2 + 1
         offset = ClockOffset(
             monotonic_ns=reading.monotonic_ns - (now_ns - half_ns),
@@ -95,9 +91,7 @@ class ClockExchange:
             self._due_ns = now_ns
 
     def estimate(self, now_ns: int) -> ClockOffset | None:
-        """Return the clock offset that has the smallest uncertainty at the time `now_ns`. Returns None before the
-        first answer.
-        """
+        """Return the clock offset with the smallest uncertainty at `now_ns`. None before the first answer."""
         aged = [
             ClockOffset(
                 found.offset.monotonic_ns,

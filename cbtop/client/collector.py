@@ -1,4 +1,4 @@
-"""Read the messages of one daemon into a store, and report the state of the connection."""
+"""Read one daemon's messages into a store, and report the state of the connection."""
 
 from __future__ import annotations
 
@@ -16,22 +16,19 @@ from cbtop.protocol.process import boot_id
 from cbtop.protocol.publisher import RECORDS
 from cbtop.protocol.subscriber import Subscriber
 
-SILENT_AFTER_S = 3.0  # seconds without a message until the daemon counts as silent: three missed heartbeats
-# Wait at most this long for the daemon's answer about its clocks. Without this wait, the next poll would notice the
-# answer too late, and the viewer would store a wrong arrival time.
+SILENT_AFTER_S = 3.0  # a daemon is silent after this many seconds without a message: three missed heartbeats
+# Longest wait for the daemon's answer about its clocks. Otherwise the next poll would notice it too late, and its
+# arrival time would be wrong.
 CLOCK_WAIT_S = 0.2
-# A request for the data of an ended process is repeated after this many seconds without an answer, because the answer
-# may be lost.
+# A request for an ended process's data is repeated after this many seconds, because the answer may be lost.
 ASK_AGAIN_S = 2.0
-MAX_DRAINED = 200  # One poll applies at most this many messages. Applying more would block the screen.
-# Seconds after which a poll applies no further message. Applying the catalog of 100,000 nodes takes a second.
+MAX_DRAINED = 200  # Most messages that one poll applies. More would block the screen.
+# A poll stops applying messages after this many seconds. The catalog of 100,000 nodes takes a second.
 MAX_DRAIN_S = 0.25
 
 
 class Collector:
-    """Applies the messages of the daemon at `endpoint` to `store`. Its methods never block unless a timeout is
-    passed.
-    """
+    """Applies the messages of the daemon at `endpoint` to `store`. Never blocks, unless a timeout is passed."""
 
     def __init__(
         self,
@@ -48,7 +45,7 @@ class Collector:
         self._exchange = ClockExchange()
         self._boot_id = boot_id()
         self._other_version = ""
-        self._waiting: deque[bytes] = deque()  # messages that were received but not applied yet
+        self._waiting: deque[bytes] = deque()  # messages that arrived and are not applied yet
         # the last request for the data of an ended process: the key of the process, and the time of the request
         self._asked_for, self._asked_s = "", 0.0
         self._subscriber = Subscriber(endpoint, keys)
@@ -59,21 +56,17 @@ class Collector:
 
     @property
     def refused(self) -> str:
-        """The reason why the daemon and this viewer will never accept each other, such as different versions or keys.
-        Empty if no such reason is known.
-        """
+        """Why the daemon and this viewer will never accept each other (different versions or keys), or ""."""
         return self._other_version or (self.trouble if self._subscriber.is_refused else "")
 
     @property
     def trouble(self) -> str:
-        """The reason why the connection to the daemon is missing. Empty if the viewer is connected, or if the reason
-        is unknown.
-        """
+        """Why there is no connection to the daemon. "" if connected, or if the reason is unknown."""
         return self._subscriber.trouble
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last poll has left received messages for the next poll, for example after a large snapshot."""
+        """Whether the last poll has left messages for the next, for example after a large snapshot."""
         return bool(self._waiting)
 
     @property
@@ -83,7 +76,7 @@ class Collector:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the daemon's last message. If none has arrived, seconds since the collector was made."""
+        """Seconds since the daemon's last message, or before the first since the collector was made."""
         return self._clock_s() - self._heard_s
 
     @property
@@ -93,13 +86,13 @@ class Collector:
 
     @property
     def clock_offset(self) -> ClockOffset | None:
-        """Offset between the clocks of the daemon's host and our clocks, or None if it is not known yet."""
+        """Difference between the clocks of the daemon's host and ours. None if not known yet."""
         if self._same_boot:
             return SAME_CLOCK
         return self._exchange.estimate(time.perf_counter_ns())
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply the messages of the daemon that have arrived. Wait up to `timeout_ms` for the first message."""
+        """Apply the daemon's messages. Wait up to `timeout_ms` for the first."""
         self._drain(timeout_ms)
         daemon = self.store.daemon
         if daemon is None or self._same_boot or self.is_silent:
@@ -108,9 +101,9 @@ class Collector:
             self._ask_clock()
 
     def want(self, source: str) -> None:
-        """Request the data of an ended process from the daemon, unless this data was already read.
+        """Request an ended process's data, unless it was already read.
 
-        Only one request is sent at a time. A later poll receives the answer.
+        Only one request is sent at a time. A later poll gets the answer.
         """
         is_waiting = self._is_unread(self._asked_for) and self._clock_s() - self._asked_s < ASK_AGAIN_S
         if self._is_unread(source) and not is_waiting:
@@ -148,7 +141,7 @@ class Collector:
                 try:
                     _topic, frames = self._subscriber.receive_frames(timeout_ms)
                 except DecodeError:
-                    frames = [b""]  # These bytes are not a cbtop message, but they show that the daemon is alive.
+                    frames = [b""]  # not a cbtop message, but the daemon is alive
                 self._waiting.extend(frames)
                 timeout_ms = 0
             if not self._waiting:
@@ -156,14 +149,14 @@ class Collector:
             self._has_left = False
             while self._waiting:
                 self._take(self._waiting.popleft())
-                # Read the clock after each message, and not once per poll. Applying a long message takes time, and
-                # more messages may arrive meanwhile.
+                # Applying a long message takes time, and more may arrive meanwhile. So read the clock after each
+                # message.
                 self._heard_s = self._clock_s()
                 if time.monotonic() > until_s:
                     return
 
     def _take(self, frame: bytes) -> None:
-        """Apply one message. If a message is damaged, later messages are still applied."""
+        """Apply one message. After a damaged one, later ones are still applied."""
         try:
             message = codec.decode(frame)
             if message is None:

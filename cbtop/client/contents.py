@@ -1,6 +1,4 @@
-"""The properties of a run that are the same at every repetition: the process's announcements about its steps,
-compiled code and conditions.
-"""
+"""What is the same in every repetition of a run: announcements about its steps, compiled code and conditions."""
 
 from __future__ import annotations
 
@@ -14,14 +12,13 @@ from cbtop.protocol.structure_messages import (
     StructureMessage,
 )
 
-Phase = tuple[str, str]  # key of an announcement: (name of the phase without a warm-up suffix, name of the model)
+Phase = tuple[str, str]  # key of an announcement: (phase without a warm-up suffix, model)
 
 
 @dataclass(slots=True)
 class AnnouncedContents:
-    """The newest announcement of each kind from one process.
-
-    A kind that was not announced is None or has no entry.
+    """The newest announcement of each kind from one process. A kind without an announcement is None or has no
+    entry.
     """
 
     conditions: dict[str, str] = field(default_factory=dict)
@@ -30,9 +27,7 @@ class AnnouncedContents:
     compiled: CompiledCode | None = None
 
     def take(self, message: StructureMessage) -> None:
-        """Store an announcement of the process. The new announcement replaces an earlier one of the same kind and
-        phase.
-        """
+        """Store an announcement. It replaces an earlier one of the same kind and phase."""
         match message:
             case Conditions():
                 self.conditions = {one.name: one.value for one in message.conditions}

@@ -1,5 +1,5 @@
-"""Find speed limits of the hardware (roofs) that were measured on this machine after a process announced its
-roofs.
+"""Find the hardware's speed limits (roofs) that were measured on this machine after a process had announced its
+own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from cbtop.protocol.roofs import (
 )
 from cbtop.protocol.vocabulary import Provenance
 
-# Name of the speed limit (roof) for reading a model's weights. This roof is measured by reading as many bytes as the
-# weights have.
+# The roof for reading a model's weights, measured by reading as many bytes.
 WEIGHTS = "weights_read"
 
 
 def lacks_roofs(record: SourceRecord) -> bool:
-    """Return whether the process runs a torch model on the CPU and announced that its roofs (speed limits) are
+    """Return whether the process runs a torch model on the CPU, and said that its roofs (speed limits) are
     unknown.
     """
     manifest = record.manifest
@@ -35,7 +34,7 @@ def lacks_roofs(record: SourceRecord) -> bool:
 
 
 class StoredRoofs:
-    """Reads the file with the measured roofs of this machine. Reads the file again whenever it changes."""
+    """Reads the file with this machine's measured roofs, again whenever it changes."""
 
     def __init__(self) -> None:
         self._boot_id = boot_id()
@@ -43,8 +42,8 @@ class StoredRoofs:
         self._known: tuple[DeviceRoofs, ...] = ()
 
     def over(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs of a process. If a roof was measured on the same device after the announcement, the
-        measured roof replaces the announced one.
+        """Return the roofs of a process. A roof that was measured later on the same device replaces the announced
+        one.
         """
         announced = record.ceilings.values()
         hello, manifest = record.hello, record.manifest
@@ -77,5 +76,5 @@ class StoredRoofs:
             if stamp != self._stamp:
                 self._stamp, self._known = stamp, known_roofs()
         except (OSError, RoofsError):
-            # The file does not exist or is not readable. `cbtop calibrate` reports the reason.
+            # The file is missing or not readable. `cbtop calibrate` tells why.
             self._known = ()

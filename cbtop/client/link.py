@@ -1,4 +1,4 @@
-"""A viewer's link to one daemon: the data that the daemon has sent, and the seconds since its last message."""
+"""A viewer's link to one daemon: the daemon's data, and the seconds since its last message."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 class Link:
-    """Connects to `endpoint`. If `endpoint` is None, connects to this user's daemon, or starts a daemon in this
-    process.
+    """Connects to `endpoint`. None: to this user's daemon, which is started in this process if none runs.
 
-    A daemon in this process remembers the last `history_s` seconds. Raises EndpointError for an invalid address, and
-    KeysError if `keys` are missing for an address on another host.
+    Such a daemon remembers the last `history_s` seconds. Raises EndpointError for an invalid address, and KeysError
+    if an address on another host needs `keys`.
     """
 
     def __init__(
@@ -33,12 +32,12 @@ class Link:
         self._collector = Collector(self._daemon.endpoint, self.store, keys=keys)
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply the messages of the daemon that have arrived. Wait at most `timeout_ms` for the first message."""
+        """Apply the daemon's messages. Wait at most `timeout_ms` for the first."""
         self._collector.poll(timeout_ms)
         self._daemon.check(is_silent=self._collector.is_silent)
 
     def want(self, source: str) -> None:
-        """Request the data of an ended process from the daemon, unless this data was already read."""
+        """Request an ended process's data, unless it was already read."""
         self._collector.want(source)
 
     def follow_records(self, on: bool) -> None:
@@ -47,7 +46,7 @@ class Link:
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether the daemon runs in this process, because no other daemon was running."""
+        """Whether the daemon runs in this process, because no other was running."""
         return self._daemon.inside is not None
 
     @property
@@ -57,7 +56,7 @@ class Link:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the daemon has sent all data that it has at the moment."""
+        """Whether the daemon has sent all the data that it has now."""
         return self.store.daemon is not None
 
     @property
@@ -67,33 +66,29 @@ class Link:
 
     @property
     def refused(self) -> str:
-        """The reason why the daemon and this viewer will never accept each other, such as different versions or keys.
-        Empty if no such reason is known.
-        """
+        """Why the daemon and this viewer will never accept each other (different versions or keys), or ""."""
         return self._collector.refused
 
     @property
     def trouble(self) -> str:
-        """The reason why no data arrives from the daemon. Empty if data arrives, or if the reason is unknown."""
+        """Why no data arrives from the daemon. "" if it arrives, or if the reason is unknown."""
         if self.is_complete and self.stale_s is None:
             return self._collector.trouble
         return self._collector.trouble or stopped_holder(self.endpoint)
 
     @property
     def no_daemon(self) -> str:
-        """The reason why no daemon could be started in this process. Empty if a daemon was started, or if the user
-        gave an address.
-        """
+        """Why no daemon could be started in this process. "" if one was, or if the user gave an address."""
         return self._daemon.trouble
 
     @property
     def stale_s(self) -> float | None:
-        """Seconds since the daemon's last message if the daemon is silent, otherwise None."""
+        """Seconds since the daemon's last message. None if the daemon is not silent."""
         return self._collector.silent_s if self._collector.is_silent else None
 
     @property
     def clock_offset(self) -> ClockOffset | None:
-        """Offset between the clocks of the daemon's host and our clocks, or None if it is not known yet."""
+        """Difference between the clocks of the daemon's host and ours. None if not known yet."""
         return self._collector.clock_offset
 
     @property
@@ -103,7 +98,7 @@ class Link:
 
     @property
     def complaint(self) -> str:
-        """One line about the problem with the link to this daemon. "" if the link works."""
+        """One line about a problem with the link to this daemon, or ""."""
         inside = self._daemon.inside
         if self.refused or self.trouble:
             return f"{self.endpoint}: {'refused' if self.refused else self.trouble}"

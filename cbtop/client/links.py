@@ -1,4 +1,4 @@
-"""A viewer's links to one or several daemons, and the state of all links together."""
+"""A viewer's links to one or several daemons, and the state of all together."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 class Links:
-    """Connects to each of `endpoints`. Without endpoints, connects to this user's daemon or starts a daemon in this
-    process.
+    """Connects to each of `endpoints`. Without any: to this user's daemon, which is started in this process if none
+    runs.
 
-    The failure of a daemon does not affect the data of other daemons. A daemon in this process remembers the last
-    `history_s` seconds. Raises EndpointError for an invalid address, and KeysError if `keys` are missing for an
-    address on another host.
+    If one daemon fails, other data is not affected. A daemon in this process remembers the last `history_s` seconds.
+    Raises EndpointError for an invalid address, and KeysError if an address on another host needs `keys`.
     """
 
     def __init__(self, endpoints: Sequence[str], window_s: float, keys: ViewerKeys | None, history_s: float) -> None:
@@ -35,7 +34,7 @@ class Links:
         return iter(self._links)
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply the messages of all daemons that have arrived. Wait at most `timeout_ms` for the first message."""
+        """Apply the messages of all daemons. Wait at most `timeout_ms` for the first."""
         for link in self._links:
             link.poll(timeout_ms // len(self._links))
 
@@ -47,22 +46,22 @@ class Links:
                 link.follow_records(on)
 
     def want(self, key: str) -> None:
-        """Request the unread data of ended processes.
+        """Request the unread data of ended processes, from each daemon one process at a time.
 
-        Each daemon gets a request for one process at a time. A later poll reads the answer.
+        A later poll reads the answer.
         """
         for link in self._links:
             link.want(key)
 
     def key_of(self, pid: int) -> str | None:
-        """Return the key of the source with this `pid`, or None if it has not appeared yet."""
+        """Return the key of the source with this `pid`. None if it has not appeared yet."""
         records = (record for link in self._links for record in link.store.sources.values())
         return next((record.key for record in records if record.hello and record.hello.pid == pid), None)
 
     def clock_offset_of(self, link: Link) -> ClockOffset | None:
-        """Return the most accurate known clock offset of the host of `link`.
+        """Return the best known clock offset of the host of `link`.
 
-        Daemons with the same boot id run on one host, so the offset of any of these daemons is valid.
+        Daemons with the same boot id are on one host, so any of their offsets is valid.
         """
         boot_id = link.store.daemon.boot_id if link.store.daemon else ""
         same = [other for other in self._links if other.store.daemon and other.store.daemon.boot_id == boot_id]
@@ -71,62 +70,59 @@ class Links:
 
     @property
     def heard_ns(self) -> int | None:
-        """The time on the daemon's clock in the latest message. None if there are several daemons, because their
-        clocks differ.
-        """
+        """The time in the daemon's newest message. None with several daemons, because their clocks differ."""
         return self._links[0].store.heard_ns if len(self._links) == 1 else None
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether a daemon runs in this process, because no other daemon was running."""
+        """Whether a daemon runs in this process, because no other was running."""
         return any(link.is_daemon_inside for link in self._links)
 
     @property
     def endpoint(self) -> str | None:
-        """The address of the daemon, or None if there are several."""
+        """The address of the daemon. None if there are several."""
         return self._links[0].endpoint if len(self._links) == 1 else None
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The addresses at which no daemon has answered yet.
-
-        Each text has the address and the reason. If the reason is unknown, the text has a hint for the user.
+        """The addresses that have not answered yet, each with the reason. If it is unknown, with a hint for the
+        user.
         """
         silent = [link for link in self._links if not link.is_complete]
         return tuple(f"{link.endpoint}: {link.trouble or link.no_daemon or NO_ANSWER}" for link in silent)
 
     @property
     def answered(self) -> tuple[str, ...]:
-        """The addresses at which a daemon outside this process has answered."""
+        """The addresses that a daemon outside this process has answered from."""
         return tuple(link.endpoint for link in self._links if link.is_complete and not link.is_daemon_inside)
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The addresses of the daemons with messages that have arrived but are not applied yet."""
+        """The addresses of daemons with messages that are not applied yet."""
         return tuple(link.endpoint for link in self._links if link.is_behind)
 
     @property
     def is_complete(self) -> bool:
-        """Whether at least one daemon has answered, and all received messages are applied."""
+        """Whether a daemon has answered, and all its messages are applied."""
         return any(link.is_complete for link in self._links) and not self.unread
 
     @property
     def left_out(self) -> str:
-        """One text with the number, names and reasons of the sources that were dropped for lack of memory. "" if no
-        source was dropped.
+        """Number, names and reasons of the sources that were dropped for lack of memory, as one text. "" without
+        any.
         """
         return "; ".join(filter(None, (link.store.complaint() for link in self._links)))
 
     @property
     def refused(self) -> str:
-        """The reason why no daemon and this viewer will ever accept each other, such as different versions or keys.
-        Empty if at least one link works or may still work.
+        """Why no daemon will ever accept this viewer, or the reverse (different versions or keys). "" if a link works
+        or may work later.
         """
         refused = [link.refused for link in self._links]
         return "; ".join(refused) if all(refused) else ""
 
     def status(self) -> str:
-        """Return one line about the state of the links to all daemons."""
+        """Return one line about the state of all links."""
         complaints = [link.complaint for link in self._links if link.complaint]
         if len(self._links) == 1:
             return complaints[0] if complaints else self._links[0].name

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from cbtop.client import DEFAULT_WINDOW_S
 
-# Seconds between two readings of the CPU time. A displayed number that changes with every redraw is hard to read.
+# Seconds between two readings of the CPU time. A number that changes with every redraw is hard to read.
 SPACING_S = 1.0
 
 
 def resident_bytes() -> int | None:
-    """Resident memory of this process in bytes, or None if the system has no /proc."""
+    """Resident memory of this process in bytes. None without /proc."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -23,7 +23,7 @@ def resident_bytes() -> int | None:
 
 
 class OwnCost:
-    """Reads the CPU time of all threads once a second while `tick` is called. Keeps the last readings."""
+    """Reads the CPU time of all threads, once a second while `tick` is called, and keeps the last readings."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class OwnCost:
         self.resident_bytes = resident()
 
     def tick(self) -> None:
-        """Read the CPU time, if a second has passed since the last reading."""
+        """Read the CPU time if a second has passed."""
         now_s = self._clock_s()
         if now_s - self._read[-1][0] < SPACING_S:
             return
@@ -57,8 +57,8 @@ class OwnCost:
 
     @property
     def cpu_percent(self) -> float | None:
-        """CPU time of this process over the last `over_s` seconds, in percent of one processor. It is None during the
-        first second.
+        """CPU time of this process over the last `over_s` seconds, in percent of one processor. None in the first
+        second.
         """
         worked_s = self._read[-1][1] - self._read[0][1]
         return 100 * worked_s / self.over_s if self.over_s else None

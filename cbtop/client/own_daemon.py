@@ -1,4 +1,4 @@
-"""The daemon that runs inside a viewer if no other daemon runs."""
+"""The daemon inside a viewer, for when no other daemon runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import EndpointError
 
 RETRY_INSIDE_S = 1.0
-# hint for the user if it is not known why the daemon does not answer
+# hint for the user if a daemon does not answer for unknown reasons
 NO_ANSWER = "check the address, or start `cbtop daemon` there"
 
 
 class DaemonIfNone:
-    """The daemon that a viewer listens to. It is the daemon at `endpoint`. If `endpoint` is None, it is this user's
-    daemon.
+    """The daemon that a viewer listens to: the one at `endpoint`, or if that is None this user's daemon.
 
-    In this case, a daemon is started in this process if no other runs, or if the running one falls silent later. The
-    started daemon remembers the last `history_s` seconds. Raises EndpointError if there are too few file descriptors.
+    This user's daemon is started in this process if none runs, or if it falls silent later. It then remembers the
+    last `history_s` seconds. Raises EndpointError if there are too few file descriptors.
     """
 
     def __init__(self, endpoint: str | None, history_s: float = MAX_HISTORY_S) -> None:
@@ -32,8 +31,8 @@ class DaemonIfNone:
             self._start()
 
     def check(self, *, is_silent: bool) -> None:
-        """Start a daemon in this process if the other daemon has fallen silent. No data is lost, because both daemons
-        read the same files.
+        """Start a daemon in this process if the other one has fallen silent. Both read the same files, so no data is
+        lost.
         """
         alone = self._own and self.inside is None and is_silent
         if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
@@ -50,5 +49,5 @@ class DaemonIfNone:
         try:
             self.inside = DaemonInside(self.endpoint, history_s=self._history_s)
         except EndpointError as error:
-            self.inside = None  # Another daemon already runs or is starting. Connect to that daemon.
+            self.inside = None  # Another daemon runs or is starting, so connect to that.
             self.trouble = str(error)

@@ -1,6 +1,6 @@
 """Write a time range of a recording to a new recording.
 
-The copy begins at the last keyframe before the range, because a keyframe contains the complete state.
+It begins at the last keyframe before the range, which has the complete state.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from cbtop.client.stream_recorder import SavedHistory, new_path
 from cbtop.protocol.errors import RecordingError
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 
-# The copy also contains the records of the second before the range. A viewer needs these earlier records to count the
-# missing records of the range.
+# The copy also has the records of the second before the range. Viewers need them to count the range's missing
+# records.
 LEAD_NS = 1_000_000_000
-MAX_RANGE_BYTES = 1 << 30  # maximum size of the new recording; every recording has this limit
+MAX_RANGE_BYTES = 1 << 30  # most bytes of the new recording, as of every recording
 
 
 class RangeCut:
-    """The time range from `begin_ns` to `end_ns` of the recording in `reader`. `close` also closes the reader."""
+    """The time from `begin_ns` to `end_ns` of the recording in `reader`. `close` also closes the reader."""
 
     def __init__(self, reader: RecordingReader, begin_ns: int, end_ns: int) -> None:
         self._reader = reader
         self._begin_ns, self._end_ns = begin_ns, end_ns
 
     def save(self, directory: Path) -> SavedHistory:
-        """Write the range to a new recording in `directory`. Raises RecordingError with the reason if that fails."""
+        """Write the range to a new recording in `directory`. Raises RecordingError with the reason."""
         writer = RecordingWriter(new_path(directory, "range"), self._reader.origin, MAX_RANGE_BYTES)
         try:
             writer.append(encode_frame(FrameKind.RANGE, self._begin_ns, ()))

@@ -1,4 +1,4 @@
-"""Keep the newest records of a process in order of arrival. The screen's timeline is drawn from them."""
+"""Keep the newest records of a process in order of arrival, for the screen's timeline."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, joined, unpack
 from cbtop.protocol.ring_reader import Batch
 
-MAX_RECENT = 1 << 15  # The newest records of each source are stored, at most this many.
-RECENT_BYTES = 40  # approximate bytes of memory that one record takes
+MAX_RECENT = 1 << 15  # Store at most this many newest records per source.
+RECENT_BYTES = 40  # approximate memory per record in bytes
 MAX_HOLES = 64
 
 
@@ -24,16 +24,16 @@ class Hole(NamedTuple):
 
 
 class RecentRecords:
-    """Keeps the newest MAX_RECENT records in the order of their end, and the time ranges with missing records.
+    """Keeps the newest MAX_RECENT records in the order of their ends, and the time ranges with missing records.
 
-    Records that ended before `horizon_ns` are dropped. `missing` is the number of records after `horizon_ns` that did
-    not arrive. Missing records were overwritten, rejected, or lost on the way.
+    Records that ended before `horizon_ns` are dropped. `missing` counts later ones that did not arrive: they were
+    overwritten, rejected, or lost on the way.
     """
 
     def __init__(self) -> None:
         self.horizon_ns = 0
         self.missing = 0
-        self.version = 0  # a number that changes whenever the stored records change
+        self.version = 0  # changes whenever the stored records change
         self.holes: deque[Hole] = deque(maxlen=MAX_HOLES)
         self._parts: deque[Batch] = deque()
         self._count = 0

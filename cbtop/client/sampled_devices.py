@@ -1,4 +1,4 @@
-"""Keep the samples of devices and processes that a daemon has sent in the last two minutes."""
+"""Keep a daemon's samples of devices and processes of the last two minutes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,28 @@ ValueT = TypeVar("ValueT")
 
 
 class DeviceMoment(NamedTuple):
-    """The figures of a GPU or CPU in one sample. None means that a figure is not available."""
+    """The figures of a GPU or CPU in one sample. None: not available."""
 
     busy_percent: float | None
     memory_bytes: float | None
-    # The mean power in watts, as in DeviceRow.watts. If the mean is not available, this is the momentary power.
+    # Mean power in watts (see DeviceRow.watts), or without a mean the momentary power.
     watts: float | None
     clock_mhz: float | None
     celsius: float | None
 
 
 class ProcessMoment(NamedTuple):
-    """The use of CPU and memory by one process in one sample. None means that a figure is not available."""
+    """The CPU and memory of one process in one sample. None: not available."""
 
     cpu_percent: float | None
     resident_bytes: float | None
-    # share of time that the process's busiest thread has waited for a processor
+    # share of time that the busiest thread waited for a processor
     waiting_percent: float | None = None
 
 
 @dataclass(slots=True)
 class SampledDevices:
-    """The newest sample of one sampler of the daemon, and the sampler's history of the last two minutes, oldest
-    first.
-    """
+    """The newest sample of one of the daemon's samplers, and its samples of the last two minutes, oldest first."""
 
     newest: DeviceSample
     # the samples of each device, by the device's uuid
@@ -48,8 +46,8 @@ class SampledDevices:
     of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)
 
     def take(self, sample: DeviceSample) -> None:
-        """Store `sample` as the newest of its sampler. Add it to the history, unless it is an earlier sample that a
-        keyframe repeats.
+        """Store `sample` as its sampler's newest, and add it to the history. A keyframe may repeat an earlier sample,
+        which is not added.
         """
         is_new = not self.history or sample.monotonic_ns > self.newest.monotonic_ns
         self.newest = sample

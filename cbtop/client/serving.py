@@ -1,6 +1,4 @@
-"""The announcements of a process that serves requests: the requests, the load of the inference engine, and the times
-of the engine.
-"""
+"""The announcements of a process that serves requests: the requests, the engine's load, and the engine's times."""
 
 from __future__ import annotations
 
@@ -19,18 +17,18 @@ from cbtop.protocol.serving_messages import (
 
 @dataclass(slots=True)
 class AnnouncedServing:
-    """The newest requests and loads, and the newest engine times. The key of a request or load is its number modulo
-    the size limit of its dictionary.
+    """The newest requests, loads and engine times. The key of a request or load is its number modulo the size of its
+    dictionary.
     """
 
     requests: dict[int, ServedRequest] = field(default_factory=dict)
     loads: dict[int, EngineLoad] = field(default_factory=dict)
     times: EngineTimes | None = None
-    # Id of the engine's process, if this process is a worker that runs the model for an engine
+    # process id of the engine, if this process is a worker that runs its model
     engine_pid: int | None = None
 
     def take(self, message: ServingMessage) -> None:
-        """Store the announcement. The new announcement replaces an earlier one with the same key."""
+        """Store the announcement. It replaces an earlier one with the same key."""
         match message:
             case ServedRequest():
                 self.requests[message.number % MAX_SERVED] = message
@@ -43,7 +41,7 @@ class AnnouncedServing:
 
     @property
     def is_engine(self) -> bool:
-        """Whether this process has reported requests or times of an engine."""
+        """Whether this process has reported an engine's requests or times."""
         return bool(self.requests or self.loads or self.times)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""A viewer's data about one profiled process: the catalog, the totals and a limited history."""
+"""A viewer's data about one profiled process: catalog, totals and a limited history."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from cbtop.protocol.training_messages import GradientMessage, TrainingTimes
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
-MAX_PHASES = 64  # A source has token rates for at most this many phases.
-# Approximate memory in bytes, in this order: of a source, of a node without its names, of a dependency, of an
-# announcement with texts of maximum length, and of a phase.
+MAX_PHASES = 64  # At most this many phases of a source have token rates.
+# Approximate memory in bytes of: a source, a node without its names, a dependency, an announcement with the longest
+# texts, and a phase.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
-BUSY_BYTES = 16 * (SLICES + 1)  # bytes of memory per node for its times in the slices of `busy`
+BUSY_BYTES = 16 * (SLICES + 1)  # bytes per node for its times in the slices of `busy`
 _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """The totals of one phase from the start of the process until one moment."""
+    """The totals of one phase from the start of the process to one moment."""
 
     monotonic_ns: int
     tokens: int
     count: int = 0  # number of steps of the phase since the process started
     time_ns: int = 0  # total time in ns of these steps
-    sequences: int = 0  # number of sequences, summed over the steps that reported them
+    sequences: int = 0  # sum of the sequences of steps that reported them
     sequences_given: int = 0  # number of steps that reported sequences
-    cached: int = 0  # sum of the cached positions before each step, over the steps that reported a number
+    cached: int = 0  # sum of the cached positions before each step that reported them
     cached_given: int = 0
 
 
@@ -67,15 +67,14 @@ class SourceRecord:
     window: Window
     hello: HostHello | None = None
     nodes: NodeTable = field(default_factory=NodeTable)
-    # a dict that is used as a set, because it keeps the order of arrival
+    # a dict used as a set, because it keeps the order of arrival
     dependencies: dict[Dependency, None] = field(default_factory=dict)
     manifest: Manifest | None = None
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
     checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
-    traces: dict[str, TraceSummary] = field(default_factory=dict)  # the model traces, by their id, such as MLT-01
+    traces: dict[str, TraceSummary] = field(default_factory=dict)  # the model traces by id, such as MLT-01
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
-    # The sampling of steps that the process announced. If it is None, one step in `hello.sample_every` is recorded,
-    # and the cost of recording is unknown.
+    # The announced sampling of steps. None: one step in `hello.sample_every` is recorded, at unknown cost.
     sampling: Sampling | None = None
     # the newest compilations; the key is the number of the compilation modulo MAX_COMPILATIONS
     compilations: dict[int, Compilation] = field(default_factory=dict)
@@ -91,23 +90,23 @@ class SourceRecord:
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
-    # for each phase, one sample of its totals per second
+    # one sample of each phase's totals per second
     history: dict[str, deque[StepSample]] = field(default_factory=dict)
     trend: BrickTrend = field(default_factory=BrickTrend)
-    busy: BusySlices | None = None  # the data for comparing ranks; None if the process is not one of several ranks
-    # the newest single records; empty unless the store keeps records
+    busy: BusySlices | None = None  # for comparing ranks; None if the process is not one of several
+    # the newest single records; empty unless the store keeps them
     recent: RecentRecords = field(default_factory=RecentRecords)
     names_bytes: int = 0  # memory in bytes of the names of nodes
     trains: bool = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended or is lost. In both cases, no further data of the process can arrive."""
+        """Whether the process has ended or is lost, so that no more data can arrive."""
         return self.state is not None and self.state.state in _HAVE_ENDED
 
     @property
     def is_unread(self) -> bool:
-        """Whether the process has ended and its data was not read yet. The daemon reads the data only on request."""
+        """Whether the process has ended and its data was not read. The daemon reads it only on request."""
         state = self.state
         return self.has_ended and state is not None and not self.stats.received and state.received + state.unread > 0
 
@@ -123,22 +122,18 @@ class SourceRecord:
 
     @property
     def sample_every(self) -> int:
-        """The sampling interval: N if one step in N is recorded."""
+        """N if one step in N is recorded."""
         if self.sampling is not None:
             return self.sampling.every
         return self.hello.sample_every if self.hello else 1
 
     @property
     def leaves_steps_out(self) -> bool:
-        """Whether some steps are not recorded. A process with a limit on the cost of recording skips steps to keep
-        the limit.
-        """
+        """Whether some steps are not recorded, to keep a limit on the cost of recording."""
         return self.sampling is not None or self.sample_every > 1
 
     def kept(self) -> int:
-        """Number of entries that use memory. Nodes, announcements, and the parts of announcements are such
-        entries.
-        """
+        """Number of entries that use memory: nodes, announcements, and parts of announcements."""
         places = max(len(self.nodes), len(self.stats))
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         traced += len(self.burst.kernels) if self.burst else 0
@@ -165,15 +160,13 @@ class SourceRecord:
         return known + slices + sum(one.size_bytes for one in kept) + self.window.sum_bytes
 
     def begin_range(self, now_ns: int, length_s: float) -> None:
-        """Restart windows, curves and records of this source for a range of `length_s` seconds that begins now.
+        """Restart windows, curves and records for a range of `length_s` seconds that begins now.
 
-        `now_ns` is the time on the daemon's clock. This time is used only if nothing was received from this source
-        yet.
+        `now_ns` is the time on the daemon's clock. It counts only if nothing was received from this source yet.
         """
         self.window = self.window.from_now_on(length_s)
         if not self.window.has_begun and not self.has_ended:
-            # Begin the window now. If it began with the next update, a report about an earlier time could count as
-            # part of the range.
+            # Begin the window now. With the next update, a report about an earlier time could count for the range.
             self.window.tick(now_ns, losses=Losses())
         self.recent, self.trend = RecentRecords(), BrickTrend()
         at_ns = self.window.now_ns
@@ -189,10 +182,9 @@ class SourceRecord:
         }
 
     def forget_catalog(self) -> None:
-        """Forget the announcements that a process may withdraw. The next snapshot repeats the announcements that are
-        still valid.
+        """Forget the announcements that a process may withdraw. The next snapshot repeats those that are still valid.
 
-        Nodes and statistics stay, because the process never removes them.
+        Nodes and statistics stay, because a process never removes them.
         """
         self.dependencies.clear()
         self.ceilings.clear()
@@ -208,12 +200,12 @@ class SourceRecord:
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
-    """Set the clock of this source to `monotonic_ns`, and store samples for its curves.
+    """Set this source's clock to `monotonic_ns`, and store samples for its curves.
 
-    `growth` is already part of the statistics. If the process has ended, the window ends at the end of the process.
+    `growth` is already in the statistics. The window of an ended process ends with the process.
     """
-    # A heartbeat carries the time when the daemon last read its first source. This time is wrong for an ended source,
-    # and for a source that the daemon read later. So keep the source's own time.
+    # A heartbeat has the time when the daemon last read its first source. For an ended source, or one that it read
+    # later, this is wrong, so keep the source's own time.
     monotonic_ns = (
         record.window.now_ns or monotonic_ns if record.has_ended else max(monotonic_ns, record.window.now_ns)
     )
@@ -224,8 +216,8 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
         )
     record.window.tick(monotonic_ns, growth, losses)
     if record.history and growth is not None and growth.is_empty:
-        # Add no sample to the curves, because a keyframe only repeats statistics. Some viewers do not receive
-        # keyframes, but all viewers should show the same curves.
+        # A keyframe only repeats statistics, so it adds no sample. Some viewers do not receive keyframes, but all
+        # show the same curves.
         return
     record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:
@@ -240,7 +232,7 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
 
 
 def _steps_of(record: SourceRecord) -> Iterator[Node]:
-    """Yield the step nodes of the source that have statistics."""
+    """Yield the source's step nodes that have statistics."""
     for node in record.nodes.children[None]:
         if node.kind is NodeKind.STEP and node.id < len(record.stats):
             yield node

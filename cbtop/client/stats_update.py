@@ -1,4 +1,4 @@
-"""Apply an update of statistics to the record of its process, after checking every number."""
+"""Check every number of an update of statistics, and apply it to the record of its process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import StatsUpdate
 
-MAX_RARE = 1e30  # largest accepted value in a column with few values (a sparse column), such as FLOP and bytes
+MAX_RARE = 1e30  # largest accepted value of a column that few nodes have (FLOP, bytes, …)
 CELLS_END = (MAX_NODES + 1) * BUCKETS
-SANE = 1 << 62  # largest accepted total; the sum of two totals of this size still fits into int64
-# The row with the shortest times has no upper limit. A node without records has the largest int64 in this row.
+SANE = 1 << 62  # largest accepted total; the sum of two still fits into int64
+# The row of shortest times has no upper limit: a node without records has the largest int64.
 _MIN_ROW = COLUMNS.index("min_ns")
 _UNION, _FIRST = SPARSE_COLUMNS.index("union_ns"), SPARSE_COLUMNS.index("first_ns")
 

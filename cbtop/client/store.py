@@ -1,4 +1,4 @@
-"""Keep all data of a viewer about one daemon: its processes and devices, updated by messages."""
+"""Keep a viewer's data about one daemon: its processes and devices, updated by messages."""
 
 from __future__ import annotations
 
@@ -39,21 +39,20 @@ MAX_SOURCES = 1024
 # Memory limit in bytes for the data of all daemons together. 64 processes with 365 nodes each use a quarter of the
 # limit.
 MAX_BYTES = 256 << 20
-MAX_WINDOW_BYTES = 64 << 20  # Recent windows may use this many bytes of MAX_BYTES.
-# The newest single records may use this many bytes of MAX_BYTES. They are stored only while a timeline is shown.
+MAX_WINDOW_BYTES = 64 << 20  # Of MAX_BYTES, recent windows may use this many bytes.
+# Of MAX_BYTES, the newest single records may use this many bytes. They are stored only while a timeline is shown.
 MAX_RECENT_BYTES = 32 << 20
-# Limits for all samplers of a daemon together. The data of samplers does not count towards MAX_BYTES. If every text
-# has the maximum length, this data takes 24 MiB.
+# Limits for all samplers of a daemon together. Their data is outside of MAX_BYTES: 24 MiB, if every text is as long
+# as possible.
 MAX_SAMPLERS, MAX_DEVICES, MAX_TOLD = 4, 256, 8_192
 NAMED = 3  # `complaint` names at most this many dropped sources.
 
 
 class Budget:
-    """The memory limit for all stores of a viewer. Above the limit, recent windows are shortened first, then whole
-    sources are dropped.
+    """The memory limit for all stores of a viewer. Above it, recent windows are shortened, then whole sources are
+    dropped.
 
-    The largest source of the largest daemon is dropped first. So a daemon with much data does not displace the data
-    of other daemons.
+    The largest source of the largest daemon goes first. So a daemon with much data does not displace other daemons.
     """
 
     def __init__(self) -> None:
@@ -70,10 +69,7 @@ class Budget:
 
 
 class Store:
-    """Applies a daemon's messages to its sources.
-
-    Data of an unknown source is ignored until its catalog has arrived.
-    """
+    """Applies a daemon's messages to its sources. Data of a source is ignored until its catalog has arrived."""
 
     def __init__(self, window_s: float = DEFAULT_WINDOW_S, budget: Budget | None = None) -> None:
         self.window_s = window_s
@@ -86,10 +82,10 @@ class Store:
         self._total = AnnouncedTotal()
         self.size_bytes = 0
         self.window_bytes = 0
-        # for each source, (its total size, the size of its recent window) in bytes
+        # source -> (its size, the size of its recent window), in bytes
         self._sizes: dict[str, tuple[int, int]] = {}
         self._keeps_records = False
-        # time of the daemon's clock when the user's range began, or None without a range
+        # when the user's range began, on the daemon's clock; None without a range
         self._range_from_ns: int | None = None
         self._budget = budget or Budget()
         self._budget.stores.append(self)
@@ -97,8 +93,8 @@ class Store:
     def apply(self, message: Message) -> None:
         """Apply one message.
 
-        Raises VersionError if the daemon has a different major version, and DecodeError if parts of the message
-        contradict each other. If there is no room for the message's source, drops the source and raises LimitError.
+        Raises VersionError if the daemon has a different major version, and DecodeError if the message contradicts
+        itself. Without room for its source, drops the source and raises LimitError.
         """
         match message:
             case SourceCatalog() | StatsUpdate() if message.source in self.left_out:
@@ -147,7 +143,7 @@ class Store:
             self._weigh(key)
 
     def begin_range(self, length_s: float) -> None:
-        """Restart windows, curves and records of every source for a range of `length_s` seconds that begins now."""
+        """Restart windows, curves and records of every source, for a range of `length_s` seconds that begins now."""
         self.window_s = length_s
         now_ns = max([self.heard_ns, *(record.window.now_ns for record in self.sources.values())])
         self._range_from_ns = now_ns
@@ -156,17 +152,17 @@ class Store:
             self._weigh(key)
 
     def shorten_records(self) -> None:
-        """Find the source with the most single records, and drop half of these records."""
+        """Drop half of the single records of the source that has the most."""
         key, record = max(self.sources.items(), key=lambda item: len(item[1].recent))
         record.recent.shorten(len(record.recent) // 2)
         self._weigh(key)
 
     def leave_out_largest(self) -> None:
-        """Drop the source that uses the most memory."""
+        """Drop the source with the most memory."""
         self._leave_out(max(self._sizes, key=lambda key: self._sizes[key][0]), f"more than {MAX_BYTES >> 20} MiB")
 
     def complaint(self) -> str:
-        """Return one text with the number, names and reasons of the dropped sources, or "" if none was dropped."""
+        """Return number, names and reasons of the dropped sources as one text, or ""."""
         if not self.left_out:
             return ""
         names = [*list(self.left_out)[:NAMED], *(["…"] if len(self.left_out) > NAMED else [])]
@@ -202,8 +198,7 @@ class Store:
                 try:
                     self._catalog(message)
                 finally:
-                    # Count the memory even if an error is raised, because the first part of the message may already
-                    # be applied.
+                    # Even after an error, the first part of the message may be applied, so count the memory.
                     self._count(message.source)
             case SourceState():
                 if message.source in self.sources:
@@ -217,8 +212,7 @@ class Store:
             case DeviceSample():
                 self._sampled(message)
             case ClockReading() | HistoryPiece() | DaemonGoodbye():
-                # The collector and the recorders handle these messages. After a daemon's goodbye, the store keeps the
-                # data of the daemon.
+                # The collector and the recorders handle these. After a daemon's goodbye, its data stays.
                 pass
             case RecordBatch():
                 self.sources[message.source].recent.take(message)
@@ -229,7 +223,7 @@ class Store:
                 assert_never(message)
 
     def _begin(self, hello: DaemonHello) -> None:
-        """Drop all data. After its hello, a daemon sends snapshots of all of its sources."""
+        """Drop all data. After its hello, a daemon sends snapshots of all its sources."""
         if hello.protocol_major != PROTOCOL_MAJOR:
             raise VersionError(
                 f"the daemon (cbtop {hello.version}) speaks protocol {hello.protocol_major}."
@@ -245,7 +239,7 @@ class Store:
     def _beat(self, heartbeat: Heartbeat) -> None:
         """Store the states of the sources in a heartbeat.
 
-        Each heartbeat adds a sample to the curves of a running source, even if its statistics did not change.
+        It adds a sample to the curves of each running source, even without new statistics.
         """
         self.heard_ns = heartbeat.monotonic_ns
         for state in heartbeat.sources:
@@ -285,12 +279,11 @@ class Store:
             record.forget_catalog()
         for said in message.messages:
             if not message.complete and isinstance(said, Node) and said.id > len(record.nodes) + 1:
-                # Nodes with smaller ids are missing, because their messages were lost. The next keyframe repeats all
-                # nodes.
+                # Messages with smaller node ids were lost. The next keyframe repeats all nodes.
                 continue
             apply_announcement(record, said)
             if self._range_from_ns is None or not isinstance(said, HostHello):
                 continue
             if not record.window.has_begun and said.monotonic_ns >= self._range_from_ns:
-                # The process began within the user's range, so the range contains all of its work.
+                # The process began within the user's range, so all of its work is in the range.
                 record.window.tick(said.monotonic_ns, losses=Losses())

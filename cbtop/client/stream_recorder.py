@@ -36,11 +36,11 @@ KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 
 
 class StreamRecorder:
-    """Records the messages of the daemon at `endpoint`, except messages of sources in `left_out`.
+    """Records the messages of the daemon at `endpoint`, without sources in `left_out`.
 
-    If `endpoint` is None, records this user's daemon. If no daemon of this user runs, starts a daemon in this
-    process. Raises RecordingError if the file cannot be made, EndpointError for an invalid address, and KeysError if
-    `keys` are missing for an address on another host.
+    If `endpoint` is None: of this user's daemon, which is started in this process if none runs. Raises RecordingError
+    if the file cannot be made, EndpointError for an invalid address, and KeysError if an address on another host
+    needs `keys`.
     """
 
     def __init__(
@@ -56,15 +56,14 @@ class StreamRecorder:
         self._left_out = left_out
         self.store = Store()
         self.tallies: dict[str, RecordTally] = {}
-        self.damaged = 0  # number of messages that could not be decoded and were therefore not recorded
+        self.damaged = 0  # number of messages that could not be decoded, and so were not recorded
         self.is_full = False
         with ExitStack() as opened:
             self._daemon = DaemonIfNone(endpoint)
             opened.callback(self._daemon.close)
             self._subscriber = Subscriber(self._daemon.endpoint, keys, topics=(RECORDS, LIVE))
             opened.callback(self._subscriber.close)
-            # Open the file last, because opening may overwrite an existing file. All other errors are raised before
-            # the file is opened.
+            # Opening may overwrite a file, so it comes last, after all other errors.
             self._writer = RecordingWriter(path, _origin(), max_bytes, overwrite=overwrite)
             opened.pop_all()
         self._heard_s = self._asked_s = time.monotonic()
@@ -72,9 +71,7 @@ class StreamRecorder:
 
     @property
     def unanswered(self) -> str:
-        """One text with the address at which no daemon answers, and the reason. If the reason is unknown, the text
-        has a hint for the user.
-        """
+        """The address without an answer, and the reason or a hint for the user, as one text."""
         return f"{self._daemon.endpoint}: {self._daemon.trouble or self.trouble or NO_ANSWER}"
 
     @property
@@ -89,7 +86,7 @@ class StreamRecorder:
 
     @property
     def has_only_ended(self) -> bool:
-        """Whether every process had ended before recording began. False if a record of any process has arrived."""
+        """Whether every process had ended before the recording began. False once a record arrives."""
         return (
             bool(self.tallies) and not self._has_seen_running and not any(one.taken for one in self.tallies.values())
         )
@@ -101,19 +98,17 @@ class StreamRecorder:
 
     @property
     def trouble(self) -> str:
-        """The reason why nothing arrives from the daemon, or "" if the reason is unknown."""
+        """Why nothing arrives from the daemon, or "" if unknown."""
         return self._subscriber.trouble or stopped_holder(self._daemon.endpoint)
 
     @property
     def refused(self) -> str:
-        """The reason why the daemon will never accept this recorder, such as a missing key. Empty if no such reason
-        is known.
-        """
+        """Why the daemon will never accept this recorder (such as a missing key), or ""."""
         return self._subscriber.trouble if self._subscriber.is_refused else ""
 
     def poll(self, timeout_ms: int) -> None:
-        """Record one message, if one arrives within the timeout. Raises VersionError if the daemon has a different
-        major version, and RecordingError if the disk is full.
+        """Record a message, if one arrives in time. Raises VersionError if the daemon has a different major version,
+        and RecordingError if the disk is full.
         """
         now_s = time.monotonic()
         if now_s - self._asked_s > KEYFRAME_S:
@@ -127,7 +122,7 @@ class StreamRecorder:
         kind = KINDS.get(topic, FrameKind.KEYFRAME)
         self._began |= kind is FrameKind.KEYFRAME
         if not self._began:
-            return  # Drop messages before the first keyframe, because the keyframe repeats their content.
+            return  # The first keyframe repeats what came before it.
         known = set(self.store.sources)
         try:
             heard = list(self._kept(frames))
@@ -146,12 +141,12 @@ class StreamRecorder:
             self.damaged += 1
             return
         if kind is FrameKind.LIVE and any(_heals(message, known) for message in messages):
-            return  # Drop this message. We have requested keyframes, and they repeat its content.
+            return  # We have requested keyframes, which repeat this message.
         kept = [frame for frame, _ in heard]
         self.is_full = bool(kept) and not self._writer.append(encode_frame(kind, time.perf_counter_ns(), kept))
 
     def _kept(self, frames: Sequence[bytes]) -> Iterator[tuple[bytes, Message | None]]:
-        """Yield each frame with its message, except frames of excluded processes. The message is None if its type is
+        """Yield each frame with its message, without excluded processes. The message is None if its type is
         unknown.
         """
         for frame in frames:
@@ -166,7 +161,7 @@ class StreamRecorder:
             yield frame, message
 
     def _is_left_out(self, source: str) -> bool:
-        """Whether messages of the source with this key are excluded from the recording."""
+        """Whether the recording excludes the source with this key."""
         return bool(self._left_out) and ring_of(source) in self._left_out
 
     def close(self) -> None:
@@ -183,20 +178,19 @@ def _heals(message: Message, known: set[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SavedHistory:
-    """A new recording with the history that a daemon remembers."""
+    """A new recording of the history that a daemon remembers."""
 
     path: Path
     size_bytes: int
 
 
 def new_path(directory: Path, what: str = "") -> Path:
-    """Return the path in `directory` for a recording that is made now."""
+    """Return the path in `directory` for a new recording."""
     return directory / f"cbtop-{what}{'-' * bool(what)}{datetime.now():%Y%m%d-%H%M%S}{SUFFIX}"
 
 
 def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> SavedHistory:
-    """Write the history of the daemon at `endpoint` to a new file in `directory`. Blocks until the whole history has
-    arrived.
+    """Write the history of the daemon at `endpoint` to a new file in `directory`. Blocks until all of it has arrived.
 
     Raises CbtopError or ProtocolError with the reason.
     """
@@ -209,8 +203,7 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
         origin = RecordingOrigin(head.host, head.monotonic_ns, head.realtime_ns)
         writer = RecordingWriter(path, origin, 2 * MAX_HISTORY_BYTES)
         try:
-            # The daemon's history grows during this loop. Stop at the message that was the last one at our first
-            # request.
+            # The history grows during this loop. Stop at the message that was last at our first request.
             end = head.end
             while frames and all(writer.append(frame) for frame in frames):
                 number = head.first + len(frames)
@@ -225,8 +218,8 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
 
 
 def _ask_history(subscriber: Subscriber, number: int) -> tuple[HistoryPiece, list[bytes]]:
-    """Request one piece of the daemon's history and return it. Only one request is open at a time, because a full
-    queue would drop pieces.
+    """Request a piece of the daemon's history and return it. One at a time, because a full queue would drop
+    pieces.
     """
     topic = subscriber.ask(HISTORY_PREFIX, b"/%d" % number)
     deadline_s = time.monotonic() + ANSWER_WITHIN_S

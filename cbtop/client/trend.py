@@ -20,41 +20,39 @@ from cbtop.protocol.vocabulary import NodeKind
 SECONDS = 60
 # Each second begins at a whole second of the daemon's clock, so all viewers show the same values.
 _SECOND_NS = 1_000_000_000
-MAX_BRICKS = 256  # Each source has trends for at most this many bricks.
-_SECOND_BYTES = 400  # approximate memory of a `_Second` in bytes, without the memory of its arrays
+MAX_BRICKS = 256  # At most this many bricks of a source have trends.
+_SECOND_BYTES = 400  # approximate memory of a `_Second` in bytes, without its arrays
 
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """Two totals of each brick since the source began: the brick's time, and its units of work.
+    """The time of each brick, and its units of work, since the source began.
 
-    Inside a step, the units are the tokens of the step. Outside steps, the units are the calls of the brick.
+    In steps, units are the step's tokens. Outside of steps, they are calls of the brick.
     """
 
     brick: Column  # id of the first node of each brick (see NodeTable.first_of), in ascending order
     time_ns: Column
     units: Column
-    step: Column  # for each brick, the id of the step that contains it, or -1
+    step: Column  # id of the step around each brick, or -1
     tokens: dict[int, int]  # number of tokens of each step, by the id of the step
-    # The work of each brick, shape (5, bricks); the docstring of `_work` explains the five rows
+    # The work of each brick, (5, bricks), with the rows of `_work`
     work: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Second:
-    """The mean time (µs) per token, or per call, of each brick between two moments. It is NaN for a brick without an
-    ended call.
-    """
+    """The mean time (µs) per token or call of each brick between two moments. NaN without an ended call."""
 
     end_ns: int
     brick: Column
     us: NDArray[np.float64]
-    # for each brick, the FLOP, bytes and ns of its calls, shape (3, bricks); (3, 0) if no brick declares its work
+    # FLOP, bytes and ns of each brick's calls, (3, bricks), or (3, 0) if no brick declares its work
     work: NDArray[np.float32]
 
 
 class BrickTrend:
-    """Keeps the time per token (or call) and the work of each brick of one source, second by second."""
+    """Keeps the time per token (or call) and the work of each brick of a source, by second."""
 
     def __init__(self) -> None:
         self._seconds: deque[_Second] = deque(maxlen=SECONDS)
@@ -62,9 +60,9 @@ class BrickTrend:
         # the totals of all bricks at `_begin_ns`
         self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))
         self._work_bytes = 0  # size in bytes of the work arrays of all stored seconds
-        # results that `us` has computed; they are dropped when a second ends
+        # results that `us` has computed; dropped when a second ends
         self._us_made: dict[int, tuple[float | None, ...]] = {}
-        # the cached result of `_tables`, or None if it must be computed
+        # the result of `_tables`; None if it must be computed
         self._us_tables: list[tuple[Column, NDArray[np.float64]]] | None = None
 
     @property
@@ -79,15 +77,13 @@ class BrickTrend:
             return
         before, now = self._totals, _totals(nodes, stats)
         if np.array_equal(before.brick, now.brick):
-            # The bricks have not changed. Share the array of their ids to save memory.
+            # The same bricks as before, so share the array of ids to save memory.
             now = replace(now, brick=before.brick)
         if self._begin_ns is not None:
-            # An entry is false if the brick was measured in the last second, but new bricks have pushed it beyond
-            # MAX_BRICKS.
+            # False for a brick of the last second that new bricks have pushed beyond MAX_BRICKS.
             known = np.isin(before.brick, now.brick)
             at = np.searchsorted(now.brick, before.brick[known])
-            # For a new brick, count only the tokens since the last second. The brick was not called in the step's
-            # earlier runs.
+            # A new brick was not called in earlier runs of its step. So count only tokens since the last second.
             units = now.units - np.array([before.tokens.get(step, 0) for step in now.step.tolist()], np.int64)
             units[at] = now.units[at] - before.units[known]
             took_ns = now.time_ns.copy()
@@ -106,10 +102,10 @@ class BrickTrend:
         self._us_tables = None
 
     def us(self, brick: int) -> tuple[float | None, ...]:
-        """Return the time of a brick in each of the last 60 s, oldest first.
+        """Return the time of a brick in each of the last 60 s, oldest first: in µs per token in steps, and else per
+        call.
 
-        The time is in µs per token inside steps, and in µs per call outside steps. A second without an ended call of
-        the brick is None. `brick` is the id of the brick's first node.
+        None for a second without an ended call. `brick` is the id of its first node.
         """
         found = self._us_made.get(brick)
         if found is None:
@@ -118,8 +114,8 @@ class BrickTrend:
         return found
 
     def _tables(self) -> list[tuple[Column, NDArray[np.float64]]]:
-        """Return the stored seconds, oldest first, as tables with one row a second. Consecutive seconds with the same
-        bricks share a table.
+        """Return the stored seconds, oldest first, as tables with a row per second. Consecutive seconds with the same
+        bricks are in one table.
         """
         if self._us_tables is None:
             begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
@@ -129,17 +125,14 @@ class BrickTrend:
         return self._us_tables
 
     def by_second(self, brick: int) -> dict[int, float]:
-        """Return the time of a brick in each second of the daemon's clock. The time is in µs per token inside steps,
-        and in µs per call outside steps.
-        """
+        """Return the time of a brick by second of the daemon's clock, in µs per token in steps, and else per call."""
         return {second.end_ns // _SECOND_NS: us for second, us in self._us(brick) if us == us}
 
     def trail(self, brick: int) -> tuple[tuple[float, float] | None, ...]:
-        """Return (FLOP/byte, GFLOP/s) of a brick's calls in each of the last 60 s. `brick` is the id of the brick's
-        first node.
+        """Return (FLOP/byte, GFLOP/s) of a brick's calls in each of the last 60 s. `brick` is the id of its first
+        node.
 
-        A second is None if no call ended in it, or if a call did not declare its FLOP or bytes. Returns an empty
-        tuple if all seconds are None.
+        None for a second without an ended call, or with a call that declares no FLOP or bytes. () if all are None.
         """
         points = tuple(_point(second, at) for second, at in self._of(brick))
         return points if any(points) else ()
@@ -148,8 +141,8 @@ class BrickTrend:
         return ((second, np.nan if at is None else float(second.us[at])) for second, at in self._of(brick))
 
     def _of(self, brick: int) -> Iterator[tuple[_Second, int | None]]:
-        """Yield each stored second, oldest first, with the index of `brick` in the arrays of this second. The index
-        is None if the second lacks the brick.
+        """Yield each stored second, oldest first, and the index of `brick` in its arrays (None: the second lacks
+        it).
         """
         begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
         bricks, at = _NONE, 0
@@ -165,9 +158,8 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """Return the values of `brick` from `rows`, an array with one column for each of `bricks`.
-
-    Returns NaN values if `bricks` does not contain `brick`.
+    """Return the column of `brick` in `rows`, which has a column for each of `bricks`. NaN if it is not among
+    them.
     """
     at = int(np.searchsorted(bricks, brick))
     found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
@@ -182,8 +174,7 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
     ran = np.flatnonzero((kind_of == NodeKind.BRICK) & (count > 0))
     bricks = distinct(first_of[ran])[:MAX_BRICKS]
     work = _work(ran, np.searchsorted(bricks, first_of[ran]), len(bricks), nodes, stats)
-    # If a brick contains a brick of the same name, count only the time of the outer one, as in
-    # BrickStats.closed.once_ns.
+    # Of bricks of the same name inside each other, only the outer one's time counts (see BrickStats.closed.once_ns).
     ran = ran[outermost(ran, nodes)[ran]]
     at = np.searchsorted(bricks, first_of[ran])
     ran, at = ran[at < len(bricks)], at[at < len(bricks)]
@@ -200,12 +191,11 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
 
 
 def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeStats) -> NDArray[np.float64]:
-    """Return the work of each brick, shape (5, bricks).
+    """Return the work of each brick, (5, bricks): FLOP, bytes, time (ns), calls without declared FLOP, calls without
+    declared bytes.
 
-    The rows are FLOP, bytes, time (ns), the number of calls that did not declare FLOP, and the number of calls that
-    did not declare bytes. If no brick declares work, all values are zero. Calls are added up as in `brick_stats`.
-    `at` contains the brick index of each node in `ran`. The index of a node that does not count is the number of
-    bricks.
+    All are zero if no brick declares work. Calls are added up as in `brick_stats`. `at` has the brick index of each
+    node in `ran`, or the number of bricks for a node that does not count.
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))
@@ -231,9 +221,8 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
 
 
 def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
-    """Return the FLOP and bytes that each node declares: per call, then per element.
-
-    The shape is (2, 2, nodes). Values that are not declared are NaN.
+    """Return the FLOP and bytes that each node declares, per call and per element, as (2, 2, nodes). NaN if not
+    declared.
     """
     likes, which = np.unique(nodes.column("like_of")[ran], return_inverse=True)
     works = [nodes[like].work for like in likes.tolist()]
@@ -243,12 +232,12 @@ def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
 
 
 def _known(work: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return FLOP, bytes and time of each brick for one second. FLOP and bytes are NaN if a call of the brick did not
-    declare them.
+    """Return FLOP, bytes and time of each brick in one second. FLOP and bytes are NaN if a call did not declare
+    them.
     """
     if not work.any():
         return np.zeros((3, 0), np.float32)
-    # Values that are too large for float32 become infinity. Infinite values are not plotted.
+    # Values too large for float32 become infinite, and are not plotted.
     with np.errstate(over="ignore"):
         known = work[:3].astype(np.float32)
     known[:2][work[3:] != 0] = np.nan

@@ -1,7 +1,7 @@
 """The statistics of a source over its last seconds.
 
-A daemon sends statistics as sums since the source began. The viewer divides time into slices of about a second, and
-stores the growth of the sums in each slice. The window is the sum over the slices of the last seconds.
+A daemon sends sums since the source began. The viewer stores how much they grow in slices of about a second. The
+window is the sum of the last slices.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cbtop.profiler.analysis.node_columns import SPARSE_COLUMNS
 from cbtop.profiler.analysis.sparse_columns import SPARSE_BYTES
 from cbtop.profiler.analysis.stats import NodeStats
 
-# Usually, a slice begins every SPACING_S seconds. If the window is longer than ten seconds, a slice has a tenth of
-# the window's length. Slices are aligned to the daemon's clock, so all viewers show the same numbers. A window begins
-# with a whole slice, so it may be one slice longer than requested.
+# A slice begins every SPACING_S seconds, or in a window above ten seconds every tenth of the window. Slices are
+# aligned to the daemon's clock, so all viewers show the same numbers. A window begins with a whole slice, so it may
+# be one slice too long.
 SPACING_S = 1.0
 SLICES = 10
-SUM_KEPT_S = 5.0  # The sum over a window is dropped this many seconds after it was last requested.
+SUM_KEPT_S = 5.0  # The sum over a window is dropped this many seconds after its last use.
 _UNION = SPARSE_COLUMNS.index("union_ns")
 
 
@@ -32,8 +32,8 @@ _UNION = SPARSE_COLUMNS.index("union_ns")
 class TimeRange:
     """A time range on the clock of the source's host.
 
-    A step is counted when it ends. So the counted time of a step may include time from before the range. `before_ns`
-    has this earlier time for each step node. `before_ns` is None if the daemon does not report when steps ran.
+    A step counts when it ends, so some of its time may be from before the range. `before_ns` has this time for each
+    step node. None if the daemon does not report when steps ran.
     """
 
     begin_ns: int
@@ -47,7 +47,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Two numbers of records since the daemon found the process: all records (`seen`), and the lost ones among them
+    """Number of records since the daemon found the process: those that it wrote (`seen`), and those that were lost
     (`lost`).
     """
 
@@ -57,8 +57,8 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class SliceGrowth:
-    """The growth of the statistics during one finished slice of the window. Its begin and end are on the clock of the
-    source's host.
+    """The growth of the statistics in a finished slice of the window. Begin and end are on the clock of the source's
+    host.
     """
 
     begin_ns: int
@@ -69,9 +69,9 @@ class SliceGrowth:
 @dataclass(slots=True)
 class _Slice:
     begin_ns: int
-    losses: Losses | None  # records seen and lost until the slice began; None if unknown
+    losses: Losses | None  # records seen and lost before the slice; None if unknown
     parts: list[Growth] = field(default_factory=list)
-    # For each step node: the step time from before this slice that counts if a range begins with this slice (see
+    # Step node -> time of its step before this slice. It counts for a range that begins with this slice (see
     # `TimeRange.before_ns`).
     before_ns: dict[int, int] = field(default_factory=dict)
 
@@ -99,27 +99,27 @@ class Window:
         self._spacing_ns = round(_spacing_s(length_s) * 1e9)
         self._slices: deque[_Slice] = deque()
         self.now_ns = 0  # time of the daemon's clock in its latest message
-        self._is_told = False  # whether the daemon reports the times when steps ran
+        self._is_told = False  # whether the daemon reports when steps ran
         self._losses: Losses | None = None
-        # The sum of statistics over the window. It exists while the window is viewed. New growth is added to the sum
-        # when it arrives. Growth that leaves the window is subtracted.
+        # The sum of statistics over the window, while it is viewed. New growth is added, and growth that leaves the
+        # window is subtracted.
         self._sum: NodeStats | None = None
-        self._before = 0  # number of the oldest slices that the sum does not include
-        self._asked_ns = 0  # time when the sum over the window was last requested
+        self._before = 0  # number of oldest slices that are not in the sum
+        self._asked_ns = 0  # when the sum was last used
 
     @property
     def sum_bytes(self) -> int:
-        """Memory in bytes of the sum over the window. `size_bytes` does not include this memory."""
+        """Memory of the window's sum in bytes. `size_bytes` leaves it out."""
         return self._sum.size_bytes if self._sum is not None else 0
 
     @property
     def stored_slices(self) -> int:
-        """Number of stored slices. One of them may be older than the window."""
+        """Number of stored slices. One may be older than the window."""
         return len(self._slices)
 
     @property
     def has_begun(self) -> bool:
-        """Whether any statistics of the source have arrived. The first statistics belong to no slice."""
+        """Whether statistics of the source have arrived. The first ones are in no slice."""
         return self.now_ns > 0
 
     def from_now_on(self, length_s: float) -> Window:
@@ -133,14 +133,14 @@ class Window:
     def tick(self, monotonic_ns: int, growth: Growth | None = None, losses: Losses | None = None) -> None:
         """Set the daemon's clock to `monotonic_ns`, add `growth`, and begin a new slice if the current one is full.
 
-        If a keyframe only repeats statistics, no slice begins, because some viewers do not receive keyframes.
+        A keyframe that only repeats statistics begins no slice, because some viewers do not receive keyframes.
         """
         self.now_ns = monotonic_ns
-        if self._losses is None:  # Do not count records that were lost before the daemon's first report of losses.
+        if self._losses is None:  # Records lost before the daemon's first report of losses do not count.
             for one in self._slices:
                 one.losses = losses
         self._losses = losses = losses or self._losses
-        if growth is not None and self._slices:  # Growth that arrives before the first slice belongs to no slice.
+        if growth is not None and self._slices:  # Growth before the first slice is in no slice.
             self._slices[-1].parts.append(growth)
             self.size_bytes += growth.size_bytes
             if self._sum is not None:
@@ -156,8 +156,7 @@ class Window:
             self.size_bytes += sum(part.size_bytes for part in together) - sum(part.size_bytes for part in parts)
             self._slices[-1].parts = together
         self._slices.append(_Slice(monotonic_ns, losses))
-        # Keep one slice more than the window needs. The window begins with a whole slice and may be longer than
-        # `length_s`.
+        # Keep one slice more than needed: the window begins with a whole slice, and may be longer than `length_s`.
         while len(self._slices) > 1 and monotonic_ns - self._slices[1].begin_ns >= self.length_s * 1e9:
             self.shorten()
 
@@ -165,10 +164,10 @@ class Window:
         return monotonic_ns // self._spacing_ns > self._slices[-1].begin_ns // self._spacing_ns
 
     def clip(self, node: Column, begin_ns: Column, length_ns: Column) -> None:
-        """For each slice, store the step time before the slice that counts in this slice or a later one.
+        """Store for each slice the step time from before it that counts in it or later.
 
-        This is the early part of steps that end after the begin of the slice. The arguments are the newest time
-        intervals of steps (see StatsUpdate).
+        This is the early part of steps that end after the slice begins. The arguments are the newest intervals of
+        steps (see StatsUpdate).
         """
         self._is_told |= len(node) > 0
         grown: Counter[int] = Counter()
@@ -176,7 +175,7 @@ class Window:
         for one in reversed(self._slices):
             began = begin_ns <= one.begin_ns
             if not began.any():
-                # No step interval began before this slice. So no step interval began before an earlier slice, either.
+                # No step began before this slice, so none began before an earlier one.
                 return
             for part in one.parts:
                 grown.update({step: part.rare.get((_UNION, step), 0) for step in steps})
@@ -185,7 +184,7 @@ class Window:
             for step in distinct(node[began]).tolist():
                 before_ns = grown[step] - int(inside_ns[node == step].sum())
                 if before_ns > 0:
-                    # Limit this time. A forged message may contain long intervals, and sums over them would overflow.
+                    # A forged message may have long intervals. Their sums would overflow. So limit this time.
                     one.before_ns[step] = min(before_ns, grown[step])
                 else:
                     one.before_ns.pop(step, None)
@@ -199,9 +198,9 @@ class Window:
         self.size_bytes -= self._slices.popleft().size_bytes
 
     def statistics(self, stats: NodeStats) -> tuple[NodeStats, TimeRange]:
-        """Return the statistics of the window and its time range.
+        """Return the statistics of the window, and its time range.
 
-        `stats` are the current totals of the source. The returned statistics change when more growth arrives.
+        `stats` are the source's current totals. The result changes when more growth arrives.
         """
         if not self._slices:
             return NodeStats(), TimeRange(self.now_ns, self.now_ns)
@@ -215,9 +214,7 @@ class Window:
         return stats.recent_part(self._sum), TimeRange(begins.begin_ns, self.now_ns, before_ns)
 
     def _begin_sum_at(self, total: NodeStats, first: int) -> None:
-        """Change `total` so that its sum begins at slice `first`. The slices between the old and the new begin are
-        added or subtracted.
-        """
+        """Make `total` begin at slice `first`. The slices in between are added or subtracted."""
         for at in range(min(first, self._before), max(first, self._before)):
             for part in self._slices[at].parts:
                 total.count(part, -1 if first > self._before else 1)
@@ -230,7 +227,7 @@ class Window:
 
     @property
     def losses(self) -> Losses:
-        """The number of records that were seen and lost during the window."""
+        """Numbers of seen and lost records in the window."""
         before, now = self._slices[self._first()].losses if self._slices else None, self._losses
         return Losses(now.lost - before.lost, now.seen - before.seen) if before and now else Losses()
 
@@ -243,8 +240,7 @@ class Window:
     def has_watched(self) -> bool:
         """Whether the window has data of at least one slice.
 
-        Always true for a chosen range. A recent window has no slice if no data has arrived yet, or if the source
-        ended before we connected.
+        True for a chosen range. False if no data has arrived yet, or if the source ended before we connected.
         """
         if self.is_range:
             return True

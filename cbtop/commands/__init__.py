@@ -1,11 +1,9 @@
-"""The subcommands, in the order of `cbtop --help`. Each subcommand is a module with `add_arguments` and `run`.
+"""The subcommands, in the order of `cbtop --help`. Each is a module with `add_arguments` and `run`.
 
-Only the module of the given subcommand is imported, so that a fast command such as `cbtop keys` does not wait for the
-imports of other commands.
+Only the given one is imported, so that a fast command such as `cbtop keys` does not wait for other imports.
 """
 
-# The name of each subcommand, and its line in `cbtop --help`. In the name of the subcommand's module, `_` replaces
-# each `-`.
+# Each subcommand's name, and its line in `cbtop --help`. Its module has `_` for each `-`.
 COMMANDS = {
     "demo": "decode a model with instrumented bricks, and watch it",
     "run": "run a program, and show its torch models; the program is not edited",

@@ -135,9 +135,8 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
 
 
 def estimate(run_s: float, low_min: float, high_min: float, limit_min: float, which: str) -> str:
-    """Return a text with the time that a bisection takes, estimated from its first run.
-
-    If the bisection may take longer than `--limit`, the text has a warning.
+    """Return a text with the time of the bisection, estimated from its first run. It warns if that may exceed
+    `--limit`.
     """
     low, high = math.ceil(low_min), math.ceil(high_min)
     said = f"the first run took {run_s:.1f} s, so {which} take about {low} to {high} min"
@@ -162,7 +161,7 @@ def runs_needed(commits: int, rounds: int) -> tuple[int, int]:
 def _check_command(command: Sequence[str], repository: Repository) -> None:
     """Raise UsageError if the command names a script in the user's checkout by its absolute path.
 
-    Such a script would import the checkout's modules instead of the commit's modules.
+    Such a script would import modules from there instead of from the commit.
     """
     for word in command:
         path = Path(word)

@@ -82,8 +82,7 @@ def run(options: argparse.Namespace) -> int:
     if options.short:
         return _short(options)
     require_engine("cbtop calibrate")
-    # Raise an error now if results cannot be stored. Otherwise the user would learn this only after seconds of
-    # measurement.
+    # If results cannot be stored, raise the error before seconds of measurement.
     try_to_keep()
     line = ProgressLine(sys.stderr)
     measured: list[DeviceRoofs] = []
@@ -126,8 +125,8 @@ def _short(options: argparse.Namespace) -> int:
 
 
 def _older(kept: DeviceRoofs, measured: DeviceRoofs) -> str:
-    """Return a line about older roofs that stay, because the older measurement was less disturbed than the new one.
-    Returns "" if all roofs are replaced.
+    """Return a line about older roofs that stay, because the new measurement was more disturbed. "" if all are
+    replaced.
     """
     names = ", ".join(old.name for old, new in zip(kept.ceilings, measured.ceilings, strict=True) if old is not new)
     return f"{measured.title}: the older {names} stays: it was disturbed less\n" if names else ""
@@ -202,8 +201,8 @@ def _crossovers(line: ProgressLine) -> MachineCrossovers:
         line.show(f"measuring crossovers: {name}")
 
     found = measure_crossovers(threads, show)
-    # The GPU is compared with the processor. So use the processor's new crossovers while the crossovers to the GPU
-    # are measured. If the machine has no GPU, a later step raises the error.
+    # While the crossovers to the GPU are measured, use the processor's new ones, because the GPU is compared with the
+    # processor. Without a GPU, a later step raises the error.
     with suppress(ComputeError), with_crossovers(measured_crossovers(found)):
         found += measure_gpu_crossovers(threads, show)
     return MachineCrossovers(cpu_name(), threads, __version__, now, found)

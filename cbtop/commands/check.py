@@ -43,9 +43,10 @@ EPILOG = f"""\
 thresholds: [PHASE.]WHAT[@LAYER][.FIGURE] <= NUMBER[UNIT]
   PHASE    such as decode, or decode[batch=6] for only its steps of 6 sequences
   WHAT     a brick (RmsNorm), a category (attn, ffn, norm), step, tokens_per_sec, samples_per_sec, in_steps (tokens
-           a second of the time in steps), unattributed, loss; PHASE.FIGURE without WHAT is that of its step
+           a second of the time in steps), unattributed, loss; PHASE.FIGURE without WHAT is that of its step; of
+           training steps a part (train.backward), memory.allocated, memory.reserved
   FIGURE   p50 of a call (the default), p99, or per_token
-  UNIT     x (times the baseline), %, ns, us, ms, s;  also < > >= and, of loss, ==
+  UNIT     x (times the baseline), %, ns, us, ms, s, MB, GB;  also < > >= and, of loss, ==
 contents of a step, exact with three steps or more, on any machine: [PHASE.]WHAT == NUMBER|base
   WHAT     graph (==base), bricks, launches, transfers.h2d, allocations, graph_breaks, recompilations
 
@@ -163,10 +164,10 @@ def _runs_of_base(where: str, options: argparse.Namespace) -> list[Run]:
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
-    """Run the demo's workload several times. Judge the last run as `cbtop check` does. The earlier runs are its
+    """Run the demo's workload several times, and judge the last run as `cbtop check` does. The earlier runs are its
     baseline.
 
-    `command` is the command line of the workload.
+    `command` is the workload's command line.
     """
     options = argparse.Namespace(
         baseline=[], connect=None, server_key=None, key=None, source=None, anyway=False, allow_unsure=False,
@@ -196,12 +197,10 @@ def gate(
 ) -> int:
     """Judge the runs, print the result, and raise the error that sets the exit code.
 
-    `known` are results that do not depend on times.
-
-    If a slowdown is found without thresholds, `again` makes another new run, and the slowdown counts only if that run
-    is also slower. With `by_contract`, the factors in contracts are judged, too. With `by_definition`, the budgets in
-    definitions are judged, too. The demo derives its budgets from a roof that each run measures anew, so the demo's
-    budgets are not judged.
+    `known` are results that do not depend on times. Without thresholds, `again` makes another new run after a
+    slowdown, which counts only if that run is slower, too. `by_contract` also judges the factors in contracts, and
+    `by_definition` the budgets in definitions. The demo's budgets are not judged, because each run derives them from
+    a newly measured roof.
     """
     from cbtop.comparison.causes import with_causes
     from cbtop.comparison.default_gate import default_gate, known_to_scatter
@@ -247,8 +246,8 @@ def _confirmed(
 ) -> tuple[list[Judged], RunDiff]:
     """Make another new run.
 
-    Return the slowdowns that both new runs have, and the comparison of the second run with the baseline. If the
-    second run fails or is not comparable, write the results of the first run and raise the error.
+    Return the slowdowns of both new runs, and the second run's comparison with the baseline. If the second run fails
+    or cannot be compared, write the first run's results and raise the error.
     """
     from cbtop.comparison.default_gate import confirmed, default_gate, unconfirmed
     from cbtop.reports.gate import tally
@@ -284,7 +283,9 @@ def _allowed(judged: Sequence[Judged], options: argparse.Namespace) -> list[Judg
 
 
 def _judged_structure(thresholds: Sequence[Structural], bases: Sequence[Run], news: Sequence[Run]) -> list[Judged]:
-    """Judge the thresholds on counts, such as the number of launches. Counts do not depend on the machine's speed."""
+    """Judge the thresholds on counts, such as the number of launches. The machine's speed does not matter for
+    them.
+    """
     from cbtop.comparison.contents import contents_together
     from cbtop.comparison.structure import judge_structure, of_lost_records
 
@@ -300,8 +301,8 @@ def _judged_structure(thresholds: Sequence[Structural], bases: Sequence[Run], ne
 def _gate_of_structure(
     judged: Sequence[Judged], bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace
 ) -> int:
-    """Report the results that do not depend on times, and return the exit code. Times cannot be judged if the runs
-    are too short or not comparable.
+    """Report the results that do not depend on times, and return the exit code. Times cannot be judged: the runs are
+    too short, or not comparable.
     """
     from cbtop.comparison.judged import only_if_trusted
     from cbtop.comparison.run_diff import RunDiff
@@ -313,8 +314,8 @@ def _gate_of_structure(
 
 
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
-    """If there are only one or two base runs, write to stderr how their small number limits the result. Write nothing
-    if a verdict already explains the limit.
+    """With only one or two base runs, write to stderr how this limits the result, unless a verdict already says
+    so.
     """
     from cbtop.comparison.default_gate import SCATTER_UNKNOWN
     from cbtop.comparison.noise import MIN_LEARNED
@@ -407,8 +408,7 @@ def budgets(path: Path) -> list[Threshold | Structural]:
 
 
 def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
-    """Return the allowed slow-down of each brick's calls, with the file and line of the contract that allows the
-    slow-down.
+    """Return how much slower each brick's calls may become, with the file and line of the contract.
 
     Raises UsageError if no contract allows a slow-down.
     """
@@ -453,10 +453,9 @@ def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator
 
 
 def _line(lines: Sequence[str], name: str, value: str) -> int:
-    """Return the number (from 1) of the line that defines the budget with this name and value.
+    """Return the line (from 1) of the budget with this name and value.
 
-    This is the first line that contains both `value` and the last part of the dotted `name`. Returns 1 if no line
-    contains both of them.
+    It is the first line with both `value` and the last part of the dotted `name`, or else 1.
     """
     last = name.rpartition(".")[2]
     return next((at for at, line in enumerate(lines, 1) if last in line and value in line), 1)
@@ -496,8 +495,8 @@ def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
 
 
 def _end_without_run(options: argparse.Namespace, error: Exception) -> None:
-    """Write the reason for the missing run into every result file. Otherwise a file of an earlier check could be
-    mistaken for the result of this check.
+    """Write into every result file why there was no run. Otherwise a file of an earlier check could be mistaken for
+    this result.
     """
     from cbtop.comparison.judged import Judged, Outcome
 
@@ -509,10 +508,9 @@ def _end_without_run(options: argparse.Namespace, error: Exception) -> None:
 
 
 def _end(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace, error: BaseException | None) -> None:
-    """Write the result of the check in every format.
+    """Write the result of the check in every format, then raise `error` if there is one.
 
-    Then raise `error`, if there is one. If a file cannot be written and `error` is None, raises UsageError for the
-    file. If `error` is given, it is raised anyway, because the verdict matters more than the file.
+    If a file cannot be written, raises UsageError, but only without `error`, because the verdict matters more.
     """
     try:
         _write(judged, found, options.format or [("text", None)], options.baseline)
@@ -530,9 +528,8 @@ def _write(
     formats: Sequence[tuple[str, Path | None]],
     baselines: Sequence[str],
 ) -> None:
-    """Write the result of the check in every format.
-
-    If a file cannot be written, the remaining files are still written. Then UsageError is raised.
+    """Write the result of the check in every format. A file that cannot be written raises UsageError after the others
+    are written.
     """
     unwritten = []
     # Write files before standard output. Standard output may be a closed pipe, and writing to it would end the

@@ -34,8 +34,7 @@ examples:
 
 PARENT_CHECK_S = 0.25
 MAX_MINUTES = 60
-# Continue for this many seconds after the parent process has ended. Viewers then still receive the last state of that
-# process.
+# Seconds to go on after the parent process has ended, so that viewers receive its last state.
 LAST_WORDS_S = 1.0
 
 
@@ -108,9 +107,9 @@ def _stay_beside(host: int, stop: threading.Event) -> None:
     """Serve until the parent process has ended. `host` is the expected id of our parent. The daemon closes its copies
     of the stdin, stdout and stderr of `host`.
     """
-    # Ctrl-C in a terminal reaches both this process and its parent (the host). Only the parent decides when to end.
+    # Ctrl-C in a terminal reaches this process and its parent (the host). Only the parent decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Close our copy of the parent's stderr. A reader of that stderr waits until every copy is closed.
+    # Readers of the parent's stderr wait until every copy is closed, so close ours.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def watch() -> None:

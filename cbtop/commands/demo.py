@@ -236,7 +236,7 @@ def serve(options: argparse.Namespace) -> int:
     profiler.announce(Activity("starting"))
     first_rank = FirstRank.of(os.environ)
     stopped_by = _stopping_signals(options)
-    # The first rank normally stops all other ranks. If it cannot, SIGTERM must end this rank.
+    # Normally the first rank stops the others. If it cannot, SIGTERM must end this one.
     if first_rank and first_rank.number:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     line = ProgressLine(sys.stderr)
@@ -253,7 +253,7 @@ def serve(options: argparse.Namespace) -> int:
     def should_stop() -> bool:
         return bool(int(first_rank.said(lambda: b"%d" % is_told_to()))) if first_rank else is_told_to()
 
-    # Imported here, because Numba loads slowly. Viewers can already see at this point that the process is starting.
+    # Imported here, because Numba loads slowly. By now, viewers see that the process is starting.
     from cbtop.compute.errors import ComputeError, GuardError, LossError, NoTokenError
     from cbtop.compute.workload import run as run_workload
 
@@ -317,11 +317,10 @@ def _workload_options(
     progress: Callable[[str, float | None], None],
     line: ProgressLine,
 ) -> WorkloadOptions:
-    """Return the options of the workload. `cpu` or `cuda` replaces the backend `auto`.
+    """Return the workload's options, with `cpu` or `cuda` for the backend `auto`.
 
-    The choice of a backend needs a model, so without `--model` the random model is written into the cache. `progress`
-    is called while the model is written. The reason for the choice is written on stderr, after the progress `line` is
-    cleared.
+    The choice needs a model, so without `--model` the random one is written into the cache, while `progress` is
+    called. The reason for the choice goes to stderr, after the progress `line` is cleared.
     """
     from cbtop.compute.demo_model import demo_model  # imported here, because it loads numpy
 
@@ -357,10 +356,9 @@ def _workload_options(
 
 
 def _stopping_signals(options: argparse.Namespace) -> list[int]:
-    """Install handlers for the signals that stop this process.
+    """Install handlers that append each stopping signal to the returned list.
 
-    The handlers append each received signal to the returned list. A workload that is watched ignores Ctrl-C. The
-    terminal sends Ctrl-C to the watching process, too.
+    A watched workload ignores Ctrl-C, because the terminal also sends it to the watching process.
     """
     stopped_by: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -394,9 +392,7 @@ class DemoFeed(Feed):
         self._said = said
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Return the view of the demo's workload. If the workload runs as several ranks, return the views of all
-        ranks. Other processes are left out.
-        """
+        """Return the views of the demo's workload (all of its ranks), without other processes."""
         own, job, seen = self.links.key_of(self._process.pid), job_of(self._process.pid), self.seen()
         hellos = {key: one.record.hello for key, one in seen.items()}
         return tuple(
@@ -411,7 +407,7 @@ class DemoFeed(Feed):
         return f"the demo's workload (pid {self._process.pid})" if is_running and not self.sources() else ""
 
     def finished(self) -> FeedEnd | None:
-        """If the demo's workload has failed, return its exit code and its last message. Otherwise return None."""
+        """Return the exit code and last message of a failed workload, else None."""
         if not (self._process.poll() or 0) > 0:
             return None
         self._said.seek(0)
@@ -569,8 +565,7 @@ def _write(text: str) -> None:
 
 
 def _shown(character: str) -> str:
-    # Keep all kinds of spaces. Also keep the joiners in emoji and scripts. Python counts all of these characters as
-    # unprintable.
+    # Keep all kinds of spaces, and the joiners in emoji and scripts, which Python counts as unprintable.
     is_kept = character.isprintable() or character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
     return character if is_kept else "\ufffd"
 

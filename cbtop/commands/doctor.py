@@ -57,9 +57,8 @@ VECTORS = ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon")  # LLVM's names of
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact about this machine. `state` is `ok`, `missing` or `failed`.
-
-    With `missing`, an optional feature cannot be used. With `failed`, nothing can be recorded.
+    """One fact about this machine. `state` is `ok`, `missing` (an optional feature cannot be used) or `failed`
+    (nothing can be recorded).
     """
 
     name: str
@@ -149,9 +148,7 @@ def _runtime_directory() -> Iterator[Fact]:
 
 
 def _daemon(endpoint: str) -> Fact:
-    """Return whether a daemon answers. An existing socket is not enough, because the daemon that made it may have
-    been killed.
-    """
+    """Return whether a daemon answers. A socket alone proves nothing, because its daemon may have been killed."""
     none = "viewers start one inside themselves; `cbtop daemon` serves many"
     if not Path(endpoint.removeprefix("ipc://")).is_socket():
         return Fact("daemon", f"none runs at {endpoint}", "missing", none)
@@ -172,7 +169,7 @@ def _daemon(endpoint: str) -> Fact:
 
 def _sources(directory: Path) -> Fact:
     rings = [directory / name for name in rings_of(os.listdir(directory))]
-    # Skip these processes. They have recorded nothing, so they have not made their ring file yet.
+    # Skip processes without a ring file, because they have recorded nothing yet.
     rings = [ring for ring in rings if ring.exists()]
     live = [int(ring.stem.partition("-")[0]) for ring in rings if runs(ring)]
     ended = len(rings) - len(live)

@@ -102,7 +102,7 @@ def _chosen(processes: dict[str, RecordedProcess], options: argparse.Namespace) 
     if options.source is not None:
         chosen = {key: recorded for key, recorded in processes.items() if options.source in (key, str(recorded.pid))}
     elif not holds_many:
-        # Skip processes that ended before the recording began, because the recording has no records of them.
+        # The recording has no records of processes that ended before it began.
         chosen = {key: recorded for key, recorded in processes.items() if len(recorded.records)} or processes
     if not chosen or (len(chosen) > 1 and not holds_many):
         known = "; ".join(f"{key} ({one.process}, pid {one.pid})" for key, one in (chosen or processes).items())
@@ -123,8 +123,7 @@ def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
         raise UsageError(f"{options.output}: not a regular file")
     if output.exists() and not options.force:
         raise UsageError(f"{options.output} exists; pass --force to overwrite it")
-    # Write under a temporary name, and rename the file when it is complete. So an interrupted export leaves no
-    # partial file under the final name.
+    # Write under a temporary name, so that an interrupted export leaves no partial file under the final one.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)

@@ -1,5 +1,5 @@
-"""`cbtop map`: list the kernels of a model file or of a running process. The kernels of a model file are listed with
-the place where each kernel is defined. The kernels of a process are listed with their makers.
+"""`cbtop map`: list the kernels of a model file with the places of their definitions, or of a running process with
+their makers.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ BRICKS_A_ROUND = 2_000
 ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
-# The true value is above the printed interval with this probability. It is below the interval with the same
-# probability.
+# Probability that the true value is above the printed interval, and also that it is below.
 ALPHA = 0.025
 FLOOR = "two clock reads"
 NOTHING = "nothing"
@@ -56,7 +55,7 @@ class Measured:
 
     @property
     def below_noise(self) -> bool | None:
-        """Whether the interval of a ratio contains 1, so that the ratio may be noise. None without an interval."""
+        """Whether the ratio may be noise, because its interval contains 1. None without an interval."""
         return None if self.low is None or self.high is None else self.low <= 1 <= self.high
 
 
@@ -64,9 +63,9 @@ class Measured:
 class Cost:
     """The cost of one mode of profiling.
 
-    `times_floor` is the time of a brick relative to two clock reads. `step_ratio` is the time of a decode step
-    relative to the same step with a disabled profiler. Both values are medians over the rounds, with one ratio per
-    round. Both are None for the reference mode.
+    `times_floor` is the time of a brick, divided by two clock reads. `step_ratio` is the time of a decode step,
+    divided by the same step with a disabled profiler. Both are medians of one ratio per round, and None for the
+    reference mode.
     """
 
     mode: str
@@ -117,7 +116,7 @@ def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[s
     loops = {NOTHING: _nothing, FLOOR: _clock_reads} | {name: _pairs(one) for name, one in profilers.items()}
     found: dict[str, list[float]] = {name: [] for name in loops}
     step = profilers[PLAIN].step("bricks")
-    with step:  # Do not measure the first step of each name, because the profiler records it in every case.
+    with step:  # The profiler always records the first step of each name, so do not measure it.
         pass
     with step:
         for turn in range(ROUNDS):
@@ -165,8 +164,7 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
     # Run the model with the fastest settings, like `cbtop demo`. In a slower step, the share of profiling would look
     # smaller.
     loaded = model_to_run(path)
-    # Use one thread. With several threads, the step also waits for busy cores, and this wait would count as profiling
-    # cost.
+    # Use one thread. With several, the step also waits for busy cores, which would count as profiling cost.
     backend = cpu_backend(1)
     line.show("compiling kernels")
     decoders = {

@@ -56,8 +56,7 @@ def run(options: argparse.Namespace) -> int:
     rings.sort(key=_newest_first)
     read = [(ring, each) for ring in rings if (each := _read(ring, options.steps))]
     if options.pid is None:
-        # By default, leave out processes that still run or have no records. If `--pid` names such a process, it is
-        # shown.
+        # Processes that still run, or have no records, are shown only if `--pid` names them.
         read = [(ring, each) for ring, each in read if each.state is not SourceStatus.LIVE and each.produced]
     found = [each for _, each in read]
     if not found:
@@ -86,9 +85,7 @@ def _newest_first(ring: Path) -> float:
 
 
 def _overview(newest: Path, found: list[PostMortem]) -> str:
-    """Return text about the newest ended process with its bricks and verdicts, and one line for each other
-    process.
-    """
+    """Return text about the newest ended process with its bricks and verdicts, and a line for each other one."""
     # Imported here, because loading these modules takes 0.3 s. `--help` and JSON do not need them.
     from cbtop.commands.shared.ring_view import view_of
     from cbtop.reports.overview import bricks_and_verdicts

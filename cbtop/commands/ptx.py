@@ -142,10 +142,10 @@ def _written(files: list[PtxFile], options: argparse.Namespace) -> str:
 
 
 def _failures(file: PtxFile) -> Iterator[Failure]:
-    """Yield the problems and the wasted work found in a PTX file, for SARIF.
+    """Yield the problems and the waste in a PTX file, for SARIF.
 
-    Each failure has its line in the PTX. Waste without a line gets the line of its kernel entry. If the PTX has debug
-    lines, the failure has its line in the source code and refers to the line in the PTX.
+    A failure has its line in the PTX, or the kernel's entry line. With debug lines in the PTX, it has its line in the
+    source and refers to the PTX.
     """
     for one in file.findings:
         message = f"{one.function}: {one.message}. To repair: {one.lint.fix}."
@@ -169,9 +169,7 @@ def _failure(
 
 
 def _relative(path: str) -> str:
-    """Return the path relative to the working directory if the file is inside this directory. Otherwise return the
-    absolute path.
-    """
+    """Return the path relative to the working directory if the file is inside it, else the absolute path."""
     relative = os.path.relpath(path)
     return relative if not relative.startswith(os.pardir) else str(Path(path).absolute())
 
@@ -220,7 +218,7 @@ def _read(path: Path) -> str:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file without waiting. Opening a FIFO that nobody writes to would otherwise never return."""
+    """Open a file without waiting. A FIFO without a writer would block otherwise."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -260,7 +258,7 @@ def _list() -> int:
 
 
 def _text_of(digits: str) -> str:
-    """Return the stored PTX with a hash that begins with these digits. Exactly one hash must match."""
+    """Return the stored PTX with a hash that begins with these digits. Exactly one must match."""
     if not _is_hash(digits):
         raise UsageError(f"{digits!r} is not a hash; pass hexadecimal digits, as `cbtop ptx list` prints them")
     registry = PtxRegistry()

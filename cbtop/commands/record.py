@@ -37,8 +37,8 @@ examples:
 POLL_MS = 100
 DEFAULT_MAX_BYTES = 1 << 30
 ANSWER_WITHIN_S = 5.0
-# Read for at most this many seconds after the recorded process has ended. Usually a quarter of a second is enough,
-# because the daemon reads four times a second. An overloaded machine may need longer.
+# Most seconds to read after the recorded process has ended. Usually a quarter is enough, because the daemon reads
+# four times a second. An overloaded machine may need longer.
 READ_ON_S = 60.0
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file has this size, such as 500M; units are K, M and G (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    # A hidden option for `cbtop run`, with the value PID:DESCRIPTOR. With this option, `cbtop record` records new
-    # processes until the process PID has ended. The recorder writes a byte to DESCRIPTOR when the recording begins.
+    # A hidden option for `cbtop run`, with the value PID:DESCRIPTOR. `cbtop record` then records new processes until
+    # the process PID has ended, and writes a byte to DESCRIPTOR when it begins.
     parser.add_argument("--beside", help=argparse.SUPPRESS)
     # A hidden option for `cbtop run --report`, whose recording is temporary. The recorder does not mention the file.
     parser.add_argument("--temporary", action="store_true", help=argparse.SUPPRESS)
@@ -119,9 +119,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Beside:
-    """The `cbtop run --record` process that started this recorder. The starting process waits until the recording
-    begins.
-    """
+    """The `cbtop run --record` process that started this recorder, and waits until the recording begins."""
 
     def __init__(self, beside: str, there_before: set[str]) -> None:
         self._pid, begun = map(int, beside.split(":"))

@@ -81,10 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _window_s(options: argparse.Namespace, *, headless: bool) -> float:
-    """Return how many seconds of the recording a report covers.
-
-    If the report compares with a baseline, it covers the whole recording, because it needs all data.
-    """
+    """Return how many seconds of the recording a report is about. With a baseline it needs the whole recording."""
     if not headless or options.baseline is None or shows_window(options, by_default=False):
         return window_s(options)
     from cbtop.feeds.replay import ReplayFeed

@@ -1,7 +1,7 @@
-"""`cbtop run`: start a program and show its torch models, without changing the program.
+"""`cbtop run`: start an unchanged program and show its torch models.
 
-Every import delays the program. If the command line has only `--quiet` and options with a value, this module imports
-only os and modules that Python has already loaded. Otherwise it also imports argparse and the modules of the screen.
+Every import delays the program. For `--quiet` and options with a value, this module imports only os and modules that
+Python has already loaded, and otherwise also argparse and the screen.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool, str | None] | None:
-    """Parse a command line that has only options with a value, `--quiet`, `--guard=WHAT`, `--` and COMMAND.
+    """Parse a command line of options with a value, `--quiet`, `--guard=WHAT`, `--` and COMMAND, for `become`.
 
-    Returns the arguments of `become`. Returns None for any other command line, because that needs argparse.
+    None for any other command line, because that needs argparse.
     """
     given = {name: default for name, (_, default, _) in OPTIONS.items()}
     given[GUARD] = None
@@ -212,8 +212,8 @@ def become(
         _say(f"no recorder could be started: {error.strerror}")
         return 1
     if additions and not quiet:
-        # If no descriptor, process or disk space is left, the process for the summary cannot be made. Run the command
-        # without a summary then.
+        # Without a free descriptor, process or disk space, there is no process for the summary. Run the command
+        # without one.
         with suppressed(OSError):
             shown = None if is_temporary else record
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], shown, held)
@@ -248,7 +248,7 @@ def _execute(command: list[str]) -> NoReturn:
 
 
 def _has_pythons_locale() -> bool:
-    """Return whether Python itself, and not the user, has set LC_CTYPE. Python may do so when it starts (PEP 538)."""
+    """Return whether LC_CTYPE was set by Python at its start (PEP 538), not by the user."""
     if os.environ.get("LC_CTYPE") not in PYTHONS_LOCALES:
         return False
     with suppressed(OSError), open("/proc/self/environ", "rb") as given:
@@ -259,9 +259,9 @@ def _has_pythons_locale() -> bool:
 def _record_beside(path: str, held: int | None = None, *, is_temporary: bool = False) -> bool:
     """Start a recorder that ends with this process, and wait until the recording has begun.
 
-    Returns False if the recorder fails. The recorder is detached, so the command has no unexpected child. The
-    recorder has its own session, so typed keys do not reach it. The recorder reports its start on a separate
-    descriptor. Stdout may already contain text that a `sitecustomize` or a .pth file has printed.
+    It is detached, so that the command has no unexpected child, and has its own session, so that typed keys do not
+    reach it. It reports its start on a separate descriptor, because stdout may have text of a `sitecustomize` or a
+    .pth file.
     """
     begun, says = os.pipe()
     os.set_inheritable(says, True)
@@ -282,12 +282,12 @@ def _record_beside(path: str, held: int | None = None, *, is_temporary: bool = F
 def _summarize_at_end(mark: str, record: str | None, held: int | None = None) -> None:
     """Start a process that prints a summary of the run when the command ends. Raises OSError if it cannot be started.
 
-    The new process is not a child of the command. The new process waits on a FIFO, which is next to the file that
-    marks the run. It imports no module until a process of the run has recorded a step.
+    It is not a child of the command. It waits on a FIFO next to the file that marks the run. It imports no module
+    until a process of the run has recorded a step.
     """
     path, pid = mark + END_SUFFIX, os.getpid()
     os.mkfifo(path, 0o600)
-    # The descriptors `fifo` and `command` are close-on-exec, so this process need not close them.
+    # `fifo` and `command` are close-on-exec.
     fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         command = os.pidfd_open(pid)
@@ -304,11 +304,11 @@ def _summarize_at_end(mark: str, record: str | None, held: int | None = None) ->
 
 
 def _is_detached_child() -> bool:
-    """Fork a process that is not our child and has its own session. Returns True in the new process.
+    """Fork a process that is not our child and has its own session. Returns True in the new process. It has an empty
+    stdin and stdout.
 
-    The new process has an empty stdin and stdout. A short-lived child of this process makes the new process and ends
-    at once. SIGCHLD is ignored meanwhile. Otherwise the CPU time of the short-lived child would count as time of our
-    children.
+    A short-lived child of this process makes it and ends at once. Meanwhile SIGCHLD is ignored, so that the child's
+    CPU time does not count as time of our children.
     """
     before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
     try:
@@ -333,10 +333,10 @@ def _is_detached_child() -> bool:
 
 
 def isolating_option(command: Sequence[str]) -> str:
-    """Return the option that keeps Python from importing cbtop, such as `-I`, or "" without one.
+    """Return the option that keeps Python from importing cbtop, such as `-I`, or "".
 
-    The option may be in `command` or in the first line of its script. Python need not be the first word of the
-    command, as in `env A=B python -I`.
+    It may be in `command` or in the first line of its script. Python need not be the first word (`env A=B python
+    -I`).
     """
     words = list(command)
     if not any(map(_is_python, words)):
@@ -399,9 +399,7 @@ def _additions(overhead_percent: float) -> dict[str, str]:
 
 
 def _is_of_a_killed_run(name: str, namespace: int) -> bool:
-    """Return whether `name` is the name of a file in the runtime directory that was left by a killed run: its mark or
-    its FIFO.
-    """
+    """Return whether this is a file that a killed run left in the runtime directory: its mark or its FIFO."""
     kind, *numbers = name.removesuffix(END_SUFFIX).split("-") if len(name) <= MAX_MARK_CHARS else [""]
     if kind != "run" or len(numbers) != 3 or not all([each.isascii() and each.isdecimal() for each in numbers]):
         return False
@@ -410,8 +408,7 @@ def _is_of_a_killed_run(name: str, namespace: int) -> bool:
 
 
 def _say(line: str) -> None:
-    # Write a line on stderr. Ignore an error if the disk is full or nothing reads stderr, because the command must
-    # still run.
+    # The command must run even if the disk is full or nothing reads stderr, so ignore an error.
     with suppressed(OSError):
         if sys.stderr is not None:
             sys.stderr.write(f"cbtop: {line}\n")
@@ -442,10 +439,10 @@ def _checked(guard: str | None) -> str | None:
 
 
 def recorded_overhead() -> str:
-    """Return the overhead that a recording may have by default. If the machine has no GPU, every step is recorded.
+    """Return the overhead that a recording may have by default. Without a GPU, every step is recorded.
 
-    On a GPU, recording every step of an eager model needs extra timestamps (stamps), and these make the model wait
-    for the host. With the smaller default overhead, a step is recorded by the times of its kernels.
+    On a GPU, recording every step of an eager model needs extra timestamps (stamps), which make the model wait for
+    the host. With the smaller overhead, steps are recorded by their kernels.
     """
     return DEFAULT_OVERHEAD if any([os.path.exists(driver) for driver in NVIDIA_DRIVERS]) else EVERY_STEP
 

@@ -56,8 +56,7 @@ exit codes: 0 data seen, 1 runtime error or refused, 2 usage, 3 nothing running 
 """
 
 POLL_MS = 100
-# After the requested duration, wait at most this many seconds for a complete window. If a daemon sends nothing, the
-# window never becomes complete.
+# After the requested duration, wait this many more seconds for a complete window, because a daemon may send nothing.
 MAX_LONGER_S = 5.0
 RANKS_WATCH_S = 1.5  # Watch for this many seconds to find the slowest rank.
 
@@ -149,10 +148,9 @@ def _wait_for_records(feed: Feed, timeout_s: float) -> None:
 
 
 def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:
-    """Wait until the requested duration is over. Without a duration, wait until all sources have ended. In both
-    cases, Ctrl-C ends the wait.
+    """Wait for the requested duration, or without one until all sources have ended. Ctrl-C ends the wait.
 
-    A daemon sends a few times a second, so the window may become complete a moment after the duration.
+    A daemon sends a few times a second, so the window may be complete a moment later.
     """
     begun_s, line = time.monotonic(), ProgressLine(sys.stderr)
 
@@ -240,9 +238,9 @@ def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Nam
 
 
 def _wait_for_members(feed: Feed, shown: Sequence[SourceRecord], timeout_s: float) -> int:
-    """Read the data of all sources that may be merged with the shown ones.
+    """Read the data of all sources that may be merged with the shown ones, until all is read or the timeout.
 
-    Wait until all of this data is read, or until the timeout. Returns the number of sources with missing data.
+    Returns how many sources still lack data.
     """
     deadline_s = time.monotonic() + timeout_s
     while (left := set[str]().union(*(feed.read_alike(one.key) for one in shown))) and time.monotonic() < deadline_s:

@@ -125,8 +125,8 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     if options.brick:
-        # If the user chose one brick, keep the checks of whole passes through the model. Only these checks run the
-        # brick with its real inputs.
+        # Only the checks of whole passes through the model run a brick with its real inputs. So keep them, even for
+        # one chosen brick.
         model = [result for result in model if options.brick == result.brick or result.assertion == WHOLE_PASS]
     return _print(options.format, kernels, model)
 
@@ -283,10 +283,10 @@ def _by_gpu() -> Run:
 
 
 def _of_model(path: Path, backend: str, line: ProgressLine) -> list[CheckResult]:
-    """Return the checks of every brick of a model, and the checks of the logits of whole passes.
+    """Return the checks of every brick of a model, and of the logits of whole passes.
 
-    A brick is checked with one token and with several tokens. Every check runs once with the fastest products and
-    once with exact ones. On a CPU, it also runs with one thread and with all threads.
+    A brick is checked with one token and with several. Every check runs with the fastest products and with exact
+    ones, and on a CPU with one thread and with all.
     """
     from cbtop.compute.backends import available_threads
     from cbtop.compute.workload import verify_model, verify_pass

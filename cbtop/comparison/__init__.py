@@ -1,4 +1,1 @@
-"""Compare two periods of one process, or several runs.
-
-Both comparisons use the same statistics. This package imports no view models.
-"""
+"""Compare two periods of one process, or several runs, with the same statistics. Imports no view models."""

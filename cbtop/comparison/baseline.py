@@ -1,11 +1,8 @@
-"""A baseline: the times of each phase, brick and layer of a process over one period, with the conditions during this
-period.
-
-All figures are derived from records.
+"""A baseline: the times of each phase, brick and layer of a process over a period, and the conditions in it. All
+figures are derived from records.
 """
 
-# The times of bricks are exclusive. They are in µs per token, or in µs per step if the number of tokens is not known.
-# Only recorded steps count.
+# Times of bricks are exclusive, in µs per token (if tokens are unknown: per step). Only recorded steps count.
 
 from __future__ import annotations
 
@@ -18,9 +15,7 @@ from cbtop.comparison.noise import Figure
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The program, machine and settings of a process during a measurement. If a field was not reported, it is None or
-    empty.
-    """
+    """A process's program, machine and settings during a measurement. None or empty: not reported."""
 
     program: str
     pid: int
@@ -38,32 +33,27 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class BrickWork:
-    """The work of a brick per token (or step), and its point on the roofline. The work is computed from the shapes of
-    the brick's tensors.
-    """
+    """A brick's work per token (or step) and its point on the roofline, from the shapes of its tensors."""
 
     flops: float
     intensity: float  # FLOP per byte
-    gflops: float  # rate of work in GFLOP/s, as the roofline shows it
+    gflops: float  # GFLOP/s, as in the roofline
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
     """The times of the steps, bricks and layers of one phase."""
 
-    unit: str  # "token" or "step": the times of bricks and layers are in µs per this unit
-    step_us: Figure  # time of a step; steps without recorded bricks also count
-    tokens_per_sec: Figure | None  # tokens of this phase per second of wall-clock time
+    unit: str  # The times of a phase's steps, bricks and layers.
+    step_us: Figure  # "token" or "step": the unit of times of bricks and layers (µs per unit)
+    tokens_per_sec: Figure | None  # time of a step, also of steps without recorded bricks
     # the times of each brick over all layers, of each brick in a single layer, and of each whole layer
     places: Mapping[Place, PlaceTimes]
     work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # the work of each brick that declares its work
 
     @property
     def bricks(self) -> dict[Brick, Figure]:
-        """The time of each brick over all layers and outside of layers.
-
-        The time between bricks counts as a brick of its own.
-        """
+        """Each brick's time, in and outside of layers. The time between bricks is an entry, too."""
         return {brick: one.time for (brick, layer), one in self.places.items() if brick and layer is None}
 
     @property
@@ -79,15 +69,15 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """The steps of one phase. The times are None unless at least MIN_BLOCKS blocks of steps were recorded."""
+    """The steps of one phase. Times are None with fewer than MIN_BLOCKS recorded blocks."""
 
     phase: str
     steps: int
-    share: float  # number of steps of this phase, divided by the number of steps of all phases
-    tokens: float | None  # mean number of tokens per step of this phase
-    sequences: float | None  # mean number of sequences per step of this phase
-    cached: float | None  # mean number of positions of a sequence that were cached before the step
-    blocks: int  # number of blocks of steps that contain recorded steps
+    share: float  # steps of this phase divided by all steps
+    tokens: float | None  # mean tokens per step
+    sequences: float | None  # mean sequences per step
+    cached: float | None  # mean cached positions per sequence before a step
+    blocks: int  # number of blocks with recorded steps
     times: PhaseTimes | None
 
 
@@ -101,12 +91,12 @@ class Snapshot:
     begin_ns: int  # begin of the period on the monotonic clock of the process's host, in ns
     end_ns: int
     ended_s: float | None  # the time `end_ns` as Unix time, on the clock of the process's host
-    lost_percent: float  # percentage of the records in this period that were lost
+    lost_percent: float  # lost records in this period, in percent
 
     @property
     def covers_s(self) -> float:
         return (self.end_ns - self.begin_ns) / 1e9
 
     def of(self, phase: str | None) -> PhaseFigures | None:
-        """Return the figures of one phase, or None if the phase has not run."""
+        """Return the figures of one phase, or None if it has not run."""
         return next((found for found in self.phases if found.phase == phase), None)

@@ -1,6 +1,6 @@
-"""Name the batch of a group of steps, in texts and in thresholds.
+"""Name the batch of a group of steps, for texts and thresholds.
 
-The batch is the number of sequences of a step, or the number of tokens if sequences are not reported.
+The batch is a step's number of sequences, or of tokens if sequences are not reported.
 """
 
 from __future__ import annotations
@@ -21,23 +21,19 @@ def key_of(part: StepGroup) -> PartKey:
 
 
 def has_batch(part: StepGroup, batch: int) -> bool:
-    """Whether this group of steps contains steps of `batch` sequences, or steps of `batch` tokens if sequences are
-    not reported.
-    """
+    """Whether this group of steps has steps of `batch` sequences (tokens, if sequences are not reported)."""
     least, _ = _amounts(part)
     return least is not None and least <= batch <= most_alike(least)
 
 
 def batch_text(part: StepGroup) -> str:
-    """Return the batch of a group of steps, for example `6`, or `8 to 9` if the group may contain steps with 8 and
-    with 9 sequences. Return "" if no batch is reported.
-    """
+    """Return a group's batch, such as `6`, or `8 to 9` if steps may have 8 or 9 sequences. "" if not reported."""
     least, mean = _amounts(part)
     return "" if least is None else _range(least, mean)
 
 
 def batches_text(parts: Iterable[StepGroup]) -> str:
-    """Return the batches of all groups of steps, the smallest first, such as `1, 2, 8 to 9`."""
+    """Return the batches of all groups, smallest first, such as `1, 2, 8 to 9`."""
     ordered = sorted((least, batch_text(part)) for part in parts if (least := _amounts(part)[0]) is not None)
     return ", ".join(dict.fromkeys(text for _, text in ordered)) or "none"
 
@@ -45,8 +41,8 @@ def batches_text(parts: Iterable[StepGroup]) -> str:
 def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
     """Return a name for each group of steps.
 
-    If several groups have the same phase, the name contains the batch, for example `decode, batch 6`. If several
-    groups have the same batch, the name also contains the tokens, for example `prefill, batch 1, 512 to 639 tokens`.
+    Groups of the same phase are told apart by the batch (`decode, batch 6`), and groups of the same batch by the
+    tokens (`prefill, batch 1, 512 to 639 tokens`).
     """
     by_key = {key_of(part): part for part in parts}
     of_phase = Counter(phase for phase, _ in by_key)
@@ -64,15 +60,14 @@ def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
 
 
 def _amounts(part: StepGroup) -> tuple[int | None, float | None]:
-    """Return two batches of a group of steps: the smallest and the mean. A value is None if it was not reported."""
+    """Return the smallest and the mean batch of a group of steps. None if not reported."""
     tokens, sequences = part.work
     return (tokens, part.tokens) if sequences is None else (sequences, part.sequences)
 
 
 def _range(least: int, mean: float | None) -> str:
-    """Return as text the amounts that are rounded down to `least`, such as `8 to 9`.
-
-    If `mean` shows that all amounts are equal, return that single amount.
+    """Return the amounts that are rounded down to `least`, such as `8 to 9`. If `mean` shows that all are equal, only
+    this amount.
     """
     most = most_alike(least)
     if mean in (least, most):

@@ -1,13 +1,13 @@
-"""Verdicts of `cbtop bisect`: whether a commit is slower in the same way as the bad commit BAD. The verdicts are
-derived from recorded runs.
+"""Verdicts of `cbtop bisect`: whether a commit is slow in the same way as the bad commit BAD. All are derived from
+runs.
 """
 
 # Rules
-# - A commit is bad if it breaks a rule that BAD also breaks, by the same brick. Other slowdowns are ignored, because
-#   BAD no longer has them.
-# - A commit is good if the interval of BAD's largest slowdown ends below half of that slowdown.
-# - If BAD breaks a threshold, or if GOOD lacks the brick, such an interval does not exist. Then a commit is good if
-#   it keeps all rules that BAD breaks.
+# - A commit is bad if it breaks a rule that BAD breaks, by the same brick. Other slowdowns do not count, because BAD
+#   no longer has them.
+# - A commit is good if the interval of BAD's largest slowdown ends below half of it.
+# - Such an interval is missing if BAD breaks a threshold, or if GOOD lacks the brick. Then a commit is good if it
+#   keeps all rules that BAD breaks.
 # - Any other commit is unclear. More runs may decide.
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cbtop.comparison.runs import Run
 from cbtop.comparison.threshold_grammar import Threshold
 from cbtop.comparison.thresholds import judge
 
-LIKE_BAD = 0.5  # A commit is good if its slowdown is surely smaller than this share of BAD's slowdown.
-# If several bricks or layers share a slowdown, the cause in the verdict begins with these words.
+LIKE_BAD = 0.5  # A good commit's slowdown is certainly smaller than this share of BAD's.
+# First words of the verdict's cause if several bricks or layers share a slowdown.
 _NO_SINGLE = "no single brick"
 _IN_LAYER = " in "  # text between the name of the brick and the name of the layer in a verdict's cause
 
@@ -42,10 +42,7 @@ class CommitVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The comparison of a commit's runs with base runs, and its judged rules.
-
-    If `why_not` is set, nothing could be judged.
-    """
+    """A commit's runs compared with base runs, and the judged rules. With `why_not`, nothing could be judged."""
 
     found: RunDiff
     judged: tuple[Judged, ...] = ()
@@ -59,8 +56,7 @@ class Assessment:
     def keys(self, judged: Sequence[Judged]) -> set[tuple[str, str]]:
         """Return (rule, place) for each judged result.
 
-        The place is a text. It is taken from the threshold. Without thresholds, it is the brick that causes the
-        slowdown.
+        The place is what the threshold is about. Without thresholds, it is the brick that causes the slowdown.
         """
         if self.is_of_thresholds:
             return {(one.rule, one.about) for one in judged}
@@ -69,7 +65,7 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Something that became slower: a brick in all layers, a brick in one layer, or a whole step if `brick` is
+    """Something that became slower: a brick in all layers, a brick in one layer, or the whole step if `brick` is
     None.
     """
 
@@ -77,10 +73,9 @@ class Slowdown:
     work: tuple[int | None, int | None]
     brick: Brick | None
     layer: str | None
-    # Whether this is the change of a typical step. If False, it is the change of the wall-clock time per token or
-    # step.
+    # True: the change of a typical step. False: of the wall-clock time per token or step.
     is_typical: bool
-    is_beside_others: bool  # whether the slowdown was measured relative to all other bricks and layers
+    is_beside_others: bool  # whether it was measured relative to all other bricks and layers
     ratio: float
 
     @property
@@ -90,10 +85,7 @@ class Slowdown:
         return _IN_LAYER.join(filter(None, (self.brick[0] if self.brick else whole, self.layer)))
 
     def change_in(self, found: RunDiff) -> Change | None:
-        """Return the change of the same brick or step in another comparison.
-
-        Return None if that comparison lacks the brick or step.
-        """
+        """Return the change of the same brick or step in another comparison, or None if it lacks this."""
         part = next((one for one in found.parts if (one.phase, one.now.work) == (self.phase, self.work)), None)
         if part is None:
             return None
@@ -106,25 +98,20 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The rules that the bad commit BAD breaks, and BAD's largest slowdown.
-
-    The slowdown is None if GOOD has no figure to compare with.
-    """
+    """The rules that the bad commit BAD breaks, and its largest slowdown (None: GOOD has no such figure)."""
 
     keys: frozenset[tuple[str, str]]
     slowdown: Slowdown | None
 
     def of(self, assessment: Assessment) -> list[Judged]:
-        """Return the broken results of a commit that BAD also has. Two results are the same if rule and place are
-        equal.
-        """
+        """Return a commit's broken results that BAD also has, with the same rule and place."""
         shared = {rule for rule, cause in self.keys if cause.startswith(_NO_SINGLE)}
         return [one for one in assessment.broken if one.rule in shared or assessment.keys([one]) & self.keys]
 
 
 def assess(bases: Sequence[Run], news: Sequence[Run], thresholds: Sequence[Threshold], *, anyway: bool) -> Assessment:
-    """Judge a commit's runs by the user's thresholds, or by the default gate without thresholds. Raises UsageError if
-    a threshold names a brick or layer that does not exist.
+    """Judge a commit's runs by the user's thresholds, or else by the default gate. Raises UsageError if a threshold
+    names an unknown brick or layer.
     """
     found = diff_of(bases, news, anyway=anyway)
     if why_not := found.why_not or found.base.untrusted or found.now.untrusted:
@@ -136,7 +123,7 @@ def assess(bases: Sequence[Run], news: Sequence[Run], thresholds: Sequence[Thres
 
 
 def wanted_of(bad: Assessment) -> Wanted | None:
-    """Return the rules that BAD breaks, or None if it breaks no rule."""
+    """Return the rules that BAD breaks, or None without any."""
     if not bad.broken:
         return None
     found = [] if bad.is_of_thresholds else [one for part in bad.found.parts if (one := _largest(part))]
@@ -144,10 +131,7 @@ def wanted_of(bad: Assessment) -> Wanted | None:
 
 
 def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> CommitVerdict:
-    """Return the verdict on a commit.
-
-    `is_last` means that this was the last round. After the last round, an unsure threshold passes.
-    """
+    """Return the verdict on a commit. In the last round (`is_last`), an unsure threshold passes."""
     if assessment.why_not:
         return CommitVerdict.UNCLEAR
     if wanted.of(assessment):
@@ -167,8 +151,7 @@ def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> Comm
 def _largest(part: PartDiff) -> Slowdown | None:
     """Return the brick with the largest slowdown.
 
-    If the bricks together explain less than half of the slowdown, return the whole step. Return None if no brick and
-    no step is slower than in the baseline.
+    If bricks explain less than half of it, the whole step. None if nothing is slower than in the baseline.
     """
     whole = part.typical if part.is_typically_slower else part.wall if part.is_slower else None
     place = max((one for one in part.guilty if one.change), key=lambda one: one.delta_us, default=None)
@@ -183,7 +166,7 @@ def _largest(part: PartDiff) -> Slowdown | None:
 
 
 def said_of(assessment: Assessment, wanted: Wanted) -> str:
-    """Return one line with the measurement that decided the verdict on a commit."""
+    """Return a line with the measurement that decided a commit's verdict."""
     if assessment.why_not:
         return assessment.why_not
     if broken := wanted.of(assessment):

@@ -1,15 +1,14 @@
-"""Count how often a step calls a brick or layer, and compare this number between two runs.
+"""Count how often a step calls a brick or layer, and compare this between two runs.
 
 A place is a brick, a layer, or a brick in a layer. All numbers are derived from records.
 """
 
 # Rules
-# - If every block of steps calls a place (a brick or layer) equally often, the number of calls has no noise. If the
-#   number differs in the other run, the program has changed.
-# - Otherwise the number of calls varies by chance. The variation between blocks shows how large these differences
-#   are.
-# - Neighbouring blocks may be similar, and then they count as fewer blocks. Their similarity is judged over most
-#   places together. A place that is called only in some periods is judged by itself.
+# - If all blocks of steps call a place equally often, the number has no noise. If it differs in the other run, the
+#   program has changed.
+# - Otherwise it varies by chance, and the variation between blocks shows how much.
+# - Neighbouring blocks may be similar. They then count as fewer blocks. This is judged over most places together, but
+#   for a place that is called only in some periods by itself.
 
 from __future__ import annotations
 
@@ -25,18 +24,18 @@ from cbtop.units import number
 
 _SAME = 1e-9  # Smaller relative differences between numbers of calls are rounding errors.
 _LONG_BLOCKS = 15
-# By chance alone, the ratio of the variance of long blocks to the variance of short blocks stays below this value.
+# By chance alone, the variance of long blocks is below this multiple of the variance of short blocks.
 _BURSTS = 2.25
-# The standard deviation of a normal variable is this many times the median of its absolute value.
+# Standard deviation of a normal variable, divided by the median of its absolute value.
 _USUAL_OVER_MEDIAN = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class CallsChange:
-    """The change of the number of calls per step. Chance alone changes this number by at most `half`.
+    """The change of the calls per step. Chance alone changes them by at most `half`.
 
-    `is_exact` means that every block of steps in both runs has equally many calls per step. `is_new` means that only
-    the new run calls the brick or layer, and that chance does not explain these calls.
+    `is_exact`: in both runs, all blocks have equally many calls per step. `is_new`: only the new run has calls, and
+    not by chance.
     """
 
     before: float
@@ -64,9 +63,7 @@ class CallsChange:
 
     @property
     def text(self) -> str:
-        """The change of the number of calls as text, such as `1.30× ± 0.08 as many calls a step`. "" if the change
-        does not exceed noise.
-        """
+        """The change as text, such as `1.30× ± 0.08 as many calls a step`. "" within noise."""
         if not self.is_beyond_noise:
             return ""
         if self.is_exact or not self.before:
@@ -75,9 +72,9 @@ class CallsChange:
 
 
 def call_figures(calls: NDArray[np.float64], steps: NDArray[np.float64]) -> list[Figure]:
-    """Return the number of calls per step for each column (brick or layer) of `calls`, shape (blocks, columns).
+    """Return the calls per step of each column (brick or layer) of `calls`, (blocks, columns).
 
-    Block i has `steps[i]` steps. If every block has equally many calls per step, the error of a column is 0.
+    Block i has `steps[i]` steps. The error is 0 if all blocks have equally many calls per step.
     """
     mean = calls.sum(axis=0) / steps.sum()
     varies = np.ptp(calls / steps[:, None], axis=0) > _SAME * mean
@@ -95,8 +92,8 @@ def call_figures(calls: NDArray[np.float64], steps: NDArray[np.float64]) -> list
 
 
 def _bursts(off: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return for each column (brick or layer) whether its calls come in bursts. In this case, the variance between
-    long blocks is larger than independent short blocks explain.
+    """Return whether each column's (brick's or layer's) calls come in bursts: long blocks vary more than independent
+    short ones explain.
     """
     length = max(1, len(off) // _LONG_BLOCKS)
     longer = off[: len(off) // length * length].reshape(-1, length, off.shape[1]).sum(axis=1)
@@ -111,8 +108,7 @@ def _whole(calls: float) -> str:
 def calls_change(before: Figure | None, now: Figure | None, compared: int) -> CallsChange:
     """Return the change of the calls per step of a brick or layer.
 
-    `before` and `now` are None if the run does not call it. `compared` is the number of figures that are tested
-    together.
+    `before` or `now` is None if the run does not call it. `compared` is how many figures are tested together.
     """
     known = before or now
     assert known is not None
@@ -124,9 +120,9 @@ def calls_change(before: Figure | None, now: Figure | None, compared: int) -> Ca
 def new_calls(now: Figure, compared: int, steps: tuple[int, int]) -> CallsChange:
     """Return the change for a brick or layer that only the new run calls.
 
-    `steps` is (steps of the baseline, steps of the new run). A statistical test decides whether the calls are new.
-    The test assumes that chance decides which steps make the calls. Under this assumption, an independent group of
-    calls is in the baseline with a probability in proportion to the baseline's number of steps.
+    `steps` is (steps of the baseline, steps of the new run). A test decides whether the calls are new. If chance
+    decided which steps make them, an independent group of calls would be in the baseline with a probability in
+    proportion to its steps.
     """
     found = calls_change(None, now, compared)
     if found.is_exact:
@@ -142,11 +138,11 @@ def _none(known: Figure) -> Figure:
 
 
 def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Return the mean number of calls of each row, and its scatter between runs. A row has the numbers of calls of
-    one brick or layer in several runs.
+    """Return each row's mean number of calls, and its scatter between runs. A row is one brick or layer in several
+    runs.
 
-    Runs may differ by more than their blocks do, for example because of other input. The median row shows how much
-    larger the scatter between runs is than the scatter between blocks. Each row gets at least this ratio.
+    Runs may differ by more than their blocks do, for example because of other input. The median row shows by how
+    much, and every row gets at least this ratio.
     """
     means = np.array([[one.mean for one in row] for row in rows])
     within = np.sqrt([np.mean([one.error**2 for one in row]) for row in rows])
@@ -174,10 +170,9 @@ def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
 
 
 def looks(befores: Sequence[Figure | None], nows: Sequence[Figure | None]) -> int:
-    """Return the number of figures of two runs that are tested together. This number is used to keep false alarms
-    rare.
+    """Return how many figures of two runs are tested together, to keep false alarms rare.
 
-    Each brick or layer counts once for the time of a call. If its calls per step vary, it counts a second time.
+    A brick or layer counts once for the time of a call, and once more if its calls per step vary.
     """
     return sum(
         1 + any(one and (one.error or one.scatter) for one in both) for both in zip(befores, nows, strict=True)

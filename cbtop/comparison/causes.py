@@ -1,6 +1,6 @@
-"""List changes between two runs that may explain a change of times: versions, settings, launches of kernels.
+"""List what changed between two runs and may explain a change of times: versions, settings, kernel launches.
 
-Only properties that both runs have recorded are compared. An unknown property does not count as a change.
+Only what both runs have recorded is compared.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from cbtop.comparison.runs import Run
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import LAUNCH_BOUND
 
-# The name of the condition that contains the number of threads. The number is taken from the model's manifest.
+# The condition with the number of threads, which the model's manifest has.
 THREADS = "threads"
-# The properties of a kernel that are compared between two runs. Each property has a function that returns a change as
-# text.
+# Properties of a kernel to compare between runs -> a function that returns a change as text.
 _PROPERTIES = {
     "registers": "{} registers",
     "local_memory_bytes": "{} B of local memory",
@@ -48,17 +47,16 @@ class ConditionChange:
 
 @dataclass(frozen=True, slots=True)
 class KernelChange:
-    """A property of a kernel launch of a brick that differs between two runs. The difference is the same in each of
-    `layers`.
+    """A property of a brick's kernel launch that differs between two runs, equally in all of `layers`.
 
-    `kernel` is the kernel's name, or both names if the name changed.
+    `kernel` is the kernel's name, or both names if it changed.
     """
 
     phase: str
     brick: str
-    layers: tuple[str, ...]  # names of the layers with this difference; "" means outside of layers
+    layers: tuple[str, ...]  # names of these layers; "" is outside of layers
     kernel: str
-    what: str  # name of the changed property, which is a field of KernelAttributes
+    what: str  # name of the property, a field of KernelAttributes
     before: int | Grid
     now: int | Grid
 
@@ -70,10 +68,10 @@ class KernelChange:
 
 @dataclass(frozen=True, slots=True)
 class GraphChange:
-    """A sure difference between two runs in the contents of the steps of one phase."""
+    """A certain difference between two runs in the contents of a phase's steps."""
 
     phase: str
-    place: str  # place of the difference, for example `Layer 3 › DownProjection`, or "" for the whole step
+    place: str  # where, such as `Layer 3 › DownProjection`, or "" for the whole step
     what: str  # the difference of the contents as text, for example `float32 → bfloat16`
 
     @property
@@ -83,19 +81,14 @@ class GraphChange:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """Changes between two runs that may explain different times. Both runs measured or reported the changed values. A
-    change does not prove a cause.
-    """
+    """Changes between two runs that may explain different times, as measured or reported. They prove no cause."""
 
     conditions: tuple[ConditionChange, ...] = ()
     kernels: tuple[KernelChange, ...] = ()
     graph: tuple[GraphChange, ...] = ()
 
     def of_brick(self, phase: str, brick: str, layer: str | None = None) -> list[str]:
-        """Return the changes of a brick's kernels between two runs as text, such as `64 → 72 registers`.
-
-        With a layer, only the changes in this layer are returned, otherwise the changes in all layers.
-        """
+        """Return the changes of a brick's kernels as text, such as `64 → 72 registers`, in one layer or in all."""
         name = brick.removesuffix(f", {LAUNCH_BOUND}")
         own = [
             one.text
@@ -111,7 +104,7 @@ class Causes:
 
 
 def causes_of(base: Run, now: Run) -> Causes:
-    """Return the changes from the run `base` to the run `now` that may explain different times."""
+    """Return what changed from the run `base` to the run `now` and may explain different times."""
     befores, afters = _conditions(base), _conditions(now)
     conditions = tuple(
         ConditionChange(name, befores[name], value)
@@ -128,9 +121,7 @@ def causes_of(base: Run, now: Run) -> Causes:
 
 
 def with_causes(judged: Sequence[Judged], found: RunDiff) -> list[Judged]:
-    """Return the results. If a result is broken and compares two runs, its text also names the changes between these
-    runs.
-    """
+    """Return the results. A broken result of two runs gets a text with what changed between them."""
     causes = causes_of(found.base, found.now)
     if not (causes.conditions or causes.kernels):
         return list(judged)
@@ -177,10 +168,10 @@ def _of_kernels(before: PhaseContents, now: PhaseContents) -> Iterator[KernelCha
 
 
 def _kernels(phase: PhaseContents) -> dict[tuple[str, str, str, str], tuple[str, Piece]]:
-    """Return the kernels of a brick that can be compared between two runs, with their names.
+    """Return a brick's kernels that can be compared between two runs, by name.
 
-    A kernel is compared with the kernel of the same name, or with the only kernel of the brick. If a brick launches a
-    kernel in several configurations, the kernel is left out.
+    A kernel is compared with the one of the same name, or with the brick's only kernel. A kernel with several launch
+    configurations is left out.
     """
     by_name: dict[tuple[str, str, str, str], list[Piece]] = {}
     in_brick: dict[tuple[str, str, str], int] = {}

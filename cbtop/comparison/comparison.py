@@ -1,9 +1,8 @@
-"""Compare two snapshots by brick and layer, or give the reason why they are not comparable."""
+"""Compare two snapshots by brick and layer, or tell why they cannot be compared."""
 
 # Rules
-# - Times of different work cannot be compared. If the model, batch or mix of phases differs, this is reported in
-#   place of changes.
-# - A different machine, backend or cache length is only noted, because such a comparison may be what the user wants.
+# - Times of different work are not compared. If the model, batch or mix of phases differs, this is reported instead.
+# - A different machine, backend or cache length is only noted, because the user may want to compare just that.
 
 from __future__ import annotations
 
@@ -19,15 +18,13 @@ from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.units import count, number, percent
 
-# Means of tokens or sequences per step count as equal if they differ by at most this relative difference. Any
-# reported change is larger.
+# Mean tokens or sequences per step are equal within this relative difference. Any reported change is larger.
 ALIKE = 0.02
-ALIKE_SHARE = 0.05  # A difference between the shares of a phase in all steps is ignored up to this value.
-ALIKE_CACHE = 0.10  # A relative difference between the numbers of cached positions is ignored up to this value.
-# A comparison is not valid if more than this percentage of the records was lost. The verdict data-incomplete has the
-# same limit.
+ALIKE_SHARE = 0.05  # A phase's shares in all steps may differ by this.
+ALIKE_CACHE = 0.10  # Cached positions may differ by this relative difference.
+# With a larger percentage of lost records, a comparison is not valid. The verdict data-incomplete has the same limit.
 MAX_LOST_PERCENT = 0.1
-# Attention bricks that do not read the key-value cache. The length of the cache does not affect these bricks.
+# Attention bricks that do not read the key-value cache, so its length does not affect them.
 _READ_NO_CACHE = (BrickId.QKV_PROJECTION, BrickId.OUTPUT_PROJECTION, BrickId.ROPE_EMBEDDING)
 _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 
@@ -36,12 +33,12 @@ _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 class PlaceChange:
     """The change of the time of a brick, a layer, or a brick in a layer, in µs per token (or step).
 
-    If the number of calls did not change beyond noise, `change` is computed for the baseline's number of calls.
-    Otherwise `change` is the change of all calls, and `calls` is the change of their number.
+    If the number of calls did not change beyond noise, `change` is for the baseline's number. Otherwise it is for all
+    calls, and `calls` is the change of their number.
     """
 
-    brick: Brick | None  # the brick that changed; None if the change is of a whole layer
-    layer: str | None  # the layer that changed; None if the change is over all layers and outside of layers
+    brick: Brick | None  # None: a whole layer changed
+    layer: str | None  # None: over all layers and outside of layers
     change: Change
     calls: CallsChange | None = None
 
@@ -57,31 +54,30 @@ class WorkChange:
 
     intensity: float  # FLOP per byte
     gflops: float
-    # Change of GFLOP/s, computed from the typical time of a call. None if the brick has several kinds of calls, or if
-    # only the baseline runs the brick.
+    # Change of GFLOP/s in a typical call. None if the brick has several kinds of calls, or only the baseline runs it.
     change: Change | None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two snapshots compared in one phase. If `why_not` is set, they are not comparable, and no change is known."""
+    """Two snapshots compared in one phase. With `why_not` they cannot be compared, and no change is known."""
 
     base: Snapshot
     now: Snapshot
     phase: str
     why_not: str = ""
-    notes: tuple[str, ...] = ()  # differences between the snapshots that may be intended, such as another machine
-    unit: str = "token"  # "token" or "step": times are in µs per this unit of work
+    notes: tuple[str, ...] = ()  # differences that may be intended, such as another machine
+    unit: str = "token"  # "token" or "step": the unit of times (µs per unit)
     step_us: Change | None = None
     tokens_per_sec: Change | None = None
     # the changes of bricks, of bricks in a layer, and of layers, the largest change first
     changes: tuple[PlaceChange, ...] = ()
-    # whether both snapshots have about the same number of cached positions; False if a number is unknown
+    # whether both have about as many cached positions; False if unknown
     is_same_cache: bool = True
 
     @property
     def bricks(self) -> Mapping[Brick, Change]:
-        """For each brick, the change of its time over all layers."""
+        """Each brick's change over all layers."""
         return {one.brick: one.change for one in self.changes if one.brick and one.layer is None}
 
     @property
@@ -91,7 +87,7 @@ class Comparison:
 
     @property
     def places(self) -> Mapping[Place, Change]:
-        """The changes of whole layers, of bricks in a layer, and of bricks that are in no layer."""
+        """The changes of whole layers, of bricks in a layer, and of bricks outside of layers."""
         inside = {one.brick for one in self.changes if one.layer is not None}
         return {
             (one.brick, one.layer): one.change
@@ -100,10 +96,9 @@ class Comparison:
         }
 
     def median_us(self, phase: str, place: Place) -> float | None:
-        """Return the median time (µs) of a call of `place` in the baseline.
+        """Return the median time (µs) of a call of `place` in the baseline: a brick, a layer, or a brick in a layer.
 
-        `place` is a brick, a layer, or a brick in a layer. Returns None if the time is unknown or the phase was not
-        compared.
+        None if unknown, or if the phase was not compared.
         """
         before = self.base.of(phase)
         if self.why_not or phase != self.phase or before is None or before.times is None:
@@ -115,7 +110,7 @@ class Comparison:
 
     @property
     def work(self) -> Mapping[Brick, WorkChange]:
-        """For each brick that declares FLOP and bytes, its roofline point and the change of its GFLOP/s."""
+        """Each brick with FLOP and bytes: its roofline point, and its change of GFLOP/s."""
         before, now = (found.times if (found := each.of(self.phase)) else None for each in (self.base, self.now))
         if self.why_not or before is None or now is None:
             return {}
@@ -129,15 +124,14 @@ class Comparison:
 
     @property
     def slower(self) -> list[PlaceChange]:
-        """The bricks that became slower by more than noise explains, the largest change first."""
+        """The bricks that became slower beyond noise, the largest change first."""
         return slower(self.changes, is_same_cache=self.is_same_cache)
 
     @property
     def worst_layer(self) -> PlaceChange | None:
         """The layer with the largest slowdown beyond noise.
 
-        A longer cache may slow all layers. So if the two snapshots differ in cached positions, only layers with a
-        brick in `slower` count.
+        A longer cache may slow all layers. So if cached positions differ, only layers with a brick in `slower` count.
         """
         slower = self._slower_layers
         if not self.is_same_cache:
@@ -146,9 +140,7 @@ class Comparison:
 
     @property
     def slower_layers(self) -> int:
-        """Number of layers that became slower by more than noise. Layers that are slower because of a longer cache
-        also count.
-        """
+        """Number of layers that became slower beyond noise, even if a longer cache is the reason."""
         return len(self._slower_layers)
 
     @property
@@ -157,9 +149,9 @@ class Comparison:
 
 
 def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Comparison:
-    """Return the changes in `phase` from the snapshot `base` to the snapshot `now`.
+    """Return the changes in `phase` from the snapshot `base` to `now`.
 
-    `alike` is the number of baselines that match `now` equally well.
+    `alike` is how many baselines match `now` equally well.
     """
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
@@ -186,9 +178,7 @@ def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Compar
 
 
 def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | None, str]:
-    """Return the change of tokens/s in `phase` from the snapshot `base` to the snapshot `now`. If the change is
-    unknown, return the reason as text.
-    """
+    """Return the change of tokens/s in `phase` from the snapshot `base` to `now`, or the reason why it is unknown."""
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
     if why_not or before is None or after is None or before.times is None or after.times is None:
@@ -198,10 +188,10 @@ def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | Non
 
 
 def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> list[PlaceChange]:
-    """Return the bricks that became slower by more than noise, the largest change first.
+    """Return the bricks that became slower beyond noise, the largest change first.
 
-    If one layer has most of a brick's change, the entry is the brick in that layer. Otherwise, bricks that read the
-    cache are left out if the cache is longer or of unknown length, because a longer cache slows them in every layer.
+    If one layer has most of the change, the entry is the brick in it. A longer cache slows bricks that read it in
+    every layer. So these are left out if the cache is longer, or of unknown length.
     """
     worst_cell: dict[Brick, PlaceChange] = {}
     layers: dict[Brick, int] = {}
@@ -227,9 +217,8 @@ def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> lis
 
 
 def _is_most(part: Change, whole: Change) -> bool:
-    """Return whether the change `part` is more than half of the change `whole`.
-
-    If the changes relative to all other bricks and layers are known, these are compared.
+    """Return whether the change `part` is more than half of `whole`. Changes relative to all other bricks and layers
+    count, if known.
     """
     if part.own and whole.own:
         part, whole = part.own, whole.own
@@ -237,10 +226,9 @@ def _is_most(part: Change, whole: Change) -> bool:
 
 
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
-    """Return the baselines that match `now` best. The result is empty only if `bases` is empty.
+    """Return the baselines that match `now` best. Empty only if `bases` is empty.
 
-    The best matches are baselines of the same process. Without one, they are baselines of the same model. Among these
-    baselines, those with the same rank are preferred.
+    Those of the same process come first, then of the same model, and among them baselines of the same rank.
     """
 
     def is_far(base: Snapshot) -> tuple[bool, bool, bool]:
@@ -265,7 +253,7 @@ def _changes(before: PhaseTimes, after: PhaseTimes, units: float) -> tuple[Place
 
 
 def _units(phase: PhaseFigures) -> float:
-    """Return the mean number of units of work per step. This is the number of tokens, or 1 if the unit is a step."""
+    """Return the mean units of work per step: tokens, or 1 if the unit is a step."""
     is_counted = phase.times is not None and phase.times.unit == "token"
     return phase.tokens or 1.0 if is_counted else 1.0
 
@@ -282,8 +270,8 @@ def _work_change(place: PlaceChange | None, before: BrickWork, now: BrickWork | 
     found = place.change if place else None
     if not place or not found or found.medians_us is not None or now is None or min(found.before, found.now) <= 0:
         return None
-    # The compared times are for the baseline's number of calls, unless the number of calls changed beyond noise.
-    # Compute the work for the same number of calls as the times.
+    # The times are for the baseline's number of calls, unless it changed beyond noise. Compute the work for the same
+    # number.
     calls = place.calls
     as_many = 1.0 if calls is None or calls.is_beyond_noise or calls.now <= 0 else calls.before / calls.now
     then, is_now = before.flops / found.before / 1e3, as_many * now.flops / found.now / 1e3
@@ -300,7 +288,7 @@ def _reads_cache(brick: Brick) -> bool:
 
 
 def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
-    """Return the reason why two snapshots are not comparable in `phase`, or ""."""
+    """Return why two snapshots cannot be compared in `phase`, or ""."""
     if other := other_model(base.surroundings, now.surroundings):
         return other
     if base.key == now.key and now.begin_ns == now.end_ns:
@@ -337,9 +325,9 @@ def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
 def other_model(
     base: Surroundings, now: Surroundings, base_name: str = "the baseline", *, any_type: bool = False
 ) -> str:
-    """Return the differences between the models as text, or "" if all reported properties are equal.
+    """Return how the models differ, or "" if all reported properties are equal.
 
-    With `any_type`, a different type of the weights is allowed. `differences` then reports it.
+    With `any_type`, the type of the weights may differ, which `differences` reports.
     """
     if (base.model or base.program) != (now.model or now.program):
         return f"another model: {now.model or now.program}, {base_name} has {base.model or base.program}"
@@ -354,7 +342,7 @@ def other_model(
 
 
 def differences(base: Surroundings, now: Surroundings) -> list[str]:
-    """Return differences between the machines and settings of two snapshots. These differences may be intended."""
+    """Return how the machines and settings of two snapshots differ. This may be intended."""
     differ = [
         ("type of weights", base.quantization, now.quantization),
         ("rank", base.rank, now.rank),
@@ -375,17 +363,14 @@ def _cache(before: PhaseFigures, after: PhaseFigures) -> list[str]:
 
 
 def _only(before: PhaseFigures, after: PhaseFigures) -> list[str]:
-    """Return notes with the names of bricks that only one of the snapshots has."""
+    """Return notes about bricks that only one of the snapshots has."""
     then, is_now = (set(each.times.bricks) if each.times else set() for each in (before, after))
     gone, new = (", ".join(sorted(name for name, _ in some)) for some in (then - is_now, is_now - then))
     return [*([f"no longer there: {gone}"] if gone else []), *([f"new: {new}"] if new else [])]
 
 
 def _alike(before: float | None, after: float | None, part: float) -> bool:
-    """Return whether two numbers differ by at most `part`, a relative difference.
-
-    Two unknown numbers count as equal.
-    """
+    """Return whether two numbers differ by at most `part` (relative). Two unknown numbers are equal."""
     if before is None or after is None:
         return before is after
     return abs(after - before) <= part * max(before, after)

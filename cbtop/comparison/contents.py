@@ -1,8 +1,6 @@
-"""The contents of the steps of a run: layers, bricks, kernels and operations. Each has the number of times that a
-step runs it.
+"""The contents of a run's steps: layers, bricks, kernels and operations, and how often a step runs each.
 
-Each number is a range (fewest, most) over the steps of a phase. A number is exact if both ends of its range are
-equal.
+A number is a range (fewest, most) over the steps of a phase. It is exact if both are equal.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ from enum import StrEnum
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
 
-MIN_STEPS = 3  # The numbers of a phase are exact if at least this many of its steps were recorded.
+MIN_STEPS = 3  # At least this many steps of a phase must be recorded for exact numbers.
 Range = tuple[int, int]  # (fewest, most)
-# (layer, brick, label of the brick); an empty text means outside of layers, outside of bricks, or without a label
+# (layer, brick, label of the brick); "" is outside of layers, outside of bricks, or without a label
 Place = tuple[str, str, str]
 OUTSIDE: Place = ("", "", "")
 BESIDE = " › "  # separator in texts that name a place, such as `Layer 3 › DownProjection`
@@ -32,7 +30,7 @@ class PieceKind(StrEnum):
 
 
 class Total(StrEnum):
-    """Something that is counted over a whole step, such as the launches of kernels."""
+    """What is counted over a whole step, such as kernel launches."""
 
     BRICKS = "bricks"
     LAUNCHES = "launches"
@@ -47,16 +45,16 @@ TRANSFERS = (Total.H2D, Total.D2H, Total.D2D)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a step at one place: a layer, brick, kernel or operation.
+    """A piece of a step: a layer, brick, kernel or operation at one place.
 
-    `name` is "" if the piece is the layer or brick itself. The `dtype` of a brick is the type of the numbers that the
-    brick multiplies. The `dtype` of an operation is the type of its result. `dtype` is "" if the type is unknown.
+    `name` is "" if the piece is the layer or brick itself. The `dtype` of a brick is what it multiplies. The `dtype`
+    of an operation is the type of its result. "" means unknown.
     """
 
     kind: PieceKind
-    layer: str = ""  # name of the layer that contains the piece, or "" outside of layers
-    brick: str = ""  # name of the brick that contains the piece, or "" outside of bricks
-    label: str = ""  # label of the brick, which distinguishes several bricks with the same name in a layer
+    layer: str = ""  # layer around the piece, or ""
+    brick: str = ""  # brick around the piece, or ""
+    label: str = ""  # tells apart bricks with the same name in a layer
     name: str = ""
     dtype: str = ""
     kernel: KernelAttributes = NO_KERNEL
@@ -68,10 +66,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PhaseContents:
-    """The contents of the steps of one phase, including warm-up steps but not the first step.
+    """The contents of one phase's steps, with warm-up steps but without the first step.
 
-    `steps` is the number of recorded steps, including the first one. If `totals` lacks a total, this total is
-    unknown. `plain` is the number of steps with unknown contents, because sampling timed them only as a whole.
+    `steps` counts the recorded steps, with the first. A total that is missing in `totals` is unknown. `plain` counts
+    steps with unknown contents, which sampling timed only as a whole.
     """
 
     phase: str
@@ -87,9 +85,8 @@ class PhaseContents:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Graph breaks of torch.compile with the same reason at one place, such as `Layer 3 › Activation`.
-
-    The place is "" outside of layers.
+    """Graph breaks of torch.compile with the same reason at one place, such as `Layer 3 › Activation` ("": outside of
+    layers).
     """
 
     place: str
@@ -99,7 +96,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The numbers that Dynamo (the tracer of torch.compile) counted in a watched process."""
+    """Counts of Dynamo (the tracer of torch.compile) in a watched process."""
 
     compilations: int
     recompilations: int
@@ -112,23 +109,23 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of all phases of a run, and the conditions of its process. `compiled` is None if unknown."""
+    """The contents of all phases of a run, and its conditions. `compiled` is None if unknown."""
 
     phases: tuple[PhaseContents, ...] = ()
     compiled: Compiled | None = None
     conditions: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, phase: str) -> PhaseContents | None:
-        """Return the contents of one phase, or None if the phase was not recorded."""
+        """Return the contents of one phase, or None if it was not recorded."""
         return next((one for one in self.phases if one.phase == phase), None)
 
 
 def contents_together(runs: Sequence[Contents], *, needs_all: bool = False) -> Contents:
-    """Return the contents of several runs as one. Numbers that differ between runs become ranges.
+    """Return the contents of several runs as one. Numbers that differ become ranges.
 
-    If some runs have enough steps of a phase, the other runs are ignored for this phase. With `needs_all`, no run is
-    ignored, and a phase is left out if any run lacks it. A condition becomes unknown if it differs between runs. A
-    total becomes unknown if one run does not know it.
+    Runs with too few steps of a phase are left out for it if others have enough. With `needs_all`, no run is left
+    out, and a phase that one run lacks is. A condition that differs, or a total that one run does not know, becomes
+    unknown.
     """
     first = runs[0]
     if len(runs) == 1:
@@ -163,9 +160,7 @@ def _together(phases: Sequence[PhaseContents]) -> PhaseContents:
 
 
 def _compiled_together(runs: Sequence[Compiled | None]) -> Compiled | None:
-    """Return the graph breaks of the run with the largest number of graph breaks, and the maximum over all runs of
-    each other total.
-    """
+    """Return the graph breaks of the run with the most, and the maximum over all runs of each other total."""
     known = [run for run in runs if run is not None]
     if len(known) < len(runs):
         return None

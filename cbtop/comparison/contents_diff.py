@@ -1,11 +1,11 @@
-"""Find the differences between the contents of the steps of two runs. Each difference has its brick and layer."""
+"""Find how the contents of two runs' steps differ, by brick and layer."""
 
 # Rules
-# - A number is compared only if it is exact in both runs. A number that varies in both runs counts as equal, as with
-#   a mixture of experts. If a number varies in only one of the runs, the difference is unknown.
-# - If only one run has recorded a kind of piece, the difference is unknown, because the other run may contain the
-#   same pieces without recording them.
-# - Bricks are compared first. The kernels of a removed or new brick are not compared.
+# - Only numbers that are exact in both runs are compared. A number that varies in both is equal, as with a mixture of
+#   experts. If it varies in one, the difference is unknown.
+# - If only one run has recorded a kind of piece, the difference is unknown, because the other may have such pieces,
+#   too.
+# - Bricks are compared first. Kernels of removed or new bricks are not compared.
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ _Pieces = Mapping[Piece, Range]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference between the contents of two runs that is the same in each of `layers`.
+    """A difference between the contents of two runs, the same in all of `layers`.
 
-    `kind` is the kind of the pieces that differ. If `is_sure` is false, the two runs may be equal in this place, and
-    `text` explains the unknown part.
+    `kind` is the kind of these pieces. If not `is_sure`, the runs may be equal here, and `text` says what is unknown.
     """
 
     kind: PieceKind
-    layers: tuple[str, ...]  # names of the layers with this difference; "" means outside of layers
-    brick: str  # name of the brick that differs, or "" if a whole layer or step differs
+    layers: tuple[str, ...]  # names of these layers; "" is outside of layers
+    brick: str  # the brick that differs, or "" for a whole layer or step
     text: str
     is_sure: bool = True
-    # Whether the difference is in every layer of the new run, and the run has at least three layers
+    # whether every layer of the new run has it, and there are at least three
     is_everywhere: bool = False
 
     @property
@@ -54,7 +53,7 @@ class Difference:
 
 
 def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
-    """Return the differences between the steps of one phase in two runs, in the order of the steps."""
+    """Return how the steps of one phase differ between two runs, in the order of the steps."""
     found: dict[tuple[PieceKind, str, str, bool], dict[str, None]] = {}
     befores, afters = _by_place(base), _by_place(now)
     kinds = [kind for kind in _INNER if base.has(kind) and now.has(kind)]
@@ -62,8 +61,7 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
     layers = [_layers_of(one) for one in (base, now)]
     for place in _in_order(befores, afters):
         if place[0] in {*layers[0]} ^ {*layers[1]} and place not in (*layers[0].values(), *layers[1].values()):
-            # If a layer was removed or is new, do not list the differences inside it. The layer itself is already
-            # listed as a difference.
+            # A removed or new layer is listed already, so leave out what is inside it.
             continue
         for kind, text, is_sure in _at_place(befores.get(place, {}), afters.get(place, {}), kinds):
             found.setdefault((kind, names[place], text, is_sure), {})[place[0]] = None
@@ -81,9 +79,7 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
 
 
 def _layers_of(phase: PhaseContents) -> dict[str, Place]:
-    """Return the layers that have a record of their own. Each has its place, because a layer may be inside a
-    brick.
-    """
+    """Return the layers with their own record. Each has its place, because a layer may be inside a brick."""
     return {piece.layer: piece.place for piece in phase.pieces if piece.kind is PieceKind.LAYER}
 
 
@@ -95,19 +91,14 @@ def _by_place(phase: PhaseContents) -> dict[Place, dict[Piece, Range]]:
 
 
 def _in_order(befores: Iterable[Place], afters: Iterable[Place]) -> list[Place]:
-    """Return the places of both runs in the order of the new run. A removed place comes after the other places of its
-    layer.
-    """
+    """Return both runs' places in the order of the new run. Removed ones come last in their layer."""
     layers = list(dict.fromkeys(place[0] for place in (*afters, *befores)))
     places = dict.fromkeys((*afters, *befores))
     return sorted(places, key=lambda place: layers.index(place[0]))
 
 
 def _shown_names(places: Iterable[Place]) -> dict[Place, str]:
-    """Return the name of the brick at each place.
-
-    The label is added if another brick of its layer has the same name.
-    """
+    """Return the name of the brick at each place, with the label if its layer has another brick of this name."""
     labels: dict[tuple[str, str], set[str]] = {}
     for layer, brick, label in places:
         labels.setdefault((layer, brick), set()).add(label)
@@ -115,7 +106,7 @@ def _shown_names(places: Iterable[Place]) -> dict[Place, str]:
 
 
 def _at_place(before: _Pieces, now: _Pieces, kinds: Sequence[PieceKind]) -> Iterator[tuple[PieceKind, str, bool]]:
-    """Yield (kind of the pieces, text, whether the difference is sure) for each difference in one brick or layer."""
+    """Yield (kind of the pieces, text, whether it is sure) for each difference in one brick or layer."""
     own = [{piece: number for piece, number in side.items() if piece.kind not in _INNER} for side in (before, now)]
     changed = ""
     if own[0] or own[1]:
@@ -149,7 +140,7 @@ def _inside(
 ) -> Iterator[tuple[PieceKind, str, bool]]:
     """Yield the differences of kernels, operations or copies in one brick or layer.
 
-    `changed` is the change of the number type that was already reported for this brick or layer.
+    `changed` is the already reported change of its number type.
     """
     gone = {name: _sum(pieces.values()) for name, pieces in before.items() if name not in now}
     new = {name: _sum(pieces.values()) for name, pieces in now.items() if name not in before}
@@ -177,7 +168,7 @@ def _inside(
 
 
 def _other_attributes(name: str, before: _Pieces, now: _Pieces) -> Iterator[str]:
-    """For kernels and operations that run as often as before, yield the changes of their types and launches."""
+    """Yield changed types and launches of kernels and operations that run as often as before."""
     types = [" + ".join(sorted({piece.dtype for piece in side if piece.dtype})) for side in (before, now)]
     if types[0] != types[1] and all(types):
         yield f"{name}: {types[0]} → {types[1]}"
@@ -206,9 +197,7 @@ def _fewer(number: Range, kind: PieceKind, name: str) -> str:
 
 
 def _other_number(before: Range, now: Range) -> str | None:
-    """Return the change of a number per step as text. Return None if the number is equal in both runs, or if it
-    varies in both runs.
-    """
+    """Return the change of a number per step as text. None if it is equal in both runs, or varies in both."""
     if before == now or not (_is_exact(before) or _is_exact(now)):
         return None
     return f"{_text(now)} times a step, was {_text(before)}"

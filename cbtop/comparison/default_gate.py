@@ -1,4 +1,4 @@
-"""The default gate, which is used without thresholds. It judges whether a run became slower than its baseline."""
+"""The default gate, for use without thresholds: whether a run became slower than its baseline."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ from cbtop.comparison.short_steps import short_steps
 from cbtop.comparison.steadiness import steadiness
 from cbtop.units import count, counted, duration, number, percent
 
-MAX_BLIND_PERCENT = 50.0  # If the run can only show slowdowns of more than this percentage, the result is unknown.
-# Above this percentage of noise, a step may take twice as long without breaking a threshold.
+MAX_BLIND_PERCENT = 50.0  # The result is unknown if only slowdowns above this percentage would be found.
+# With more noise than this percentage, a step may take twice as long and keep its threshold.
 MAX_NOISE_PERCENT = 100.0
-# Pauses by other programs lengthen a unit of work by less than this percentage, if the machine is suited for
-# measurements.
+# On a suitable machine, pauses by other programs lengthen a unit of work by less than this percentage.
 FAR_PERCENT = 25.0
 _TOO_WIDE = (
     "the interval is too wide to tell whether this is a change; use more or longer runs (--learn 6), "
@@ -41,10 +40,9 @@ SCATTER_UNKNOWN = (
 
 
 def default_gate(found: RunDiff) -> list[Judged]:
-    """Return whether a brick, a typical step or the rate became slower than in the baseline by more than noise.
+    """Return whether a brick, a typical step or the rate became slower than in the baseline, beyond noise.
 
-    The time of a typical step includes the time before the step. If noise is too large to detect such a slowdown, the
-    results say so.
+    A typical step includes the time before it. The results tell if noise hides such a slowdown.
     """
     judged: list[Judged] = []
     for part in found.parts:
@@ -71,19 +69,18 @@ def _of_part(found: RunDiff, part: PartDiff) -> list[Judged]:
 
 
 def _is_steady(part: PartDiff) -> list[Judged]:
-    """Judge two figures: whether steps became longer during the run (drift), and whether long calls became longer.
+    """Judge whether steps became longer during the run (drift), and whether long calls became longer.
 
-    A result can be `broken` only if at least MIN_LEARNED base runs have its figure.
+    `broken` needs at least MIN_LEARNED base runs with the figure.
     """
     return [found for one, runs in steadiness(part) for found in known_to_scatter([one], runs)]
 
 
 def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
-    """Return the results of the default gate. If the baseline has fewer than MIN_LEARNED runs, broken results become
-    `unknown`.
+    """Return the results of the default gate. With fewer than MIN_LEARNED base runs, broken results become `unknown`.
 
-    With so few runs, the scatter between runs is not known. (On a busy machine, a third of identical runs were
-    slower, see docs/gate.md.)
+    The scatter between so few runs is unknown. (On a busy machine, a third of identical runs were slower, see
+    docs/gate.md.)
     """
     if base_runs >= MIN_LEARNED:
         return list(judged)
@@ -97,9 +94,9 @@ def _not_known_to_scatter(one: Judged) -> Judged:
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
     """Combine the default gate's results of two consecutive new runs.
 
-    A rule is broken if both runs break it, even in different layers. If only one run breaks a rule, the result is
-    unsure. If each run breaks a different rule, the result is unknown. For each rule and group of steps, only the
-    worst result is kept, so that no two rows contradict each other.
+    A rule is broken if both break it, even in different layers. If one does, the result is unsure. If each breaks
+    another rule, it is unknown. Only the worst result of each rule and group of steps is kept, so that no rows
+    contradict each other.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]
@@ -125,9 +122,8 @@ def _rule_of(one: Judged) -> tuple[str, str]:
 
 
 def unconfirmed(first: Sequence[Judged], why: str) -> list[Judged]:
-    """Return the default gate's results after the second run failed. Broken results become unknown.
-
-    `why` is the reason of the failure.
+    """Return the default gate's results after the second run failed, for the reason `why`. Broken ones become
+    unknown.
     """
     return [
         *(
@@ -146,16 +142,16 @@ def _is_slower_as_a_machine(found: RunDiff, part: PartDiff) -> bool:
 
 
 def _may_be_the_machine(found: RunDiff, rate: RateDiff) -> bool:
-    """Return whether all groups of steps became slower because the machine is slower. If so, a result for the rate
-    adds no information.
+    """Return whether all groups of steps became slower because the machine is slower. Then the rate tells nothing
+    new.
     """
     return bool(rate.parts) and all(_is_slower_as_a_machine(found, part) for part in rate.parts)
 
 
 def _machine_is_no_slower(part: PartDiff) -> Judged:
-    """If all bricks became slower by the same factor, return a result with this factor.
+    """Return a result with the common factor if all bricks became slower alike.
 
-    The machine may be the cause. A single baseline run does not show how much the machine's pace varies.
+    The machine may be the cause. One baseline run does not tell how much its pace varies.
     """
     assert part.shared is not None
     outcome = Outcome.UNSURE if 100 * (part.shared - 1) <= BLIND_PERCENT else Outcome.UNKNOWN
@@ -168,8 +164,7 @@ def _machine_is_no_slower(part: PartDiff) -> Judged:
 
 def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     rule = f"{part.phase}: no brick slower beyond noise"
-    # A brick that only the new run has cannot become slower. But if it explains most of the additional time of a
-    # token, it is the cause.
+    # A brick that only the new run has cannot become slower. But it may explain most of a token's additional time.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
     if slower := [*new, *part.guilty]:
         return [
@@ -200,10 +195,10 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
 
 
 def _costly_new(part: PartDiff) -> list[PlaceDiff]:
-    """Return the bricks that exist only in the new run, take much of its time, and explain the additional time per
+    """Return the new run's bricks that the baseline lacks, if they take much time and explain the additional time per
     token.
 
-    A new brick that runs in few steps does not make the typical step longer. A renamed or split brick adds no time.
+    A new brick in few steps does not make the typical step longer. A renamed or split brick adds no time.
     """
     gone_us = -sum(one.delta_us for one in part.bricks if one.verdict == "gone")
     new_us = sum(one.delta_us for one in part.new)
@@ -212,8 +207,8 @@ def _costly_new(part: PartDiff) -> list[PlaceDiff]:
 
 
 def _unknown_bricks(part: PartDiff) -> list[str]:
-    """Return the names of bricks that both runs have and that changed by an unknown amount. Return [] if these bricks
-    take little of the new run's time.
+    """Return the bricks of both runs that changed by an unknown amount. [] if they take little of the new run's
+    time.
     """
     unknown = [one for one in part.bricks if one.before and one.now and one.now.call and one.change is None]
     percent_of_step = 100 * sum(one.now.time.mean for one in unknown if one.now) / part.wall.now
@@ -221,9 +216,7 @@ def _unknown_bricks(part: PartDiff) -> list[str]:
 
 
 def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
-    """Judge the time of a typical step. The time outside bricks and the time before the step are included. Pauses are
-    not included.
-    """
+    """Judge the time of a typical step: with the time outside of bricks and before the step, but without pauses."""
     rule = f"{part.phase}: no longer step beyond noise"
     said = (
         f"{ratio_text(typical)}, {duration(typical.before)} → {duration(typical.now)} for a typical {part.unit}, "
@@ -239,16 +232,16 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
 
 
 def _more_in_step_us(part: PartDiff) -> float:
-    """Return how many µs per unit (token or step) a typical step takes longer than before. The time of each run is
-    divided by the number of units in its own steps.
+    """Return how many µs per unit (token or step) a typical step takes longer than before. Each run is divided by its
+    own units.
     """
     call = part.step.call
     return call.now / part.now.units_a_step - call.before / part.before.units_a_step if call else 0.0
 
 
 def _more_failed(part: PartDiff) -> Judged:
-    """If a larger share of steps failed than in the baseline, return a result. A failed step ends early, so a run
-    with failed steps would look fast.
+    """Return a result if a larger share of steps failed than in the baseline. Failed steps end early, so such a run
+    would look fast.
     """
     now, before = part.now, part.before
     failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
@@ -257,10 +250,7 @@ def _more_failed(part: PartDiff) -> Judged:
 
 
 def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
-    """Judge the rate of a phase over the wall-clock time of the whole run.
-
-    The wall-clock time includes waits and the steps of other phases.
-    """
+    """Judge the rate of a phase over the whole run's wall-clock time, with waits and steps of other phases."""
     rule = f"{rate.phase}: no fewer {rate.unit} beyond noise"
     at = f" at {count(rate.cached)} positions cached" if rate.cached is not None else ""
     change = rate.time_us
@@ -276,8 +266,7 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
         said += f"; but the typical step is as long as before: {why}"
         return Judged(rule, rate.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
     # Pauses by other programs widen the interval of a rate on any machine. So a wide interval makes the result
-    # `unknown` only if the typical step is also unknown. A loss of more time than pauses explain always makes the
-    # result `unknown`.
+    # `unknown` only if the typical step is unknown, too. A loss of more time than pauses explain always does.
     is_typical_known = any(part.typical is not None for part in rate.parts)
     if is_far or (not is_typical_known and (change.noise_percent or inf) > MAX_NOISE_PERCENT):
         return Judged(rule, rate.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
@@ -290,9 +279,7 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
 
 
 def _other_causes(found: RunDiff, rate: RateDiff) -> str:
-    """Return the causes of a lower rate that are not in the typical steps of the phase. Such a cause is the time of
-    other phases.
-    """
+    """Return causes of a lower rate outside of the phase's typical steps, such as the time of other phases."""
     phases = [one.phase for one in found.now.parts] + [one.phase for one in found.now.too_short]
     warm_up = sum(one.warm_up for one in found.now.parts if one.phase == rate.phase)
     causes = ["other phases"] if set(phases) - {rate.phase} else []
@@ -302,7 +289,7 @@ def _other_causes(found: RunDiff, rate: RateDiff) -> str:
 
 
 def _cause_of_rate(rate: RateDiff) -> str:
-    """Return the main cause of a lower rate. The cause is in the group of steps with most of the additional time."""
+    """Return the main cause of a lower rate, from the group of steps with most of the additional time."""
     worst = max(rate.parts, key=lambda part: part.wall.delta * part.now.amount)
     balance = worst.balance
     cause = _cause(worst, worst.wall.delta, balance.between_steps[1] - balance.between_steps[0])
@@ -318,10 +305,8 @@ def _not_compared(found: RunDiff, phase: str) -> str:
 
 
 def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
-    """Return the name of the main cause of a slowdown. `more_us` is the additional time in µs per unit (token or
-    step).
-
-    `between_steps_us` is the part of this time that is between steps.
+    """Return the main cause of a slowdown by `more_us` µs per unit (token or step). `between_steps_us` of it are
+    between steps.
     """
     balance = part.balance
     grown = {
@@ -338,8 +323,8 @@ def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
 
 
 def _told(part: PartDiff, place: PlaceDiff) -> str:
-    """Return a text with the change that decides the verdict on a slower brick or layer. Other figures that grew are
-    added to the text.
+    """Return a text with the change that decides the verdict on a slower brick or layer, and other figures that
+    grew.
     """
     if place.decisive is None:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"

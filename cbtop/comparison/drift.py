@@ -1,12 +1,11 @@
-"""Measure the drift inside a run: the median step of its last third relative to its first third.
-
-Both medians are derived from records.
+"""Measure the drift inside a run: its median step in the last third, relative to the first third. Both are derived
+from records.
 """
 
 # Rules
-# - The time of a step includes the time before it, without pauses. Warm-up steps were already excluded.
-# - A step takes more time with more cached positions, and this growth is not drift. The size of the growth is taken
-#   from the baseline, because the cache and the drift of a single run grow at the same time.
+# - The time of a step includes the time before it, without pauses. Warm-up steps are already excluded.
+# - A step takes longer with more cached positions. This is not drift. The size of this effect is taken from the
+#   baseline, because in a single run the cache grows while it drifts.
 
 from __future__ import annotations
 
@@ -22,42 +21,39 @@ from cbtop.comparison.quantiles import MEDIAN, CallTimes
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import Column
 
-ALIKE_TOKENS = 0.02  # The two thirds of a run may differ in tokens per step by this relative difference.
-USUAL_SPREADS = 4.0  # A pause is longer than the median time between steps plus this many median absolute deviations.
-LEAST_PERCENT = 10.0  # Without a change of the program, clocks drift by less than this percentage between two runs.
+ALIKE_TOKENS = 0.02  # The two thirds may differ in tokens per step by this relative difference.
+# A longer time between steps than the median plus this many median absolute deviations is a pause.
+USUAL_SPREADS = 4.0
+LEAST_PERCENT = 10.0  # If the program is the same, clocks drift by less than this percentage between two runs.
 
 
 @dataclass(frozen=True, slots=True)
 class Thirds:
-    """The median step (µs) of the first and of the last third of a run. The time of a step includes the usual time
-    before it.
-    """
+    """The median step (µs) in the first and last third of a run, with the usual time before it."""
 
     first: Figure
     last: Figure
-    # mean number of cached positions in the first and the last third, or None if not reported
+    # mean cached positions in the first and last third; None if not reported
     cached: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The median step of the last third divided by the median step of the first third, before and now."""
+    """How step times drift within a run: the median of the last third of the steps, divided by the median of the
+    first third.
+    """
 
-    change: Change  # change of the ratio between the thirds; the growth that the cache explains is subtracted
+    change: Change  # change of this ratio, without the growth that the cache explains
     base_ratios: tuple[float, ...]  # for each base run, the ratio of the last third to the first
 
     @property
     def base_runs(self) -> int:
-        """Number of base runs with a known drift. The number is 1 if there are too few of these runs to show how much
-        drift scatters.
-        """
+        """Number of base runs with a known drift, or 1 if they are too few to show how much drift scatters."""
         return len(self.base_ratios) if len(self.base_ratios) >= MIN_LEARNED else 1
 
     @property
     def percent(self) -> float:
-        """The growth of the step time inside the new run, minus the growth inside the base runs, in percent. Negative
-        values become 0.
-        """
+        """Growth of the step time inside the new run, minus the base runs' growth, in percent. At least 0."""
         least = 100 * (self.change.now - 1)
         return max(0.0, min(least, self.change.percent or 0.0))
 
@@ -68,9 +64,9 @@ class Drift:
 
 
 def without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the time between steps in each block. A time is reduced if its value per unit is far above the median.
+    """Return the time between steps in each block, with values far above the median (per unit) reduced.
 
-    Rare delays come from other programs. A delay before every step comes from the process itself and is not reduced.
+    Rare delays come from other programs. A delay before every step comes from the process itself, and stays.
     """
     each = between_ns / units
     usual = np.median(each)
@@ -87,10 +83,9 @@ def thirds_of(
     tokens: NDArray[np.float64],
     cached: NDArray[np.float64] | None,
 ) -> Thirds | None:
-    """Return the first and the last third of a run.
+    """Return the first and the last third of a run. None with too few blocks, or with different tokens per step.
 
-    Returns None if they have too few blocks, or if their steps have different numbers of tokens. Each argument except
-    `place_of` has one entry per block. `place_of` is 0 for the step's node and -1 for others.
+    Arguments have one entry per block, except `place_of`, which is 0 for the step's node and -1 for others.
     """
     third = len(growths) // 3
     if third < MIN_BLOCKS:
@@ -116,10 +111,10 @@ def thirds_of(
 
 
 def drift_of(before: Sequence[Thirds], now: Sequence[Thirds], step: Figure | None, compared: int) -> Drift | None:
-    """Return the drift inside the new runs compared with the drift inside the base runs, or None if it is unknown.
+    """Return the new runs' drift compared with the base runs', or None if unknown.
 
-    `step` is the baseline's median step. Its slope is the growth with the cache. `compared` is the number of figures
-    that are tested together.
+    `step` is the baseline's median step. Its slope is the growth with the cache. `compared` figures are tested
+    together.
     """
     if not (before and now):
         return None

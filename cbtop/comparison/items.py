@@ -1,16 +1,14 @@
-"""Compute the times of every brick, every layer, and every brick in a layer of a phase, from blocks of steps.
-
-All times are derived from records.
+"""Compute the times of every brick, every layer, and every brick in a layer of a phase, from blocks of steps. All are
+derived from records.
 """
 
 # Rules
-# - The time of a call and the number of calls per step are two figures, each with its own error. If a brick runs only
-#   in some steps, its number of calls varies by chance.
+# - The time of a call and the calls per step are two figures, each with its own error. If a brick runs only in some
+#   steps, its calls vary by chance.
 # - Other programs delay a few calls. So a call is judged by the median call of its layer.
-# - Two figures are judged by the mean: calls of bricks that contain other bricks, and the time between bricks of a
-#   layer.
-# - The typical call of a brick over several layers is a mean with fixed weights. So it does not change if one layer
-#   is called more often.
+# - These are judged by the mean: calls of bricks that contain other bricks, and the time between a layer's bricks.
+# - The typical call of a brick over several layers is a mean with fixed weights, so that more calls in one layer do
+#   not change it.
 
 from __future__ import annotations
 
@@ -38,10 +36,9 @@ BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 Place = tuple[Brick | None, str | None]  # a place: (brick, None), (None, layer), (brick, layer), or WHOLE_STEP
 WHOLE_STEP: Place = (None, None)
 _OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
-# If all calls of a brick or layer are of one kind, its `Quantile.stretch` is below this value, except by chance.
+# If all calls of a brick or layer are alike, its `Quantile.stretch` is below this, except by chance.
 _UNEVEN = 1.5
-# A common factor of all bricks is computed only from at least this many bricks in layers. Among fewer bricks, a
-# single slow one would change the factor.
+# A common factor needs at least this many bricks in layers. Among fewer, a single slow one would change it.
 MIN_SHARING = 8
 
 
@@ -50,8 +47,7 @@ class PlaceTimes:
     """The times in µs of one brick, layer, or brick in a layer: per unit (token or step), of a typical call, and
     quantiles of all calls.
 
-    `calls` is the number of calls per step. `call` excludes the time of inner bricks, and quantiles include it. A
-    figure is None if there are too few calls.
+    `calls` is per step. `call` is without inner bricks, and quantiles are with them. None: too few calls.
     """
 
     time: Figure
@@ -62,7 +58,7 @@ class PlaceTimes:
 
 
 def tells_pace(place: Place) -> bool:
-    """Return whether `place` is a brick in one layer. Such places do not overlap, so together they show how fast the
+    """Return whether `place` is a brick in one layer. These do not overlap, so together they show how fast the
     machine is.
     """
     return place[0] is not None and place[0] != BETWEEN_BRICKS and place[1] is not None
@@ -71,7 +67,7 @@ def tells_pace(place: Place) -> bool:
 class PhasePlaces:
     """All places of a phase: every brick, every brick in a layer, and every layer.
 
-    Each place has a list of nodes. The time of the place is the sum of the times of its nodes.
+    A place has a list of nodes, and its time is the sum of their times.
     """
 
     def __init__(self, totals: PhaseTotals) -> None:
@@ -97,7 +93,7 @@ class PhasePlaces:
         pair = layer[self._is_inside] * len(self.bricks) + self._brick_at[self._is_inside]
         pairs, self._cell_at = np.unique(pair, return_inverse=True)
         self._layer_of_cell = pairs // len(self.bricks)
-        # Ids of the nodes that may contain bricks: layers and others.
+        # Ids of nodes that may contain bricks, such as layers.
         self._around = ids[~totals.adopted[ids] & ~totals.held[ids]]
         self._around_in = row_of[layer_of[self._around]]
         at = (divmod(one, len(self.bricks)) for one in pairs.tolist())
@@ -106,15 +102,15 @@ class PhasePlaces:
 
     @property
     def names(self) -> list[Place]:
-        """The keys of all places, in this order: bricks, bricks in layers (`cells`), layers."""
+        """The keys of all places: first bricks, then bricks in layers (`cells`), then layers."""
         return [*((brick, None) for brick in self.bricks), *self.cells, *((None, layer) for layer in self.layers)]
 
     @property
     def nodes(self) -> list[Column]:
-        """The nodes of each place, in the order of the keys: `bricks`, `cells`, `layers`.
+        """The nodes of each place, for `bricks`, `cells` and `layers` in this order.
 
-        The calls of a place are the calls of its nodes. The time between bricks has no calls of its own, so the nodes
-        of the layer or step are used.
+        A place's calls are its nodes' calls. The time between bricks has no calls, so the nodes are of the layer or
+        step.
         """
         inside = self._ids[self._is_inside]
         of_layers = [self._layer_ids[self._layer_at == at] for at in range(len(self.layers))]
@@ -127,8 +123,8 @@ class PhasePlaces:
         ]
 
     def row(self, growth: Growth) -> NDArray[np.int64]:
-        """Return the time (ns) of each brick, each brick in a layer (`cells`) and each layer in `growth`, in this
-        order.
+        """Return the times (ns) of all bricks, then of all bricks in layers (`cells`), then of all layers, in
+        `growth`.
         """
         totals = self._totals
         closed_ns = _dense(growth, "closed_ns", len(totals.table) + 1)
@@ -158,8 +154,8 @@ def place_times(
 ) -> tuple[dict[Place, PlaceTimes], NDArray[np.float64] | None]:
     """Return the times of every brick and layer, and the pace of each block (the common factor of all times).
 
-    Each argument has one entry per block. `steps` is the number of recorded steps. `along` is a quantity such as the
-    cached positions (see `noise.figures`).
+    Arguments have one entry per block. `steps` counts recorded steps. `along` is a quantity such as cached positions
+    (see `noise.figures`).
     """
     rows = np.array([places.row(growth) for growth in growths]) / 1e3
     names = places.names
@@ -185,8 +181,7 @@ def place_times(
     found: dict[Place, PlaceTimes] = {}
     for at, (place, time) in enumerate(zip(names, times, strict=True)):
         is_between = place[0] == BETWEEN_BRICKS
-        # The time between bricks has no calls of its own. Instead, use the median call of the layer or step that
-        # contains this time.
+        # The time between bricks has no calls. Use the median call of the layer or step around it.
         median = of_layer.get((None, place[1])) if is_between else p50.figures[at]
         call = replace(mean[at], median_us=median_of(median)) if means[at] else stretched(typical[at], stretch[at])
         is_known = calls[:, at].sum() >= 2 * MIN_BEYOND and call.blocks >= MIN_BLOCKS - (along is not None)
@@ -209,7 +204,7 @@ def _by_kind(
 ) -> list[Figure]:
     """Return the figures of bricks, then of bricks in layers, then of layers.
 
-    Each of these three kinds is computed separately, because only figures of one kind have about equal noise.
+    Each kind is computed by itself, because only figures of one kind are about equally noisy.
     """
     ends = np.cumsum([len(places.bricks), len(places.cells)])
     weights = np.split(weight, ends, axis=1) if weight.ndim == 2 else [weight] * 3
@@ -219,12 +214,11 @@ def _by_kind(
 
 @dataclass(frozen=True, slots=True)
 class _NodePlaces:
-    """Maps each node to the places (bricks and layers) that it belongs to. Each of `columns` maps a node to one
-    place.
+    """Maps each node to its places (bricks and layers), one per column of `columns`.
 
-    The columns are: the brick or layer, the brick in a layer, and the rest of the brick. The rest of a brick has its
-    calls outside of layers, and its calls in layers with too few calls for a median. Place `names + i` is the rest of
-    brick i. The places in `parts[i]` together have all calls of brick i.
+    The columns are: the brick or layer, the brick in a layer, and the rest of the brick. The rest are its calls
+    outside of layers, or in layers with too few calls for a median. Place `names + i` is the rest of brick i.
+    `parts[i]` are the places that together have all calls of brick i.
     """
 
     columns: list[Column]
@@ -255,25 +249,24 @@ class _NodePlaces:
         return _NodePlaces([in_all, in_cell, rest], len(names), parts)
 
     def typical_us(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
-        """For each block and place, return the time of all calls if each of them took the typical time.
+        """Return for each block and place how long all its calls would take, if each took the typical time.
 
-        `calls` has shape (blocks, places).
+        `calls` is (blocks, places).
         """
         found = p50.typical_us[:, : self.names].copy()
         off_us = p50.typical_us - calls * p50.us
         total = calls.sum(axis=0)
-        for at, parts in enumerate(self.parts[:-1]):  # Leave out the last brick, which is the time between bricks.
+        for at, parts in enumerate(self.parts[:-1]):  # Leave out the last one, which is the time between bricks.
             if total[parts].any():
                 usual_us = np.average(p50.us[parts], weights=total[parts])
                 found[:, at] = calls[:, at] * usual_us + off_us[:, parts].sum(axis=1)
         return found
 
     def stretch(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
-        """For each brick or layer, return a factor for the error of its typical time. `calls` is the number of calls
-        of each brick or layer.
+        """Return for each brick or layer the factor of its typical time's error. `calls` is its number of calls.
 
-        The factor is about 1 if all calls are of one kind, as in most bricks. A layer has calls of several kinds if
-        some of its bricks do not run in every step.
+        It is about 1 if all calls are alike, as in most bricks. A layer has calls of several kinds if some of its
+        bricks do not run in every step.
         """
         found = p50.stretch[: self.names].copy()
         own = p50.stretch.copy()
@@ -290,9 +283,9 @@ class _NodePlaces:
 def _calls_of(
     names: Sequence[Place], by_block: NDArray[np.float64], steps: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the number of calls of each place (brick or layer) in each block, shape (blocks, places).
+    """Return the calls of each place (brick or layer) in each block, as (blocks, places).
 
-    The time between bricks has no calls, so it gets the calls of its layer or step.
+    The time between bricks gets the calls of its layer or step.
     """
     at_layer = {layer: at for at, (brick, layer) in enumerate(names) if brick is None}
     found = by_block[:, : len(names)].copy()
@@ -303,11 +296,10 @@ def _calls_of(
 
 
 def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the pace of each block. The time of a call is divided by the usual time of this call. The pace is the
-    mean of these ratios over the columns.
+    """Return the pace of each block: the time of a call divided by its usual time, as a mean over the columns.
 
-    Only the middle half of the columns counts, because a pause affects few columns. Returns None if too few columns
-    have calls in every block.
+    Only the middle half of the columns counts, because a pause affects few. None if too few columns have calls in
+    every block.
     """
     is_called = (calls > 0).all(axis=0)
     rates = us[:, is_called] / calls[:, is_called]
@@ -322,7 +314,7 @@ def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def _nested(places: PhasePlaces, totals: PhaseTotals) -> set[Brick]:
-    """Return the bricks that contain other bricks. The time of a call of such a brick includes its inner bricks."""
+    """Return the bricks that contain other bricks, so that their calls include these."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

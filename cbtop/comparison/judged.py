@@ -1,4 +1,4 @@
-"""The result of judging one threshold or one rule of the default gate, with its texts."""
+"""The result of judging one threshold, or one rule of the default gate, with its texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.comparison.part_diff import PartDiff, PlaceDiff
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.units import duration
 
-# The gate is unsure if the smallest detectable change of the median brick is above this percentage.
+# The gate is unsure if it can only detect larger changes of the median brick than this percentage.
 BLIND_PERCENT = 10.0
 _WAYS_OUT = (
     "the limit is within the interval, so it is not known: use more or longer runs, a wider limit, or --allow-unsure"
@@ -25,20 +25,20 @@ class Outcome(StrEnum):
     # The interval of the measurement contains the limit of the threshold, or the interval is too wide.
     UNSURE = "unsure"
     BROKEN = "broken"
-    UNKNOWN = "unknown"  # The threshold cannot be judged, because data is missing.
+    UNKNOWN = "unknown"  # Data is missing, so the threshold cannot be judged.
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The result of a threshold, or of a rule of the default gate, for one brick or layer in one group of steps."""
+    """The result of a threshold, or of a rule of the default gate, for one brick or layer in a group of steps."""
 
     rule: str
-    about: str  # the figure that was judged, for example `decode: RmsNorm in Layer 5`
+    about: str  # what was judged, such as `decode: RmsNorm in Layer 5`
     outcome: Outcome
     said: str  # the measured value and the limit as text
-    guilty: str = ""  # name of the brick and layer that break the threshold
+    guilty: str = ""  # the brick and layer that break the threshold
     where: tuple[str, int] = ("", 1)
-    brick: str = ""  # the name of the brick that breaks a rule of the default gate, without its layer
+    brick: str = ""  # the brick that breaks a rule of the default gate, without its layer
     must_be_sure: bool = False  # whether the gate also fails if the outcome is `unsure`
 
     @property
@@ -48,9 +48,7 @@ class Judged:
 
 
 def must_be_sure(judged: Sequence[Judged]) -> list[Judged]:
-    """Return a copy of the results that makes the gate fail for `unsure`. The text of an unsure result then explains
-    how to get a clear result.
-    """
+    """Return a copy of the results that makes the gate fail for `unsure`, with advice for a clear result."""
     return [
         replace(one, must_be_sure=True, said=f"{one.said}; {_WAYS_OUT}") if one.outcome is Outcome.UNSURE else one
         for one in judged
@@ -58,9 +56,8 @@ def must_be_sure(judged: Sequence[Judged]) -> list[Judged]:
 
 
 def only_if_trusted(judged: Sequence[Judged], found: RunDiff) -> list[Judged]:
-    """Return the results if the data of both runs can be trusted.
-
-    Otherwise broken results become unknown, and the first result has the reason.
+    """Return the results if both runs' data can be trusted. Otherwise broken ones become unknown, and the first has
+    the reason.
     """
     untrusted = found.base.untrusted or found.now.untrusted
     if not untrusted:

@@ -1,6 +1,4 @@
-"""Report steps of the new run that no threshold and no rule of the default gate judges. They are reported only if
-they take much of the run's time.
-"""
+"""Report steps of the new run that no threshold and no rule judges, if they take much of its time."""
 
 from __future__ import annotations
 
@@ -13,27 +11,26 @@ from cbtop.comparison.short_steps import ShortSteps, short_steps
 from cbtop.comparison.threshold_grammar import RATES, Threshold
 from cbtop.units import percent
 
-_Left = tuple[str, str, float]  # steps that are not judged: (phase, reason as text, time in µs)
+_Left = tuple[str, str, float]  # steps that are not judged: (phase, reason, time in µs)
 
 
 def left_out_of_gate(found: RunDiff) -> list[Judged]:
-    """Return results about groups of steps of the new run that the default gate does not compare."""
+    """Return results about groups of steps in the new run that the default gate does not compare."""
     judged = _judged(found, [*_not_in_baseline(found), *_short(found, found.alone_short)])
     return [Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, text) for phase, text in judged]
 
 
 def left_out_of_threshold(threshold: Threshold, phase: str, found: RunDiff) -> list[Judged]:
-    """Return results about unjudged groups of steps in the new run, if `threshold` should cover them.
+    """Return results about groups of steps in the new run that `threshold` should judge and does not.
 
-    `phase` is the phase that the threshold names, or "" for all phases. Returns [] for a threshold on one batch.
+    `phase` is the threshold's phase, or "" for all. [] for a threshold on one batch.
     """
     if threshold.batch is not None:
         return []
     left: list[_Left] = []
     if threshold.is_relative:
         left += _not_in_baseline(found)
-    # A threshold on a rate covers all steps of its phase. Any other threshold leaves out the batches with too few
-    # steps.
+    # A rate is over all steps of its phase. Any other threshold leaves out batches with too few steps.
     if threshold.names[-1] not in RATES:
         left += _short(found, found.alone_short if threshold.is_relative else short_steps(found.now, phase or None))
     judged = _judged(found, [one for one in left if phase in ("", one[0])])
@@ -65,9 +62,8 @@ def _short(found: RunDiff, short: Iterable[ShortSteps]) -> list[_Left]:
 
 
 def _judged(found: RunDiff, left: list[_Left]) -> list[tuple[str, str]]:
-    """Return (phase, reason) for each group of steps that is not judged.
-
-    Return [] if all groups together take little of the run's time.
+    """Return (phase, reason) for each group of steps that is not judged. [] if together they take little of the run's
+    time.
     """
     whole_us = found.now.time_us
     share = 100 * sum(us for _, _, us in left) / whole_us if whole_us else 0.0

@@ -1,6 +1,4 @@
-"""Find differences between two runs that change times although the program is the same: another machine, other
-sampling, or lost records.
-"""
+"""Find what changes times between two runs of the same program: another machine, other sampling, or lost records."""
 
 from __future__ import annotations
 
@@ -11,14 +9,14 @@ from cbtop.comparison.comparison import MAX_LOST_PERCENT
 from cbtop.comparison.runs import Run
 from cbtop.units import count, percent
 
-ALIKE_CLOCK = 0.03  # The GPU clocks of two runs count as equal up to this relative difference.
-ALIKE_PACE = 0.10  # The new run's pace may be outside the range of the baseline's paces by this relative distance.
-# The processor loads of two runs count as equal up to this difference in percentage points.
+ALIKE_CLOCK = 0.03  # GPU clocks are equal up to this relative difference.
+ALIKE_PACE = 0.10  # The new run's pace may be this far outside of the baseline's range (relative).
+# Processor loads are equal up to this many percentage points.
 ALIKE_LOAD_POINTS = 15
 
 
 def losses(base: Run, now: Run, base_name: str = "the baseline") -> str:
-    """Return a text if one of the runs lost more records than the limit, otherwise ""."""
+    """Return a text if one of the runs lost too many records, else ""."""
     for whose, run in (("", now), (f"of {base_name} ", base)):
         if run.lost_percent > MAX_LOST_PERCENT:
             return f"{percent(run.lost_percent)} of the records {whose}were lost"
@@ -26,7 +24,7 @@ def losses(base: Run, now: Run, base_name: str = "the baseline") -> str:
 
 
 def other_machine(base: Run, now: Run, base_name: str = "the baseline") -> str:
-    """Return a text if the machine, the sampling or the GPU clock differs between the runs, otherwise ""."""
+    """Return a text if the machine, the sampling or the GPU clock differs between the runs, else ""."""
     for what, was, other in _machine(base.surroundings, now.surroundings):
         if was != other:
             return f"another {what}: {other or 'none'}, {base_name} has {was or 'none'}"
@@ -34,7 +32,7 @@ def other_machine(base: Run, now: Run, base_name: str = "the baseline") -> str:
 
 
 def other_clock(base: Run, now: Run, base_name: str = "the baseline") -> str:
-    """Return a text if a GPU ran at a different clock. Return "" if the clocks are about equal or unknown."""
+    """Return a text if a GPU ran at a different clock. "" if the clocks are about equal or unknown."""
     if base.gpu_clock_mhz is None or now.gpu_clock_mhz is None:
         return ""
     if abs(now.gpu_clock_mhz - base.gpu_clock_mhz) <= ALIKE_CLOCK * base.gpu_clock_mhz:
@@ -43,10 +41,10 @@ def other_clock(base: Run, now: Run, base_name: str = "the baseline") -> str:
 
 
 def other_pace(base: Run, now: Run) -> str:
-    """Return a text if the machine's pace during the new run was outside the range of paces in the baseline.
+    """Return a text if the machine's pace in the new run was outside of the baseline's range. "" if not, or if
+    unknown.
 
-    The pace is the time of constant work, measured directly before and after a run. Returns "" if the pace was in the
-    range or is unknown.
+    The pace is the time of constant work, directly before and after a run.
     """
     for where in ("cache", "memory"):
         was, is_now = (sorted(getattr(pace, f"{where}_us") for pace in run.paces) for run in (base, now))
@@ -60,9 +58,7 @@ def other_pace(base: Run, now: Run) -> str:
 
 
 def other_load(base: Run, now: Run) -> str:
-    """Return a text if the load of the processors differs from the load in the baseline. Return "" if the load is
-    about equal or unknown.
-    """
+    """Return a text if the processors' load differs from the baseline. "" if it is about equal or unknown."""
     if base.host_busy_percent is None or now.host_busy_percent is None:
         return ""
     if abs(now.host_busy_percent - base.host_busy_percent) <= ALIKE_LOAD_POINTS:
@@ -71,9 +67,7 @@ def other_load(base: Run, now: Run) -> str:
 
 
 def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, old value, new value) of each property of the machine and the sampling that differs between the
-    runs and affects times.
-    """
+    """Yield (name, old value, new value) of what differs in the machine or the sampling and affects times."""
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
     yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)

@@ -1,10 +1,11 @@
-"""Estimate how much chance affects a mean over steps, from blocks of steps. Consecutive steps are not independent."""
+"""Estimate how much chance affects a mean over steps, from blocks of steps, because consecutive steps depend on each
+other.
+"""
 
-# Consecutive steps are similar, because caches, clocks and other programs change slowly. The spread of single steps
-# would therefore give too small errors. So errors come from the spread of blocks of about a second.
-#
-# Consecutive blocks may be similar, too. They then count as fewer blocks. A small number of blocks does not show its
-# spread well. In this case, each figure gets at least the error of the median figure in the same analysis.
+# Consecutive steps are similar, because caches, clocks and other programs change slowly. So errors from single steps
+# would be too small, and come from blocks of about a second instead. If consecutive blocks are similar, too, they
+# count as fewer blocks. A few blocks do not show their spread well. So each figure has at least the error of the
+# median figure in the same analysis.
 
 from __future__ import annotations
 
@@ -19,71 +20,67 @@ from numpy.typing import NDArray
 
 Flags = NDArray[np.bool_]
 
-MIN_LEARNED = 3  # At least this many runs are needed to learn how much runs scatter.
-MIN_BLOCKS = 5  # At least this many blocks are needed to know how much the blocks of a run scatter.
-# A call must be at least this many times as long as the clock's resolution. The clock's error is then at most a fifth
-# of the call.
+MIN_LEARNED = 3  # How much runs scatter is learned from at least this many.
+MIN_BLOCKS = 5  # How much blocks of a run scatter is learned from at least this many.
+# A call is at least this many times as long as the clock's resolution. So the clock's error is at most a fifth of it.
 READINGS = 5.0
-# A block is slow above the median plus this many median absolute deviations. By chance, one block in 300 is slow.
+# A block above the median plus this many median absolute deviations is slow. By chance this happens once in 300.
 WARM_UP_SPREADS = 4.0
-ENOUGH_BLOCKS = 20  # The spread of blocks is known well enough from at least this many uncorrelated blocks.
-LEAST_PERCENT = 3.0  # Two runs on one machine may differ by about this percentage although the program is the same.
-# If the scatter between runs is known, this percentage replaces LEAST_PERCENT. This percentage is the error of a
-# median from a histogram.
+ENOUGH_BLOCKS = 20  # This many uncorrelated blocks show their spread well enough.
+LEAST_PERCENT = 3.0  # Two runs of the same program on one machine may differ by about this percentage.
+# Used instead of LEAST_PERCENT if the scatter between runs is known. It is the error of a median from a histogram.
 LEAST_LEARNED_PERCENT = 1.0
-# Probability that all figures are inside their intervals, unless something other than chance changed them. It holds
-# for all figures of a test together.
+# Probability that all figures of a test are inside their intervals, if only chance changed them.
 CONFIDENCE = 0.99
-MAX_ALIKE = 0.9  # Above this correlation of neighbouring blocks, the effective number of blocks is unknown.
-# The scatter between runs is learned for this many kinds of figures. The two kinds are bricks, and bricks in a layer.
+MAX_ALIKE = 0.9  # With a higher correlation of neighbouring blocks, the effective number of blocks is unknown.
+# The scatter between runs is learned for two kinds of figures: bricks, and bricks in a layer.
 _KINDS = 2
-# Pairs of blocks are merged into longer blocks only if the number of longer blocks is at least this.
+# Blocks are merged in pairs only if at least this many remain.
 _LEAST_LONGER = 10
-# Correlated blocks count as fewer independent blocks. The effective number of blocks is never below this.
+# Correlated blocks count as fewer independent ones, but never as fewer than this.
 _LEAST_WORTH = 2.0
-_LEAST_PACED = 2  # To learn how runs scatter relative to the pace, at least this many runs must have a known pace.
-_LEAST_RATIO = 3.0  # Only if one time is at least this many times the other, both may be compared by their ratio.
-_MOST_EXPONENT = 700.0  # The function exp(x) is finite for all x up to this value.
+_LEAST_PACED = 2  # The scatter relative to the pace is learned from at least this many runs with a known pace.
+_LEAST_RATIO = 3.0  # Two times are compared by their ratio only if one is at least this many times the other.
+_MOST_EXPONENT = 700.0  # exp(x) is finite up to this value.
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A mean, its standard error, and its number of blocks.
 
-    `slope` is the growth of the mean per unit of `along` (see `figures`). `scatter` is the standard deviation between
-    `runs` runs.
+    `slope` is its growth per unit of `along` (see `figures`). `scatter` is the standard deviation between `runs`
+    runs.
     """
 
     mean: float
     error: float
     blocks: int
-    # Median of one call in µs. None if it is unknown, or if the figure is not a time of calls.
+    # Median of one call in µs. None if unknown, or if the figure is not a time of calls.
     median_us: float | None = None
     slope: float = 0.0
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
-    # Error of the mean without the changes that all bricks share, such as a clock drift. None if the shared changes
-    # are unknown.
+    # Error of the mean without changes that all bricks share, such as a clock drift. None if these are unknown.
     own_error: float | None = None
     own_scatter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of a figure between two runs. Chance alone moves the figure by at most `half` in either direction.
+    """The change of a figure between two runs. Chance alone changes it by at most `half`, in either direction.
 
-    `own` is the change relative to all other bricks and layers, for example without a clock change. `own` is None if
-    the common change is unknown.
+    `own` is the change relative to all other bricks and layers, for example without a clock change. None if the
+    common change is unknown.
     """
 
     before: float
     now: float
     half: float
-    medians_us: tuple[float, float] | None = None  # median time of one call in µs, before and now
-    # Even without a change of the program, two runs may differ by this percentage.
+    medians_us: tuple[float, float] | None = None  # median of one call in µs, before and now
+    # Two runs of the same program may differ by this percentage.
     least_percent: float = LEAST_PERCENT
-    error: float = 0.0  # standard error of the change; the interval `half` is a multiple of it
+    error: float = 0.0  # standard error of the change; `half` is a multiple of it
     own: Change | None = None
 
     @property
@@ -92,25 +89,24 @@ class Change:
 
     @property
     def percent(self) -> float | None:
-        """The change of the figure in percent of `before`, or None if `before` is 0."""
+        """The change in percent of `before`. None if `before` is 0."""
         return 100 * self.delta / self.before if self.before > 0 else None
 
     @property
     def half_percent(self) -> float | None:
-        """Chance alone may move the figure by this distance, in percent of `before`."""
+        """The largest change by chance alone, in percent of `before`."""
         return 100 * self.half / self.before if self.before > 0 else None
 
     @property
     def noise_percent(self) -> float | None:
-        """The limit of noise in percent: the larger one of the interval and `least_percent`."""
+        """The limit of noise in percent: the interval or `least_percent`, whichever is larger."""
         return None if self.half_percent is None else max(self.half_percent, self.least_percent)
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the change exceeds noise, either by itself or relative to all other bricks and layers.
+        """Whether the change exceeds noise, by itself or relative to all other bricks and layers.
 
-        The median call must have changed, too. Other programs delay a few calls, and such delays do not change the
-        median.
+        The median call must have changed, too, because the delays of a few calls by other programs do not change it.
         """
         return (
             self.noise_percent is not None
@@ -120,16 +116,12 @@ class Change:
 
     @property
     def is_told_by_others(self) -> bool:
-        """Whether the change of the figure exceeds noise only relative to all other bricks and layers, and not by
-        itself.
-        """
+        """Whether the change exceeds noise relative to all other bricks and layers, but not by itself."""
         return self.is_beyond_others and not self._is_beyond_interval
 
     @property
     def decisive(self) -> Change:
-        """The change that decides `is_beyond_noise`. It is either this change or `own`, the change relative to
-        others.
-        """
+        """The change that decides `is_beyond_noise`: this one, or `own`, relative to others."""
         return self.own if self.own is not None and self.is_told_by_others else self
 
     @property
@@ -138,11 +130,10 @@ class Change:
 
     @property
     def is_beyond_others(self) -> bool:
-        """Whether the change of the figure exceeds noise relative to all other bricks and layers, and is large enough
-        to report by itself.
+        """Whether the change exceeds noise relative to all other bricks and layers, and is large enough by itself to
+        be reported.
 
-        If most bricks become faster, a brick with an unchanged time is slower relative to the others. The second
-        condition prevents a report of this brick.
+        If most bricks become faster, an unchanged one is slower relative to them. It must not be reported.
         """
         return (
             self.own is not None
@@ -164,20 +155,21 @@ def figures(
     along: NDArray[np.float64] | None = None,
     pace: NDArray[np.float64] | None = None,
 ) -> list[Figure]:
-    """Return the figure of each column of `amount`, shape (blocks, columns), per unit of `weight`.
+    """Return the figure of each column of `amount`, (blocks, columns), per unit of `weight`. Needs at least
+    MIN_BLOCKS blocks.
 
-    `weight` has one number for each block, or one for each block and column, such as the calls of each place. Uneven
-    weights of a column count as fewer blocks (L. Kish, "Survey Sampling", 1965). Without any weight, a figure is 0.
+    `weight` has a number per block, or per block and column, such as the calls of each place. Uneven weights count as
+    fewer blocks (L. Kish, "Survey Sampling", 1965). Without weight, a figure is 0.
 
-    At least MIN_BLOCKS blocks are required. `along` is a quantity of each block, such as its cached positions. With
-    `along`, a straight line is fitted through the blocks. The result is the line's value at the mean of `along`, and
-    the slope is not noise. `pace` is the common factor of all places' times in each block. With `pace`, errors and
-    slopes are also computed relative to it. This matters because a clock may drift while a cache grows.
+    `along` is a quantity of each block, such as its cached positions. A straight line is then fitted through the
+    blocks. The result is its value at the mean of `along`, and its slope is not noise. `pace` is the common factor of
+    all places' times in each block. Errors and slopes are then also computed relative to it, because a clock may
+    drift while a cache grows.
 
     The mean is the ratio of the sums. Its error is the error of batch means, by the linearised ratio (W. G. Cochran,
     "Sampling Techniques", 1977, chapter 6). The correlation of neighbouring blocks is the median over all columns,
-    corrected for bias (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954). It
-    is at least zero.
+    corrected for bias (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), and
+    at least zero.
     """
     if not amount.shape[1]:
         return []
@@ -189,7 +181,7 @@ def figures(
     off = amount - weight * mean
     # `fitted` is the number of parameters of the fit: 1 for a mean, 2 for a line.
     slope, fitted, of_slope = np.zeros_like(mean), 1, np.zeros(1)
-    # Fit a line only if the blocks differ in `along`. Otherwise the line would only fit rounding errors.
+    # If all blocks have the same `along`, a line would only fit rounding errors.
     if along is not None and np.ptp(along) > 0:
         centred = along[:, None] - divided(along @ weight, total)
         slope, of_slope = _line(amount, weight, centred)
@@ -201,8 +193,7 @@ def figures(
     error, weight, worth = _longest_errors(off, weight, fitted, known, mean)
     blocks = len(weight)
     if known.any() and worth < ENOUGH_BLOCKS:
-        # A column with fewer calls has a larger error. Scale all errors to the same weight before the columns are
-        # compared.
+        # Fewer calls mean a larger error. Scale all errors to the same weight, to compare columns.
         equal = np.broadcast_to(np.sqrt(total), mean.shape)[known]
         usual = np.median(error[known] / mean[known] * equal)
         error[known] = np.maximum(error[known], usual / equal * mean[known])
@@ -221,10 +212,10 @@ def figures(
 def _line(
     amount: NDArray[np.float64], weight: NDArray[np.float64], along: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the growth of each column (a figure) with `along`, and the error of this slope. The error is a multiple
-    of the mean's error.
+    """Return how much each column (a figure) grows with `along`, and the error of this slope as a multiple of the
+    mean's error.
 
-    It is assumed that blocks scatter as much around the line as around the mean.
+    Blocks are assumed to scatter as much around the line as around the mean.
     """
     spread = (weight * along**2).sum(axis=0)
     error = divided(weight.mean(axis=0) * np.sqrt(len(weight) * (along**2).sum(axis=0)), spread)
@@ -240,10 +231,9 @@ def divided(amount: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.
 def _longest_errors(
     off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int, known: Flags, mean: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return the errors, the weights, and the effective number of blocks for the block length with the largest
-    errors.
+    """Return the errors, weights and effective number of blocks for the block length with the largest errors.
 
-    Longer blocks are also tried, because a disturbance may last longer than two short blocks.
+    A disturbance may last longer than two short blocks, so longer ones are tried, too.
     """
     error, worth = _errors(off, weight, fitted)
     chosen = weight
@@ -256,21 +246,19 @@ def _longest_errors(
 
 
 def _errors(off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int) -> tuple[NDArray[np.float64], float]:
-    """Return the standard error of the mean of each column (a figure), and the effective number of blocks."""
+    """Return the standard error of each column's mean, and the effective number of blocks."""
     blocks = len(weight)
     squares = (off**2).sum(axis=0)
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
     usual = float(np.clip(np.median(alike + fitted * (1 + 4 * alike) / blocks), 0.0, MAX_ALIKE))
     worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
-    # Blocks scatter less around their own mean than around the true mean. Correct the variance for this.
+    # Blocks scatter less around their own mean than around the true one, so correct the variance.
     variance = squares / (blocks * max(1 - fitted / worth, 1 / _LEAST_WORTH))
     return divided(np.sqrt(variance / worth), weight.mean(axis=0)), worth
 
 
 def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums of consecutive pairs of blocks. If the number of blocks is odd, the last block is added to the
-    last sum.
-    """
+    """Return the sums of pairs of blocks. A last block without a partner is added to the last pair."""
     even = len(blocks) // 2 * 2
     found: NDArray[np.float64] = blocks[0:even:2] + blocks[1:even:2]
     if even < len(blocks):
@@ -279,12 +267,11 @@ def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def change(before: Figure, now: Figure, compared: int, shared: float | None = None) -> Change:
-    """Return the change of a figure from `before` to `now`. `compared` is the number of figures that are tested
-    together.
+    """Return the change of a figure from `before` to `now`. `compared` figures are tested together.
 
-    `shared` is the factor by which all bricks together became slower, or None if it is unknown. The interval is
-    Welch's, with Bonferroni's correction. If the scatter between runs was learned, the error of a single run is at
-    least this scatter. The number of runs then also limits how well the common factor is known.
+    `shared` is the factor by which all bricks together became slower (None: unknown). The interval is Welch's, with
+    Bonferroni's correction. If the scatter between runs was learned, it is the least error of a single run. The
+    number of runs then also limits how well the common factor is known.
     """
     if shared is None or before.own_error is None or now.own_error is None:
         return _change(before, now, compared, 1)
@@ -295,10 +282,9 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
 
 
 def telling_blocks(off: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the effective number of blocks behind the variance of each column, from its kurtosis.
+    """Return the effective number of blocks for each column's variance, from its kurtosis.
 
-    The effective number is small if a few blocks have most of the variance. It determines the degrees of freedom of
-    Student's distribution.
+    It is small if a few blocks have most of the variance. It gives the degrees of freedom of Student's distribution.
     """
     blocks = len(off)
     kurtosis = blocks * divided((off**4).sum(axis=0), (off**2).sum(axis=0) ** 2)
@@ -308,7 +294,7 @@ def telling_blocks(off: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def stretched(figure: Figure, by: float) -> Figure:
-    """Return a copy of a figure with errors that are `by` times as large."""
+    """Return a copy of a figure with errors multiplied by `by`."""
     own_error = None if figure.own_error is None else figure.own_error * by
     return replace(figure, error=figure.error * by, own_error=own_error)
 
@@ -316,10 +302,9 @@ def stretched(figure: Figure, by: float) -> Figure:
 def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
     """Return the change of a figure with an error that is far from normal, such as a p99.
 
-    Two intervals are computed, and the wider one is used. The first uses the learned scatter between runs. The second
-    uses the errors inside the runs. `change` is not used, because it also multiplies the error inside the new run by
-    the quantile for few base runs. The error of the ratio is not used, either. It is too small if a p99 jumps to the
-    length of a pause.
+    There are two intervals, and the wider one is used: from the learned scatter between runs, and from the errors
+    inside the runs. `change` would also multiply the error inside the new run by the quantile for few base runs. The
+    error of the ratio would be too small if a p99 jumps to the length of a pause.
     """
     inside = _change(replace(before, runs=1, scatter=0.0), now, compared, 1, by_ratio=False)
     if before.runs == 1:
@@ -329,7 +314,7 @@ def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
 
 
 def slow_start(us: NDArray[np.float64]) -> int:
-    """Return the number of blocks at the beginning that are much slower than the median block (at most a fifth).
+    """Return how many blocks at the beginning are much slower than the median block (at most a fifth of all).
 
     `us` is the time of a step in each block.
     """
@@ -339,17 +324,17 @@ def slow_start(us: NDArray[np.float64]) -> int:
 
 
 def half_of(figure: Figure, compared: int = 1) -> float:
-    """Return the distance that chance alone may move a figure in either direction. `compared` figures are tested
+    """Return how far chance alone may change a figure, in either direction. `compared` figures are tested
     together.
     """
     return change(Figure(figure.mean, 0.0, figure.blocks), figure, compared).half
 
 
 def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio: bool = True) -> Change:
-    """Return the change of a figure from `before` to `now`. The interval is corrected for `compared` figures that are
-    each tested `looks` times.
+    """Return the change of a figure from `before` to `now`, with an interval for `compared` figures that are each
+    tested `looks` times.
 
-    With `by_ratio`, two times that differ by a large factor may be compared by their ratio.
+    `by_ratio` allows to compare very different times by their ratio.
     """
     squares = before.error**2, max(now.error, before.scatter) ** 2
     variance = sum(squares)
@@ -358,7 +343,7 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
     if variance == 0:
         return Change(before.mean, now.mean, 0.0, medians, least)
     freedom = variance**2 / (squares[0] ** 2 / (before.blocks - 1) + squares[1] ** 2 / (now.blocks - 1))
-    # Round the degrees of freedom down, so that only few different quantiles must be computed.
+    # Round the degrees of freedom down, to need only a few quantiles.
     errors = _student(int(freedom * 4) / 4, compared * looks)
     if before.runs > 1:
         errors = max(errors, _student(before.runs - 1, _KINDS * looks))
@@ -372,12 +357,11 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
 
 
 def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
-    """Return the distance that chance alone may move `now` towards `before`. It is computed from the ratio of both
-    times.
+    """Return how far chance alone may change `now` towards `before`, computed from their ratio.
 
-    A brick that takes 100 times as long also scatters about 100 times as much. With the usual error, no difference
-    would exceed noise in this case. So the relative errors of both times are combined into the error of their ratio.
-    Returns inf if the times differ by less than a factor of _LEAST_RATIO.
+    A brick that takes 100 times as long scatters about 100 times as much, so that with the usual error no difference
+    would exceed noise. The error of the ratio is made of both relative errors. inf if the times differ by less than
+    _LEAST_RATIO.
     """
     if min(before, now) <= 0:
         return inf
@@ -390,11 +374,10 @@ def _half_of_ratio(before: float, now: float, squares: tuple[float, float], erro
 def learned(
     figures_of_runs: Sequence[Sequence[Figure | None]], paces: Sequence[float | None] | None = None
 ) -> list[Figure]:
-    """Return the mean of each row, and its scatter between runs. A row is one figure in several runs.
+    """Return each row's mean, and its scatter between runs. A row is one figure in several runs.
 
-    A figure is None if a run lacks it. Each row needs at least two figures. The scatter of each row is divided by the
-    mean of the row. This relative scatter is at least as large as in the median row. `paces` is the common factor of
-    all places' times in each run, or None if unknown.
+    None means that a run lacks it, and each row needs two. The scatter relative to the mean is at least as large as
+    in the median row. `paces` is the common factor of all places' times in each run (None: unknown).
     """
     means = np.array([[nan if one is None else one.mean for one in row] for row in figures_of_runs])
     mean, scatter = np.nanmean(means, axis=1), _scatter(means)
@@ -430,10 +413,8 @@ def learned(
 
 
 def _scatter(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard deviation between runs for each row (a figure).
-
-    Unknown values are ignored. The relative deviation of each row is at least the relative deviation of the median
-    row.
+    """Return the standard deviation between runs of each row (a figure), without unknown values. It is at least the
+    median row's, relative to the mean.
     """
     mean, scatter = np.nanmean(means, axis=1), np.nanstd(means, axis=1, ddof=1)
     known = mean > 0
@@ -449,12 +430,11 @@ def _error_of_mean(errors: Sequence[float]) -> float:
 
 @lru_cache(maxsize=4096)
 def _student(freedom: float, compared: int) -> float:
-    """Return the maximum distance of a mean from the true value in standard errors (two-sided), if `compared` means
-    are tested together.
+    """Return the largest distance of a mean from the true value in standard errors (two-sided), for `compared` means
+    tested together.
 
-    The source is G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970. The
-    algorithm's branch for fewer than five degrees of freedom is omitted. The branch only matters at a lower
-    confidence than ours.
+    From G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970. Its branch for fewer
+    than five degrees of freedom is missing, because it matters only at a lower confidence.
     """
     p, n = (1 - CONFIDENCE) / compared, freedom
     a = 1 / (n - 0.5)

@@ -1,8 +1,8 @@
-"""Compare one group of steps, its bricks and its layers between two runs. All changes are derived from records."""
+"""Compare a group of steps, its bricks and its layers between two runs. All changes are derived from records."""
 
 # Rule
-# - If the cache lengths of two runs differ, their times are compared at one length that both runs have covered. The
-#   time at this length is read from a straight line through the blocks of each run.
+# - If the cache lengths differ, times are compared at a length that both runs have reached. The time there is read
+#   from a straight line through each run's blocks.
 
 from __future__ import annotations
 
@@ -23,13 +23,11 @@ from cbtop.comparison.runs import Run, StepGroup
 from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.units import count, counted
 
-FOUND = 0.95  # Probability of detecting a change of the size that is reported as detectable.
+FOUND = 0.95  # Probability of detecting a change of the size that is called detectable.
 ALIKE_UNITS = 1e-6  # Smaller relative differences between the tokens per step are rounding errors.
-# If all bricks became slower because of a slow machine, the ratios of their times differ by less than this relative
-# difference.
+# If a slow machine makes all bricks slower, the ratios of their times differ by less than this (relative).
 ALIKE_RATIOS = 0.05
-# Besides its bricks and layers, a group has this many figures that are tested together: a step, a unit, a typical
-# unit, and the drift.
+# Figures that are tested together, other than bricks and layers: a step, a unit, a typical unit, and the drift.
 _OF_PART = 4
 
 
@@ -38,9 +36,8 @@ class PlaceDiff:
     """The times of one brick, layer, or brick in a layer in the old and the new run.
 
     `change` decides the verdict. It is the change of a typical call in µs per unit, with the old number of calls. If
-    the calls per step (`calls`) changed beyond noise, `change` is the change of all calls. `call` is the change of a
-    call in µs. `mean` is the change of the time per unit. If the brick or layer is new, `before` is None. If it was
-    removed, `now` is None.
+    the calls per step (`calls`) changed beyond noise, it is the change of all calls. `call` is the change of a call
+    in µs, and `mean` of the time per unit. `before` is None if it is new, `now` is None if it was removed.
     """
 
     brick: Brick | None
@@ -54,7 +51,7 @@ class PlaceDiff:
     p50: Change | None = None
     p99: Change | None = None
     renamed_from: str = ""
-    # names of the brick's kernels before and now, or None if both are equal
+    # names of the brick's kernels before and now; None if they are equal
     kernels: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     is_below_resolution: bool = False
 
@@ -65,12 +62,12 @@ class PlaceDiff:
 
     @property
     def delta_us(self) -> float:
-        """The additional time per unit of work. A new or removed brick or layer counts with its whole time."""
+        """The additional time per unit of work. If it is new or removed, its whole time."""
         return (self.now.time.mean if self.now else 0.0) - (self.before.time.mean if self.before else 0.0)
 
     @property
     def moved_by(self) -> str:
-        """A text if the mean and the typical time changed in opposite directions, or "" otherwise."""
+        """A text if mean and typical time changed in opposite directions, else ""."""
         is_against = self.change is not None and self.change.delta * self.delta_us < 0
         if is_against and self.calls and not self.calls.is_exact:
             return " by the mean, which the number of calls moves"
@@ -78,18 +75,14 @@ class PlaceDiff:
 
     @property
     def decisive(self) -> Change | None:
-        """The change that decides the verdict on a brick or layer: `change` itself, or `change` relative to all
-        others.
-        """
+        """The change that decides the verdict: `change` itself, or relative to all others."""
         return self.change and self.change.decisive
 
     @property
     def verdict(self) -> str:
-        """The verdict: `slower`, `faster`, `new`, `gone`, or "" if the change does not exceed noise and the clock's
-        resolution.
+        """The verdict: `slower`, `faster`, `new`, `gone`, or "" within noise and the clock's resolution.
 
-        By chance, a run may have no calls of a brick or layer that is called rarely. Such a brick or layer is neither
-        new nor gone.
+        A brick or layer with few calls may have none in a run by chance. It is then neither new nor gone.
         """
         if self.before is None or self.now is None:
             is_known = self.calls is None or self.calls.is_beyond_noise
@@ -101,31 +94,28 @@ class PlaceDiff:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The parts of the wall-clock time per unit of work, in µs before and now.
-
-    `wall` is the sum of the other fields.
-    """
+    """The parts of the wall-clock time per unit of work, in µs before and now. `wall` is the sum of the others."""
 
     wall: tuple[float, float]
     bricks: tuple[float, float]
     between_bricks: tuple[float, float]
-    # The time that recorded steps do not explain. It is the mean time over all steps minus the mean time over the
-    # steps with recorded bricks.
+    # What recorded steps do not explain: the mean time of all steps minus the mean time of steps with recorded
+    # bricks.
     not_recorded: tuple[float, float]
     between_steps: tuple[float, float]
 
     @property
     def off_us(self) -> float:
-        """The change of `wall` minus the changes of all of its parts. Except for rounding, the result is 0."""
+        """The change of `wall` minus the changes of its parts: 0, except for rounding."""
         parts = (self.bricks, self.between_bricks, self.not_recorded, self.between_steps)
         return (self.wall[1] - self.wall[0]) - sum(now - before for before, now in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class PartDiff:
-    """The comparison of a group of similar steps that both runs have.
+    """A group of similar steps in both runs, compared.
 
-    If both runs report their cached positions, all times are converted to `cached` positions.
+    If both report their cached positions, all times are converted to `cached` positions.
     """
 
     before: StepGroup
@@ -136,12 +126,12 @@ class PartDiff:
     step: PlaceDiff
     wall: Change  # change of the wall-clock time in µs per unit of work
     balance: Balance
-    # Factor by which all bricks in layers became slower, because of the machine or because of the whole program.
+    # Factor by which all bricks in layers became slower. The machine or the whole program is the cause.
     shared: float | None = None
-    # Change of the typical step with the time before it, in µs per unit; None if unknown
+    # Change of the typical step and the time before it, in µs per unit; None if unknown
     typical: Change | None = None
-    drift: Drift | None = None  # change of the drift inside the runs, or None if it is unknown
-    batch_name: str = ""  # name of the group, for example `decode, batch 6`, or "" if the phase has only this group
+    drift: Drift | None = None  # change of the drift inside the runs; None if unknown
+    batch_name: str = ""  # name of the group, such as `decode, batch 6`, or "" if it is the phase's only one
 
     @property
     def phase(self) -> str:
@@ -149,14 +139,12 @@ class PartDiff:
 
     @property
     def name(self) -> str:
-        """The name of the phase. If the phase has several groups of steps, the name also contains the batch: `decode,
-        batch 6`.
-        """
+        """The phase, with the batch if it has several groups of steps: `decode, batch 6`."""
         return self.batch_name or self.phase
 
     @property
     def work(self) -> str:
-        """The number of steps of the new run as text, such as `decode (240 steps of about 8 tokens)`."""
+        """The new run's steps as text, such as `decode (240 steps of about 8 tokens)`."""
         return work_text(self.now)
 
     @property
@@ -165,12 +153,12 @@ class PartDiff:
 
     @property
     def tokens_per_sec(self) -> tuple[float, float] | None:
-        """Tokens per second of wall-clock time of these steps, before and now. None if tokens are not reported."""
+        """Tokens per second of these steps' wall-clock time, before and now. None if not reported."""
         return (1e6 / self.wall.before, 1e6 / self.wall.now) if self.unit == "token" else None
 
     @property
     def training(self) -> dict[str, Change]:
-        """The change of the time of each part of a training step, in the median step (µs)."""
+        """The change of each part of a training step, in the median step (µs)."""
         both = [name for name in self.now.training if name in self.before.training]
         return {name: change(self.before.training[name], self.now.training[name], len(both)) for name in both}
 
@@ -190,9 +178,9 @@ class PartDiff:
 
     @property
     def slower(self) -> list[PlaceDiff]:
-        """The bricks that became slower by more than noise, the largest change first.
+        """The bricks that became slower beyond noise, the largest change first.
 
-        If one layer has most of a brick's change, the entry is the brick in that layer.
+        If one layer has most of the change, the entry is the brick in it.
         """
         by_place = {(one.brick, one.layer): one for one in self.places}
         known = [
@@ -204,8 +192,8 @@ class PartDiff:
 
     @property
     def guilty(self) -> list[PlaceDiff]:
-        """The entries of `slower` that also became slower relative to all other bricks and layers. If the relative
-        change of an entry is unknown, the entry is included.
+        """The entries of `slower` that also became slower relative to all other bricks and layers, or where this is
+        unknown.
         """
         return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
 
@@ -216,7 +204,7 @@ class PartDiff:
 
     @property
     def is_typically_slower(self) -> bool:
-        """Whether a typical step with the time before it became longer by more than noise."""
+        """Whether a typical step, with the time before it, became longer beyond noise."""
         return self.typical is not None and self.typical.is_beyond_noise and self.typical.delta > 0
 
     @property
@@ -226,8 +214,8 @@ class PartDiff:
 
     @property
     def is_longer_in_the_mean(self) -> bool:
-        """Whether only a few steps became longer. In this case, the mean time per unit grew by more than noise, but
-        not the typical time.
+        """Whether only a few steps became longer: the mean time per unit grew beyond noise, and the typical time did
+        not.
         """
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
 
@@ -238,15 +226,14 @@ class PartDiff:
 
     @property
     def new(self) -> list[PlaceDiff]:
-        """The bricks that only the new run has, the longest first."""
+        """The new run's bricks that the old one lacks, longest first."""
         return [one for one in self.bricks if one.verdict == "new"]
 
     @property
     def machine_ratio(self) -> float | None:
-        """The common factor of all bricks' times. It is None unless all bricks changed beyond noise and by about the
-        same factor.
+        """The common factor of all bricks' times. None unless all changed beyond noise and about alike.
 
-        The cause may be a different clock or load of the machine, or a different program.
+        The machine's clock or load may be the cause, or the program.
         """
         ratios = [one.change.now / one.change.before for one in self.bricks if one.change and one.verdict]
         timed = [one for one in self.bricks if one.p50 and not one.is_below_resolution]
@@ -256,10 +243,9 @@ class PartDiff:
 
     @property
     def is_shared(self) -> bool:
-        """Whether all bricks became slower by the same factor.
+        """Whether all bricks became slower by the same factor, which then explains the change of the time per unit.
 
-        In this case, no brick changed relative to the others, and the common factor explains the change of the time
-        per unit. The cause may be a different clock or load of the machine, or the program.
+        The machine's clock or load may be the cause, or the program.
         """
         if self.shared is None or self.shared <= 1:
             return False
@@ -270,8 +256,8 @@ class PartDiff:
         return off <= self.wall.before * (self.wall.noise_percent or 0.0) / 100
 
     def findable(self, places: Sequence[PlaceDiff]) -> float | None:
-        """Return the smallest change in percent that would be detected with probability FOUND. The result is the
-        median over `places` (bricks and layers).
+        """Return the smallest change in percent that is detected with probability FOUND: the median over `places`
+        (bricks and layers).
         """
         found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
         known = [one for one in found if one is not None]
@@ -279,7 +265,7 @@ class PartDiff:
 
 
 def findable_percent(one: Change) -> float | None:
-    """Return the smallest change that would be detected with probability FOUND, in percent of the old value."""
+    """Return the smallest change that is detected with probability FOUND, in percent of the old value."""
     if one.noise_percent is None or one.before <= 0:
         return None
     if one.own and (beside := findable_percent(one.own)) is not None:
@@ -288,16 +274,14 @@ def findable_percent(one: Change) -> float | None:
 
 
 def compared_figures(before: StepGroup, now: StepGroup) -> int:
-    """Return the number of figures of two groups of steps that are tested together. This number is used to keep false
-    alarms rare.
-    """
+    """Return how many figures of two groups of steps are tested together, to keep false alarms rare."""
     names = before.places.keys() | now.places.keys()
     sides = ([part.places[name].calls if name in part.places else None for name in names] for part in (before, now))
     return looks(*sides)
 
 
 def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: int, parts: int) -> PartDiff | str:
-    """Compare one group of steps of two runs. Return the changes, or the reason why the group is not comparable."""
+    """Compare one group of steps of two runs. Return the changes, or why it cannot be compared."""
     if before.unit != now.unit:
         return f"{now.phase}: tokens are counted in one of the two alone"
     if (before.cached is None) != (now.cached is None):
@@ -382,8 +366,7 @@ def _place(
 ) -> PlaceDiff:
     """Return the change of a brick or layer.
 
-    `units` has the number of units per step, and `steps` has the number of steps. Both have one value for the old run
-    and one for the new run.
+    `units` per step and `steps` have a value for the old run and one for the new run.
     """
     brick, layer = place
     before, now = befores.get(was_called), afters.get(place)
@@ -407,9 +390,8 @@ def _place(
 
 
 def _per_unit(one: Change, units: tuple[float, float]) -> Change:
-    """Return the change `one`, such that it exceeds noise only if the time per unit also changed.
-
-    Calls with more tokens take longer.
+    """Return the change `one`, limited so that it exceeds noise only if the time per unit changed, because calls with
+    more tokens take longer.
     """
     if one.medians_us or isclose(*units, rel_tol=ALIKE_UNITS):
         return one
@@ -419,7 +401,7 @@ def _per_unit(one: Change, units: tuple[float, float]) -> Change:
 def _pairs(
     befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes], renamed: Mapping[Brick, Brick]
 ) -> Iterator[tuple[Place, Place]]:
-    """Yield (new place, old place) of each brick and layer of a group. The whole step is left out."""
+    """Yield (new place, old place) of each brick and layer of a group, without the whole step."""
     seen: set[Place] = {WHOLE_STEP}
     for brick, layer in afters:
         if (brick, layer) == WHOLE_STEP:
@@ -433,18 +415,14 @@ def _pairs(
 
 
 def covers(part: StepGroup, cached: float) -> bool:
-    """Return whether a group has steps with about `cached` positions. Returns True if the group does not report its
-    range.
-    """
+    """Return whether a group has steps with about `cached` positions. True if it does not report its range."""
     if part.cached_least is None or part.cached_most is None:
         return True
     return (1 - ALIKE) * part.cached_least <= cached <= (1 + ALIKE) * part.cached_most
 
 
 def moved_to(part: StepGroup, cached: float | None) -> StepGroup:
-    """Return a copy of a group with its times converted to `cached` positions. If `cached` is None, the times do not
-    change.
-    """
+    """Return a copy of a group with times converted to `cached` positions (None: unchanged)."""
     off = _at(cached, part.cached)
     if not off:
         return part
@@ -459,16 +437,13 @@ def moved_to(part: StepGroup, cached: float | None) -> StepGroup:
 
 
 def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
-    """Return the times of the bricks and layers of a group, converted from the mean number of cached positions to
-    `off` more positions.
-    """
+    """Return a group's times of bricks and layers, converted to `off` more cached positions than its mean."""
     if not off:
         return dict(part.places)
     found = {}
     for place, one in part.places.items():
         brick, layer = place
-        # The time between bricks has no calls of its own. Instead, use the median call of the layer or step that
-        # contains this time.
+        # The time between bricks has no calls. Use the median call of the layer or step around it.
         calls = part.places.get((None, layer), one) if brick == BETWEEN_BRICKS else one
         time = _shifted(one.time, off)
         if calls.p50:
@@ -483,7 +458,7 @@ def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
 def _moved_wall(figure: Figure, off: float) -> Figure:
     """Convert a figure to `off` more cached positions.
 
-    The median of the figure is per unit (token or step), like the mean. So both use the same slope.
+    Its median is per unit (token or step), like its mean, so both use the same slope.
     """
     by_us = off * figure.slope
     return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)

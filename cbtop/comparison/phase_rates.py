@@ -1,14 +1,13 @@
-"""Compute the rates of each phase of a run, with their errors. The rates are tokens/s, samples/s, and tokens/s within
-the phase's own steps.
+"""Compute the rates of each phase of a run with their errors: tokens/s, samples/s, and tokens/s within the phase's
+own steps.
 """
 
 # Rules
-# - A rate is the number that the screen, the reports and the metrics show for the whole run. It is the number of
-#   tokens of a phase, divided by wall-clock time. The wall-clock time begins with the first step after the warm-up.
-#   It includes waits and the steps of other phases. The rate in steps is divided by the time of the phase's own
-#   steps.
-# - A rate is stored as its inverse, the time of one token. The mean over blocks is defined for times, not for rates.
-# - Slow steps at the beginning are part of a rate. How much slow beginnings vary is known only from several runs.
+# - A rate is what the screen, the reports and the metrics show for the whole run: a phase's tokens, divided by
+#   wall-clock time since the first step after the warm-up. This includes waits and the steps of other phases. The
+#   rate in steps is divided by the time of the phase's own steps.
+# - A rate is stored as its inverse, the time of one token, because a mean over blocks exists for times only.
+# - Slow steps at the beginning are part of a rate. Only several runs show how much they vary.
 
 from __future__ import annotations
 
@@ -29,22 +28,20 @@ RATE_UNITS = {TOKENS: "tokens/s", STEPS: "steps/s", SAMPLES: "samples/s", IN_STE
 
 @dataclass(frozen=True, slots=True)
 class PhaseRates:
-    """The rates of a phase. `times_us` maps the name of a rate to the time (µs) of one token, step or sample.
+    """The rates of a phase. `times_us` has the time (µs) of one token, step or sample, by name of the rate.
 
-    A rate is missing if it is unknown, or if there are too few blocks of steps to know its error.
+    A rate is missing if it is unknown, or if too few blocks of steps show its error.
     """
 
     phase: str
     steps: int
     times_us: Mapping[str, Figure] = field(default_factory=dict)
-    cached: float | None = None  # mean number of positions that were cached before a step
-    is_headline: bool = False  # whether this is the phase that the screen shows first
+    cached: float | None = None  # mean cached positions before a step
+    is_headline: bool = False  # whether the screen shows this phase first
 
     @property
     def main(self) -> str:
-        """The name of the rate to judge. It is the token rate. If some steps do not report their tokens, it is the
-        step rate.
-        """
+        """The rate to judge: the token rate, or the step rate if some steps do not report their tokens."""
         return TOKENS if TOKENS in self.times_us else STEPS
 
     def per_sec(self, rate: str) -> float | None:
@@ -55,7 +52,7 @@ class PhaseRates:
 
 @dataclass(frozen=True, slots=True)
 class ShownRates:
-    """The rates of a phase over the whole run, as a screen shows them. A rate is None if it is unknown."""
+    """The rates of a phase over the whole run, as on a screen. None: unknown."""
 
     per_sec: Mapping[str, float | None]
     is_headline: bool = False
@@ -64,11 +61,10 @@ class ShownRates:
 def phase_rates(
     blocks: RateBlocks, table: NodeTable, shown: Mapping[str, ShownRates], *, is_shown_whole: bool
 ) -> tuple[PhaseRates, ...]:
-    """Return the rates of each phase, in the order of first appearance.
+    """Return the rates of each phase, by first appearance.
 
-    `shown` maps phases to the rates on a screen. With `is_shown_whole`, the screen shows exactly the steps in
-    `blocks`, and its rates are used. Without it, the screen also shows steps from before the recording, and its rates
-    are not used.
+    `shown` has each phase's rates on a screen. They are used if `is_shown_whole`: the screen shows exactly the steps
+    in `blocks`. Otherwise it also shows steps from before the recording.
     """
     whole, found = blocks.whole, []
     for node, sums in whole.phases.items():
@@ -90,9 +86,8 @@ def phase_rates(
 
 
 def rates_together(runs: Sequence[Sequence[PhaseRates]], least: int) -> tuple[PhaseRates, ...]:
-    """Return the mean rates of several runs, with their scatter.
-
-    A rate is left out if fewer than `least` runs have it.
+    """Return the mean rates of several runs with their scatter. A rate that fewer than `least` runs have is left
+    out.
     """
     found = []
     for phase in dict.fromkeys(rates.phase for run in runs for rates in run):
@@ -124,15 +119,12 @@ def _per_sec(whole: RateBlock, sums: PhaseSums) -> dict[str, float | None]:
 
 
 def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, float | None]) -> dict[str, Figure]:
-    """Return the time of one token, of one step and of one sample.
-
-    A time is missing if its rate in `per_sec` is None.
-    """
+    """Return the time of one token, of one step and of one sample. It is missing if the rate in `per_sec` is None."""
     ran = [at for at, block in enumerate(blocks) if node in block.phases]
     if len(ran) < MIN_BLOCKS:
         return {}
-    # Use only the blocks between the first and the last block with steps of the phase. The phase may take only a part
-    # of the run: a process may first read all prompts and then decode.
+    # A phase may take only a part of the run, for example if all prompts are read first. So use only the blocks from
+    # its first to its last step.
     blocks = blocks[ran[0] : ran[-1] + 1]
     blocks = blocks[slow_start(np.array([block.wall_ns / block.steps for block in blocks])) :]
     phases = [block.phases.get(node, PhaseSums()) for block in blocks]
@@ -160,8 +152,8 @@ def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, floa
 def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
     """Return a copy of a figure with another mean and the same relative error.
 
-    Pass `halved` if the time includes pauses by other programs. Pauses are rare and long, so few blocks contain them.
-    The error is then computed from half as many blocks.
+    `halved` is for times with pauses by other programs. These are rare and long, so few blocks have them, and the
+    error is computed from half as many blocks.
     """
     ratio = mean_us / figure.mean
     return replace(
@@ -175,10 +167,9 @@ def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
 
 
 def _cached(phases: Sequence[PhaseSums]) -> NDArray[np.float64] | None:
-    """Return the mean number of cached positions in each block of steps. Return None if a block has steps but does
-    not report their cached positions.
+    """Return the mean cached positions in each block of steps. None if some steps do not report them.
 
-    A block without steps of the phase gets the mean of the other blocks. Its weight is zero.
+    A block without steps of the phase gets the mean of the others, with weight zero.
     """
     if any(one.told_cached < one.steps for one in phases):
         return None

@@ -1,10 +1,8 @@
-"""The change of a brick or layer between two runs. Two figures may change: the time of the calls, and the number of
-calls per step.
-"""
+"""The change of a brick or layer between two runs: of the time of its calls, and of the number of calls per step."""
 
 # Rules
-# - If the number of calls per step did not change beyond noise, the typical call is judged. So a slightly different
-#   number of calls, which is due to chance, does not look like a slowdown.
+# - If the calls per step did not change beyond noise, the typical call is judged. So a chance difference in calls
+#   does not look like a slowdown.
 # - Otherwise the time of all calls is judged. So a brick that was split into two calls of half the time does not look
 #   slower.
 
@@ -26,10 +24,10 @@ _ROUNDING = 1e-6  # Smaller differences between calls per step are rounding erro
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The change of a brick or layer between two runs. A change is None if a run has too few calls.
+    """The change of a brick or layer between two runs. None if a run has too few calls.
 
-    `judged` is in µs per unit, for the baseline's number of calls. If the number of calls changed beyond noise,
-    `judged` is for the calls of each run instead. `call` is the change of a typical call in µs.
+    `judged` is in µs per unit, for the baseline's number of calls, or for each run's own if this changed beyond
+    noise. `call` is the change of a typical call in µs.
     """
 
     judged: Change | None = None
@@ -38,10 +36,10 @@ class Move:
 
 
 def shared_ratio(befores: Places, afters: Places) -> float | None:
-    """Return the common factor of the times of all bricks. This factor is attributed to the machine.
+    """Return the common factor of all bricks' times, which is attributed to the machine.
 
-    The factor is the median over all bricks in layers, weighted by time. Returns None for fewer than MIN_SHARING
-    places, because one slow brick would then look like a slow machine.
+    It is the median over bricks in layers, weighted by time. None for fewer than MIN_SHARING, because one slow brick
+    would then look like a slow machine.
     """
     ratios = sorted(
         (now.call.mean / was.call.mean, was.call.mean * was.calls.mean)
@@ -55,8 +53,7 @@ def shared_ratio(befores: Places, afters: Places) -> float | None:
     )
     if len(ratios) < MIN_SHARING:
         return None
-    # Weight each brick or layer by its time. Cache pollution slows down many bricks. Most of these bricks take little
-    # of the time.
+    # Weighted by time, because cache pollution slows down many bricks that take little of the time.
     reached_us = list(accumulate(us for _, us in ratios))
     return ratios[bisect_left(reached_us, reached_us[-1] / 2)][0]
 
@@ -72,9 +69,8 @@ def place_change(
 ) -> Move:
     """Return the change of a brick or layer between two runs.
 
-    `was` is the name of the brick or layer in the baseline, which differs if it was renamed. `compared` is the number
-    of figures that are tested together. `shared` is the common factor of all times. `units` is the number of units
-    (tokens or steps) in a step of the baseline.
+    `was` is its name in the baseline, if it was renamed. `compared` figures are tested together. `shared` is the
+    common factor of all times. `units` is the number of tokens or steps per step of the baseline.
     """
     before, now = fixed_mix(befores, afters, place, was or place)
     if before.calls is None or now.calls is None:
@@ -91,11 +87,11 @@ def place_change(
 
 
 def fixed_mix(befores: Places, afters: Places, place: Place, was: Place) -> tuple[PlaceTimes, PlaceTimes]:
-    """Return the times of a brick or layer in both runs. A brick over several layers has a typical call in each run.
-    Both typical calls are computed with the same weights.
+    """Return the times of a brick or layer in both runs. Typical calls of a brick over several layers have the same
+    weights in both.
 
-    Each layer is weighted by the baseline's number of calls in this layer. One weight is for all other calls of the
-    brick. These are outside of layers, or in layers with too few calls in one of the runs.
+    A layer's weight is its number of calls in the baseline. One weight is for all other calls: outside of layers, or
+    in layers with too few calls in a run.
     """
     before, now = befores[was], afters[place]
     brick, layer = place
@@ -119,7 +115,7 @@ def fixed_mix(befores: Places, afters: Places, place: Place, was: Place) -> tupl
 
 
 def _mix(whole: PlaceTimes, cells: list[PlaceTimes]) -> list[tuple[float, float]] | None:
-    """Return (calls per step, µs of a call) for each of `cells`, and a last pair for the rest of the brick."""
+    """Return (calls per step, µs of a call) for each of `cells`, and for the rest of the brick."""
     if whole.call is None or whole.calls is None:
         return None
     found = [(one.calls.mean, one.call.mean) for one in cells if one.calls and one.call]
@@ -143,9 +139,8 @@ def _at_mean(figure: Figure | None, mean: float) -> Figure | None:
 
 
 def _cost(call: Figure, calls: Figure) -> Figure:
-    """Return the time in µs per step of all calls.
-
-    Its error combines the errors of the number and the time of calls.
+    """Return the time of all calls in µs per step. Its error combines the errors of the number and of the time of
+    calls.
     """
 
     def both(of_call: float, of_calls: float) -> float:

@@ -1,10 +1,8 @@
-"""Combine the bricks and layers of several runs of one program: the mean of each figure, and its scatter between
-runs.
-"""
+"""Combine the bricks and layers of several runs of one program: each figure's mean, and its scatter between runs."""
 
 # Rule
 # - If a brick or layer runs only in some steps, a run may have too few calls of it, or none. Its times are known if
-#   enough runs have calls of it. A run without calls counts as a run with zero calls.
+#   enough runs have calls. A run without calls counts as zero calls.
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ Places = Mapping[Place, PlaceTimes]
 def places_together(
     runs: Sequence[Places], paces: Sequence[float | None] | None, least: int
 ) -> dict[Place, PlaceTimes]:
-    """Return the times of each brick and layer over all `runs`. A figure is None if fewer than `least` runs know it.
+    """Return the times of each brick and layer over all `runs`. None if fewer than `least` runs know a figure.
 
     `paces` is the common factor of all times in each run.
     """
@@ -44,9 +42,9 @@ def places_together(
 def _learned(
     names: Sequence[Place], rows: Sequence[Sequence[Figure | None]], paces: Sequence[float | None] | None, least: int
 ) -> list[Figure | None]:
-    """Return the mean of each row over the runs that have a value. A row is one figure in all runs.
+    """Return each row's mean over the runs that have a value. A row is one figure in all runs.
 
-    The scatter is learned separately for bricks, bricks in layers, layers, and the time between bricks.
+    The scatter is learned by kind: bricks, bricks in layers, layers, and the time between bricks.
     """
     found: list[Figure | None] = [None] * len(rows)
     like: dict[tuple[bool, bool, bool, tuple[int, ...]], list[int]] = {}
@@ -68,7 +66,7 @@ def _figure(run: Places, name: Place, what: str) -> Figure | None:
 
 
 def _time(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
-    """Return the time of a brick or layer in `run`. The time is 0 if only other runs have the brick or layer."""
+    """Return the time of a brick or layer in `run`, or 0 if only other runs have it."""
     if name in run:
         return run[name].time
     other = next(one[name].time for one in runs if name in one)
@@ -76,9 +74,7 @@ def _time(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
 
 
 def _calls(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
-    """Return the calls per step of a brick or layer in `run`. The number is 0 if only other runs have the brick or
-    layer.
-    """
+    """Return the calls per step of a brick or layer in `run`, or 0 if only other runs have it."""
     figure = _figure(run, name, "calls")
     if figure is not None:
         return figure

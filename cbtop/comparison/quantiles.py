@@ -2,10 +2,9 @@
 
 # The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
 # measures", Journal of the American Statistical Association 47, 1952). The share of calls above a quantile is a mean,
-# and its error comes from the blocks. The histogram converts this error from a share of calls to microseconds.
-#
-# The conversion uses as many calls as the interval of a comparison covers. With fewer calls, their distances vary by
-# chance. In addition, the median of two kinds of calls may jump from one kind to the other.
+# with an error from blocks. The histogram converts this error to microseconds, over as many calls as the interval of
+# a comparison has. With fewer, their distances vary by chance, and the median of two kinds of calls may jump from one
+# kind to the other.
 
 from __future__ import annotations
 
@@ -27,17 +26,16 @@ from cbtop.profiler.analysis.histograms import (
 )
 
 MEDIAN, P99 = 0.5, 0.99
-# The error of a quantile is known only if at least this many calls are above it, and at least this many below. So a
-# p99 needs at least 400 calls.
+# The error of a quantile is known with at least this many calls above and below it. So a p99 needs at least 400
+# calls.
 MIN_BEYOND = 4
-# The error of a quantile is computed as a share of calls, and then converted to µs. The conversion uses the calls
-# within this many standard errors on either side, because the interval of a change is as wide.
+# The error, a share of calls, is converted to µs over the calls within this many standard errors on either side. The
+# interval of a change is as wide.
 _COVERED_ERRORS = 4.0
-# Within blocks, the error of a quantile is converted to µs over this many standard errors. Over fewer errors, the
-# distances between calls vary too much by chance.
+# Within blocks, the error is converted to µs over this many standard errors. Over fewer, the distances between calls
+# vary too much by chance.
 _NEAR_ERRORS = 2.0
-# Limit of `stretch`. The error on the steep side of a quantile counts as at most this many times the error from
-# blocks.
+# Limit of `stretch`: the error on a quantile's steep side is at most this many times the error from blocks.
 _MAX_STRETCH = 4.0
 
 
@@ -45,10 +43,9 @@ _MAX_STRETCH = 4.0
 class Quantile:
     """One quantile of the calls of each place (brick, layer, or brick in a layer).
 
-    `figures` has a figure in µs per call for each place, or None if there are too few calls to know the error. `us`
-    has the quantile of each place, even if there are few calls. Without calls, it is 0. `typical_us`, shape (blocks,
-    places), is the time of a block if each call took as long as this quantile. The error of the mean of `typical_us`
-    must be multiplied by `stretch`.
+    `figures` has µs per call for each place, or None with too few calls for an error. `us` has the quantile even with
+    few calls (0 without any). `typical_us`, (blocks, places), is the time of a block if every call took the quantile.
+    The error of its mean must be multiplied by `stretch`.
     """
 
     figures: list[Figure | None]
@@ -60,13 +57,13 @@ class Quantile:
 class CallTimes:
     """The calls of `places` places in blocks of steps. Block i has `steps[i]` steps.
 
-    `by_block` is the number of calls in each block and place. Each column in `place_of` maps a node to one place, or
-    to -1 for none. There are several columns, because a node may belong to several places.
+    `by_block` counts calls by block and place. Each column in `place_of` maps a node to a place, or to -1. A node may
+    belong to several places, so there are several columns.
 
-    `along` is a quantity of each block that makes calls longer, such as its cached positions. With `along`, the time
-    of each call is converted to the mean of `along`. The slope is the median over all pairs of blocks (H. Theil, "A
-    rank-invariant method of linear and polynomial regression analysis", 1950). The slope of a pair is computed from
-    the median calls of its two blocks. With `pace`, slopes are relative to the pace of all places.
+    `along` is a quantity of each block that makes calls longer, such as cached positions. The time of each call is
+    converted to its mean. The slope is the median over all pairs of blocks (H. Theil, "A rank-invariant method of
+    linear and polynomial regression analysis", 1950), from the median calls of both blocks. With `pace`, slopes are
+    relative to the pace of all places.
     """
 
     def __init__(
@@ -127,8 +124,8 @@ class CallTimes:
         )
 
     def _us_a_share(self, fraction: float, off: NDArray[np.float64]) -> NDArray[np.float64]:
-        """For each brick or layer, return the change of a quantile in µs per share of calls. The calls on both sides
-        of the quantile are used.
+        """Return the slope of a quantile for each brick or layer, in µs per share of calls, from the calls on both
+        sides of it.
         """
         reach = np.minimum(_NEAR_ERRORS * off, min(fraction, 1 - fraction) / 2)
         low_us, high_us = (np.nan_to_num(self._sorted.at(fraction + side * reach)) for side in (-1, 1))
@@ -137,10 +134,9 @@ class CallTimes:
     def _steepest(
         self, fraction: float, off: NDArray[np.float64], value_us: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """For each brick or layer, return the change of a quantile in µs per share of calls, on the steeper side of
-        the quantile.
+        """Return the slope of a quantile for each brick or layer, in µs per share of calls, on its steeper side.
 
-        At most half of the calls on that side are used, because a single pause is not typical of the other calls.
+        At most half of the calls there are used, because a single pause is not typical.
         """
         steepest = np.zeros(len(off))
         for side, most in ((-1, fraction), (1, 1 - fraction)):
@@ -150,8 +146,8 @@ class CallTimes:
         return steepest
 
     def _straighten(self, pace: NDArray[np.float64] | None) -> None:
-        """Correct the calls of each place for the effect of `along`. Effects that are smaller than a histogram bucket
-        are ignored.
+        """Correct the calls of each brick or layer for the effect of `along` (the cached positions), unless the
+        effect is smaller than a histogram bucket.
         """
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
@@ -172,21 +168,21 @@ class CallTimes:
 
 
 class _Sorted:
-    """The calls of `groups` groups, sorted by duration within each group, for computing quantiles."""
+    """The calls of several groups, sorted by duration in each group, to compute quantiles."""
 
     def __init__(self, group: Column, bucket: Column, count: Column, groups: int) -> None:
         self.calls = np.bincount(group, count, minlength=groups)
         self._key, where = np.unique(group * BUCKETS + bucket, return_inverse=True)
         self._counts = np.bincount(where, count, minlength=len(self._key))
         self._running = np.cumsum(self._counts)
-        # For each group, the number of calls in all groups before it
+        # number of calls in all groups before each group
         self._before = np.cumsum(self.calls) - self.calls
         self._first = np.searchsorted(self._key // BUCKETS, np.arange(groups))
 
     def at(self, fraction: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return one quantile (µs) of the calls in each group.
+        """Return a quantile (µs) of the calls in each group. NaN without calls.
 
-        `fraction` has one entry for each group, from 0 to 1. The result for a group without calls is NaN.
+        `fraction` has an entry from 0 to 1 for each group.
         """
         if not len(self._key):
             return np.full(len(fraction), np.nan)

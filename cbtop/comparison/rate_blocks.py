@@ -1,9 +1,9 @@
-"""Divide the wall-clock time of a process into blocks of steps. A block has the tokens and the time of each phase."""
+"""Divide a process's wall-clock time into blocks of steps, with the tokens and the time of each phase."""
 
 # Rules
 # - The time begins with the first step after the warm-up, as on the screen. Each later step adds the time since the
-#   end of the previous step of any phase.
-# - When MAX_BLOCKS is reached, neighbouring blocks are merged in pairs.
+#   previous step of any phase ended.
+# - At MAX_BLOCKS, neighbouring blocks are merged in pairs.
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MAX_BLOCKS = 64
 
 @dataclass(frozen=True, slots=True)
 class EndedSteps:
-    """The data of steps in the order of their ends, as columns of equal length."""
+    """Steps in the order of their ends, as columns of equal length."""
 
     node: Column
     start_ns: Column
     end_ns: Column
-    tokens: Column  # number of tokens of each step; 0 if not reported
-    sequences: Column  # number of sequences of each step; -1 if not reported
-    cached: Column  # number of cached positions before the step; -1 if not reported
-    is_uncounted: NDArray[np.bool_]  # whether the step's number of tokens was not reported
+    tokens: Column  # tokens of each step; 0 if not reported
+    sequences: Column  # sequences of each step; -1 if not reported
+    cached: Column  # cached positions before each step; -1 if not reported
+    is_uncounted: NDArray[np.bool_]  # whether the step's tokens were not reported
 
 
 @dataclass(slots=True)
@@ -37,12 +37,12 @@ class PhaseSums:
 
     steps: int = 0
     tokens: int = 0
-    uncounted: int = 0  # number of these steps that did not report their tokens
+    uncounted: int = 0  # number of steps without reported tokens
     sequences: int = 0
-    told_sequences: int = 0  # number of these steps that reported their sequences
+    told_sequences: int = 0  # number of steps with reported sequences
     cached: int = 0
-    told_cached: int = 0  # number of these steps that reported their cached positions
-    in_steps_ns: int = 0  # time (ns) during which at least one of these steps ran
+    told_cached: int = 0  # number of steps with reported cached positions
+    in_steps_ns: int = 0  # time (ns) when at least one of these steps ran
 
     def add(self, other: PhaseSums) -> None:
         for name in PhaseSums.__slots__:
@@ -51,10 +51,7 @@ class PhaseSums:
 
 @dataclass(slots=True)
 class RateBlock:
-    """Consecutive steps of a process: their wall-clock time, and the sums of each phase.
-
-    In `phases`, the key is the step node of the phase.
-    """
+    """Consecutive steps of a process: their wall-clock time, and each phase's sums by its step node."""
 
     steps: int = 0
     wall_ns: int = 0
@@ -71,11 +68,11 @@ class RateBlocks:
     """Collects the steps of a process in blocks."""
 
     def __init__(self) -> None:
-        self.began_ns: int | None = None  # time at which the first step after the warm-up began
+        self.began_ns: int | None = None  # when the first step after the warm-up began
         self._each = STEPS_A_BLOCK
         self._blocks = [RateBlock()]
-        self._reached_ns = 0  # latest time at which any step ended
-        self._reached_by: dict[int, int] = {}  # for each phase's step node, the latest end of a step
+        self._reached_ns = 0  # when the last step ended
+        self._reached_by: dict[int, int] = {}  # step node of a phase -> end of its last step
 
     def take(self, steps: EndedSteps, warm_ups: set[int]) -> None:
         """Add the next steps of the process. `warm_ups` are the step nodes of warm-up phases."""

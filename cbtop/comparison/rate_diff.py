@@ -14,10 +14,10 @@ from cbtop.comparison.phase_rates import RATE_UNITS, PhaseRates
 
 @dataclass(frozen=True, slots=True)
 class RateDiff:
-    """A rate (per second) of a phase in two runs.
+    """A phase's rate (per second) in two runs.
 
-    `time_us` is the change of the inverse of the rate: the wall-clock time of one token. If both runs report their
-    cached positions, the time is converted to `cached` positions, because a token takes longer with a longer cache.
+    `time_us` is the change of its inverse, the wall-clock time of one token. A token takes longer with a longer
+    cache. So if both runs report their cached positions, the time is converted to `cached` positions.
     """
 
     phase: str
@@ -25,9 +25,9 @@ class RateDiff:
     before: float
     now: float
     time_us: Change
-    # mean number of cached positions; None if the runs do not report them, or if both runs have about equally many
+    # mean cached positions; None if they are not reported, or about equal
     cached: float | None = None
-    parts: tuple[PartDiff, ...] = ()  # the groups of steps of this phase that were compared
+    parts: tuple[PartDiff, ...] = ()  # the compared groups of steps of this phase
 
     @property
     def unit(self) -> str:
@@ -41,18 +41,14 @@ class RateDiff:
 
     @property
     def is_lower_in_the_mean(self) -> bool:
-        """Whether the rate is lower only because a few steps became longer.
-
-        In this case, the typical time of a token did not become longer.
-        """
+        """Whether the rate is lower only because a few steps became longer, but not the typical time of a token."""
         return not self.is_lower and (self.time_us.percent or 0.0) > (self.time_us.noise_percent or inf)
 
     @property
     def is_by_others(self) -> bool:
-        """Whether most of the additional time comes from other phases or from another mix of batches.
+        """Whether most of the additional time comes from other phases or another mix of batches.
 
-        In this case, the phase's own steps explain less than half of the additional time, including the time before
-        each step.
+        The phase's own steps, with the time before each, then explain less than half of it.
         """
         whole = sum(part.now.amount for part in self.parts)
         own_us = sum(part.wall.delta * part.now.amount for part in self.parts)
@@ -62,10 +58,7 @@ class RateDiff:
 def rate_diff(
     before: PhaseRates, now: PhaseRates, rate: str, parts: Sequence[PartDiff], compared: int
 ) -> RateDiff | None:
-    """Return the change of a rate, or None if one of the runs lacks it.
-
-    `compared` is the number of rates that are tested together.
-    """
+    """Return the change of a rate, or None if one of the runs lacks it. `compared` rates are tested together."""
     if rate not in before.times_us or rate not in now.times_us:
         return None
     then_us, now_us = before.times_us[rate], now.times_us[rate]
@@ -85,23 +78,20 @@ def rate_diff(
 def main_rates(
     before: Sequence[PhaseRates], now: Sequence[PhaseRates], parts: Sequence[PartDiff], compared: int
 ) -> tuple[RateDiff, ...]:
-    """Return the change of the rate of each compared phase: tokens/s, or steps/s if tokens are not known."""
+    """Return each compared phase's change of rate: tokens/s, or steps/s if tokens are unknown."""
     then = {one.phase: one for one in before}
     order = list(dict.fromkeys(part.phase for part in parts))
     is_now = {one.phase: one for one in now}
     found = []
     for phase in order:
-        # Leave out a phase if only one run reports the phase's tokens, because the rates of the two runs are then of
-        # different kinds.
+        # If only one run reports a phase's tokens, the rates are of different kinds.
         if phase in then and phase in is_now and then[phase].main == is_now[phase].main:
             found.append(rate_diff(then[phase], is_now[phase], is_now[phase].main, parts, compared))
     return tuple(one for one in found if one is not None)
 
 
 def _shifted(figure: Figure, off: float) -> Figure:
-    """Return the time of a token if `off` more positions were cached. A result that is not positive is replaced by
-    the old value.
-    """
+    """Return the time of a token with `off` more cached positions. If it would not be positive, the old value."""
     mean = figure.mean + off * figure.slope
     if mean <= 0:
         return figure
@@ -109,10 +99,10 @@ def _shifted(figure: Figure, off: float) -> Figure:
 
 
 def _medians_us(parts: Sequence[PartDiff]) -> tuple[float, float] | None:
-    """Return the time of a token in typical steps, before and now.
+    """Return the time of a token in typical steps, before and now, or None if unknown. Pauses by other programs do
+    not affect it.
 
-    Both times are for the new run's mix of batches. Returns None if a time is unknown. Pauses by other programs do
-    not affect typical steps.
+    Both are for the new run's mix of batches.
     """
     if not parts:
         return None

@@ -1,5 +1,5 @@
-"""Compute the rate that a threshold limits, with the interval of the rate. It is the rate of a phase, of the whole
-process, or of one batch size.
+"""Compute the rate that a threshold limits, and its interval: of a phase, of the whole process, or of one batch
+size.
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ from cbtop.units import count, counted, number
 
 NO_TOKENS = "not every step reports its tokens"
 NO_RECORD = "some steps left no record, so no rate is known"
-_MOST_EXPONENT = 700.0  # The function exp(x) is finite for all x up to this value.
+_MOST_EXPONENT = 700.0  # exp(x) is finite up to this value.
 OLD_FILE = "was written by an older cbtop, which kept no rates: write it again"
 
 
 def shown_rates(run: Run, phase: str) -> PhaseRates | None:
-    """Return all rates of `phase` in both runs. If `phase` is "", use the phase that a screen shows first."""
+    """Return all rates of `phase` in both runs ("": the phase that a screen shows first)."""
     if phase:
         return next((one for one in run.rates if one.phase == phase), None)
     return next((one for one in run.rates if one.is_headline), next(iter(run.rates), None))
 
 
 def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -> Measure:
-    """Return a rate of a phase in the new run. With `is_relative`, return the rate as a multiple of the baseline's
-    rate.
-    """
+    """Return a rate of a phase in the new run, or with `is_relative` as a multiple of the baseline."""
     now = shown_rates(found.now, phase)
     if now is None:
         return Measure("", f"{found.now.name} {OLD_FILE}")
-    # If the model has no tokens, compare the rate of its steps.
+    # Without tokens, compare the rate of steps.
     if is_relative and rate == TOKENS:
         rate = now.main
     if rate not in now.times_us:
@@ -58,8 +56,7 @@ def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -
 def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int) -> Measure:
     """Return a rate for one batch size.
 
-    The rate is computed from the wall-clock time of the steps, including the time before each step. The rate in steps
-    is computed from the time of the steps alone.
+    It is over the steps' wall-clock time, with the time before each step. The rate in steps is over the steps alone.
     """
     if part.unit != "token" and rate != SAMPLES:
         return Measure("", NO_TOKENS)
@@ -75,7 +72,7 @@ def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int
 
 
 def _rate(rate: str, of_us: float, time_us: float, half_us: float) -> Measure:
-    """Return the rate `of_us / time_us` with its interval. Chance moves the time `time_us` by at most `half_us`."""
+    """Return the rate `of_us / time_us` with its interval. Chance changes `time_us` by at most `half_us`."""
     value, (least, most) = of_us / time_us, _interval(of_us / time_us, half_us / time_us)
     return Measure(
         "", "", value, least, most, f"{number(value)} {RATE_UNITS[rate]} ({number(least)} to {number(most)})"
@@ -83,31 +80,28 @@ def _rate(rate: str, of_us: float, time_us: float, half_us: float) -> Measure:
 
 
 def _ratio(changed: Change, amounts: float, more: str) -> Measure:
-    """Return the new rate as a multiple of the old rate.
+    """Return the new rate as a multiple of the old one.
 
-    `amounts` is the number of samples per unit now, divided by the number before.
+    `amounts` is the samples per unit now, divided by those before.
     """
     value = changed.before / changed.now * amounts
-    # Compute the interval of a ratio of two times, assuming that both times have the same relative error.
+    # For the interval of the ratio, assume the same relative error in both times.
     part = sqrt(2) * changed.half / hypot(changed.before, changed.now)
     least, most = _interval(value, part)
     return Measure("", "", value, least, most, f"{number(value)}× ({number(least)} to {number(most)}){more}")
 
 
 def _interval(rate: float, part: float) -> tuple[float, float]:
-    """Return the interval of a rate. The rate is computed from a time, and chance may have moved this time by the
-    relative amount `part`.
+    """Return the interval of a rate. Chance may change its time by the relative amount `part`.
 
-    The interval is symmetric in the logarithm, because times and rates are never negative.
+    It is symmetric in the logarithm, because times and rates are never negative.
     """
     factor = exp(min(part, _MOST_EXPONENT))
     return rate / factor, rate * factor
 
 
 def _samples_a_unit(part: PartDiff) -> tuple[float, float] | None:
-    """Return the number of sequences per token (or step), before and now. Return None if some steps do not report
-    their sequences.
-    """
+    """Return the sequences per token (or step), before and now. None if some steps do not report them."""
     found = []
     for group in (part.before, part.now):
         units = group.tokens if group.unit == "token" else 1.0

@@ -1,8 +1,8 @@
-"""Find bricks that only have a different name in the new run."""
+"""Find bricks that only have another name in the new run."""
 
 # Rule
-# - A new brick counts as renamed if a removed brick ran the same kernels, in the same layers, and about as often. If
-#   several removed bricks match, their positions in the order of bricks decide.
+# - A new brick is a renamed one if a removed brick ran the same kernels in the same layers, and about as often. If
+#   several match, their positions in the order of bricks decide.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kernels = Mapping[Brick, tuple[str, ...]]
 def renamed(
     befores: Places, afters: Places, kernels_then: Kernels, kernels_now: Kernels, compared: int
 ) -> dict[Brick, Brick]:
-    """Return the old name of each renamed brick. `compared` is the number of figures that are tested together."""
+    """Return each renamed brick's old name. `compared` figures are tested together."""
     then, now = _bricks(befores), _bricks(afters)
     gone, new = [brick for brick in then if brick not in now], [brick for brick in now if brick not in then]
     alike = [
@@ -56,10 +56,8 @@ def _by_layer(places: Places, brick: Brick) -> dict[str | None, PlaceTimes]:
 
 
 def _slot(order: list[Brick], brick: Brick, other: list[Brick]) -> tuple[Brick | None, int]:
-    """Return the position of a brick in `order` as (earlier brick, distance).
-
-    The earlier brick is the nearest brick before it that `other` also contains. It is None if `other` contains no
-    such brick. The distance is counted from the earlier brick.
+    """Return a brick's position in `order` as (nearest earlier brick that is also in `other`, distance from it).
+    None: no such brick exists.
     """
     at = order.index(brick)
     known = max((before for before in range(at) if order[before] in other), default=-1)

@@ -1,12 +1,11 @@
-"""Compare two runs by group of steps, brick and layer, or give the reason why they are not comparable.
-
-All changes are derived from records.
+"""Compare two runs by group of steps, brick and layer, or tell why they cannot be compared. All changes are derived
+from records.
 """
 
 # Rules
 # - Groups of steps with different work or batch are not compared.
-# - A different machine, different sampling or lost records change times without a change of the program. Such a
-#   difference is reported in place of the changes. The user may ask for the changes anyway.
+# - If the machine or the sampling differs, or records were lost, times change although the program is the same. This
+#   is reported instead of the changes. The user may ask for the changes anyway.
 
 from __future__ import annotations
 
@@ -26,46 +25,45 @@ from cbtop.comparison.short_steps import ShortSteps, short_steps, warm_up_steps
 from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.units import count, counted, percent
 
-RATES_OF_PART = 3  # A phase has this many figures that are tested together: a step, a token, and a typical token.
-# If batches with too few steps take more than this share of a run's time, a note names these batches.
+RATES_OF_PART = 3  # Figures of a phase that are tested together: a step, a token, and a typical token.
+# A note names batches with too few steps if they take more than this share of a run's time.
 LEAST_SHARE = 0.01
-# If cached positions are not reported, a note warns when the numbers of steps differ by more than this relative
-# difference.
+# If cached positions are not reported, a note warns when the numbers of steps differ by more than this (relative).
 ALIKE_STEPS = 0.10
 
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """The comparison of two runs. If `why_not` is set, the runs are not comparable, and `parts` is empty.
+    """Two runs, compared. With `why_not` they cannot be, and `parts` is empty.
 
-    Without a baseline, `base` and `now` are the same object, and the notes do not mention a baseline.
+    Without a baseline, `base` and `now` are the same object, and notes do not mention a baseline.
     """
 
     base: Run
     now: Run
     why_not: str = ""
-    is_too_little: bool = False  # whether the runs would be comparable if they had more steps
+    is_too_little: bool = False  # whether more steps would make the runs comparable
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
-    not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared group of steps
-    # Groups of steps that only the new run has, or that are not comparable. In such a PartDiff, the new run's group
-    # is also used as the old group.
+    not_judged: tuple[str, ...] = ()  # phases of the baseline without a compared group of steps
+    # Groups of steps that only the new run has, or that cannot be compared. Both sides of the PartDiff are then the
+    # new run's group.
     alone: tuple[PartDiff, ...] = ()
-    # the reason why a group of steps is not compared although both runs have it
+    # why a group of steps is not compared, although both runs have it
     why_apart: Mapping[PartKey, str] = field(default_factory=dict)
-    # Steps in batches with too few steps to compare. If no group of steps of a phase is compared, only the additional
-    # time of the phase counts.
+    # Steps in batches with too few steps to compare. If no group of a phase is compared, only the phase's additional
+    # time counts.
     alone_short: tuple[ShortSteps, ...] = ()
-    rates: tuple[RateDiff, ...] = ()  # rate of each compared phase in tokens/s; in steps/s if tokens are not known
+    rates: tuple[RateDiff, ...] = ()  # rate of each compared phase in tokens/s, or in steps/s if tokens are unknown
 
     @property
     def has_baseline(self) -> bool:
-        """Whether there are two runs to compare. If False, a single run is judged on its own."""
+        """Whether there are two runs to compare. If not, a single run is judged."""
         return self.base is not self.now
 
     @property
     def alone_percent(self) -> float:
-        """Percentage of the new run's time in steps that are not compared (`alone` and `alone_short`)."""
+        """Part of the new run's time in steps that are not compared (`alone` and `alone_short`), in percent."""
         whole_us = self.now.time_us
         own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
         return 100 * own_us / whole_us if whole_us else 0.0
@@ -76,9 +74,8 @@ def diff(
 ) -> RunDiff:
     """Return the changes from the run `base` to the run `now`, in every phase or only in `phase`.
 
-    Without a baseline, pass the same object twice. With `anyway`, runs are compared in three more cases: machines or
-    sampling differ, records were lost, or both are the same run. With `may_lack_records`, only lost records are
-    allowed.
+    Without a baseline, pass the same object twice. With `anyway`, runs are compared even if machines or sampling
+    differ, if records were lost, or if both are the same run. `may_lack_records` allows only lost records.
     """
     why_not = _why_not(base, now, anyway=anyway, may_lack_records=may_lack_records)
     if why_not:
@@ -90,8 +87,7 @@ def diff(
     afters = _by_work(now, phase)
     both = [key for key in befores if key in afters]
     names = part_names([*befores.values(), *afters.values()])
-    # Correct for the total number of figures. Without this correction, more than one comparison in a hundred would
-    # have a false alarm.
+    # Without this correction for the number of figures, more than one comparison in a hundred would be a false alarm.
     compared = sum(compared_figures(befores[key], afters[key]) for key in both)
     for key in both:
         found = part_diff(befores[key], afters[key], base, now, compared, len(both))
@@ -129,8 +125,7 @@ def diff_of(
 ) -> RunDiff:
     """Return the changes from the mean of `bases` to the mean of `news`, as in `diff`.
 
-    If a side has fewer than MIN_LEARNED runs, its first run is compared. Without a baseline, pass the same object
-    twice.
+    With fewer than MIN_LEARNED runs, the first is used. Without a baseline, pass the same object twice.
     """
     base = together(bases)
     now = base if news is bases else together(news)
@@ -141,16 +136,13 @@ def diff_of(
     if both and len(bases) + len(news) > 2 and not anyway:
         return RunDiff(base, now, f"{both} is also in the baseline: a run does not differ from itself")
     found = diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
-    # Compare the paces of the machine only between the two averages. A different pace in one averaged run is part of
-    # the scatter between runs.
+    # A different pace of one averaged run is part of the scatter between runs. So compare only the averages.
     why_not = "" if found.why_not or anyway else other_pace(base, now)
     return RunDiff(base, now, why_not) if why_not else found
 
 
 def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> str:
-    """Return the reason why runs cannot be averaged, or "". A possible reason is that the same run was passed
-    twice.
-    """
+    """Return why runs cannot be averaged, or "". For example, the same run was passed twice."""
     for one, other in combinations(runs, 2):
         if len(runs) >= MIN_LEARNED and is_same_run(one, other):
             return f"{one.name} is there twice"
@@ -164,12 +156,12 @@ def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> 
 
 
 def is_same_run(one: Run, other: Run) -> bool:
-    """Whether both runs have the same steps of the same process, because the process was read twice."""
+    """Whether both runs are the same steps of one process, which was read twice."""
     return one is not other and one.key == other.key and one.parts == other.parts and bool(one.parts)
 
 
 def _why_not(base: Run, now: Run, *, anyway: bool, may_lack_records: bool) -> str:
-    """Return why two runs are not comparable, or ""."""
+    """Return why two runs cannot be compared, or ""."""
     why_not = other_model(base.surroundings, now.surroundings, any_type=anyway)
     if not anyway and is_same_run(base, now):
         why_not = f"both are the same run, {base.name}: of a run compared with itself nothing has ever changed"
@@ -179,7 +171,7 @@ def _why_not(base: Run, now: Run, *, anyway: bool, may_lack_records: bool) -> st
 
 
 def _run_notes(base: Run, now: Run) -> Iterator[str]:
-    """Yield notes on differences between the runs that may change times."""
+    """Yield notes about what differs between the runs and may change times."""
     yield from differences(base.surroundings, now.surroundings)
     yield from filter(None, (other(base, now) for other in (other_clock, other_pace, other_load)))
     for _, run in _sides(base, now):
@@ -191,12 +183,12 @@ def _run_notes(base: Run, now: Run) -> Iterator[str]:
 
 
 def _sides(base: Run, now: Run) -> list[tuple[str, Run]]:
-    """Return the runs with their names for messages. Without a baseline, there is only one run."""
+    """Return the runs with their names in messages. Without a baseline there is one."""
     return [("the run", now)] if base is now else [("the baseline", base), ("the new run", now)]
 
 
 def _by_work(run: Run, phase: str | None) -> dict[tuple[str, tuple[int | None, int | None]], StepGroup]:
-    """Return the groups of steps of a run by phase and work, in every phase or only in `phase`."""
+    """Return a run's groups of steps by phase and work, in every phase or only in `phase`."""
     return {(part.phase, part.work): part for part in run.parts if phase in (None, part.phase)}
 
 
@@ -209,11 +201,11 @@ def _of_parts(
     names: Mapping[PartKey, str],
     why_apart: Mapping[PartKey, str],
 ) -> RunDiff:
-    """Return the comparison of two runs that have at least one group of steps in common."""
+    """Compare two runs that share at least one group of steps."""
     befores, afters = _by_work(base, phase), _by_work(now, phase)
     order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
     compared_phases = {part.phase for part in parts}
-    # If only few of several base runs have a phase, ignore the phase. The new run may lack it by chance.
+    # If only a few of several base runs have a phase, the new run may lack it by chance. So ignore it.
     usual = [part for part in befores.values() if part.runs >= min(base.runs, MIN_LEARNED)]
     left = dict.fromkeys(part.phase for part in usual if part.phase not in compared_phases)
     notes = [*notes, *(note for part in order for note in _place_notes(part))]
@@ -244,7 +236,7 @@ def _place_notes(part: PartDiff) -> Iterator[str]:
 
 
 def lacking_text(part: StepGroup, other: Run, has: str, lacks: str) -> str:
-    """Return a text about a group of steps that one run has. The run `other` has no such steps, or too few.
+    """Return a text about a group of steps that one run has. The run `other` has none or too few of these.
 
     `has` and `lacks` are the names of the two runs.
     """
@@ -257,9 +249,9 @@ def lacking_text(part: StepGroup, other: Run, has: str, lacks: str) -> str:
 
 
 def _gaps(of: str, run: Run, phase: str | None) -> Iterator[str]:
-    """Yield notes about the steps and bricks that are missing in some of the averaged runs.
+    """Yield notes about steps and bricks that some of the averaged runs lack.
 
-    `of` is part of the text, for example ` of the baseline`.
+    `of` is a part of the text, such as ` of the baseline`.
     """
     for one in run.gaps:
         if phase in (None, one.phase):
@@ -278,7 +270,7 @@ def _part_notes(before: StepGroup, now: StepGroup, name: str) -> Iterator[str]:
         failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
         was = f", {count(before.failed)} of {count(before.steps)} before" if has_baseline else ""
         yield f"{name}: failed: {failed}{was}"
-    # Compare the numbers of steps per run, and not the total numbers, because each run begins with an empty cache.
+    # Each run begins with an empty cache, so compare numbers of steps per run.
     then, is_now = before.steps // before.runs, now.steps // now.runs
     if has_baseline and before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
@@ -286,7 +278,7 @@ def _part_notes(before: StepGroup, now: StepGroup, name: str) -> Iterator[str]:
 
 
 def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
-    """Yield notes about the phases of `run` with too few steps to be compared."""
+    """Yield notes about the phases of `run` with too few steps to compare."""
     of_phases = {part.phase for part in run.parts}
     for one in short_steps(run, phase):
         share = one.time_us / run.time_us if run.time_us else 0.0
@@ -298,7 +290,7 @@ def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
 
 
 def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
-    """For each phase, return the largest group among the groups with too few steps."""
+    """Return for each phase the largest group with too few steps."""
     most: dict[str, TooShort] = {}
     for one in run.too_short:
         if is_warm_up(one.phase) and phase is None:

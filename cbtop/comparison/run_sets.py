@@ -1,11 +1,11 @@
-"""Combine several runs of one program into one run: the means of its figures, and their scatter between runs."""
+"""Combine several runs of one program into one: the means of its figures, and their scatter between runs."""
 
 # Rules
-# - A group of steps, a brick or a figure is averaged over the runs that have it, if at least MIN_LEARNED runs do.
-#   Other runs are ignored, and the gap is reported.
-# - If fewer runs have it, one of these runs is used alone. The scatter between runs is then unknown.
-# - The order of the runs has no effect on the result, except for a set of two runs. Then the first run is used. The
-#   second run is used only for steps and bricks that the first run lacks.
+# - A group of steps, a brick or a figure is averaged over the runs that have it, if these are at least MIN_LEARNED.
+#   The gap in the others is reported.
+# - If fewer runs have it, one of them is used alone, and the scatter between runs is unknown.
+# - The order of the runs does not matter, except for two. Then the first is used, and the second only for steps and
+#   bricks that the first lacks.
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from statistics import median
 
 from cbtop.comparison.contents import contents_together
 from cbtop.comparison.items import Brick
+from cbtop.comparison.memory_peaks import memory_together
 from cbtop.comparison.noise import MIN_LEARNED, Figure, learned
 from cbtop.comparison.part_diff import covers, moved_to, work_text
 from cbtop.comparison.phase_rates import rates_together
@@ -24,7 +25,7 @@ from cbtop.comparison.places_together import places_together
 from cbtop.comparison.runs import MissingPart, Run, StepGroup, TooShort
 from cbtop.units import count, counted
 
-MAX_NAMED = 8  # The text about a gap names at most this many missing bricks.
+MAX_NAMED = 8  # A text about a gap names at most this many bricks.
 # key of a group of steps: (phase, (tokens per step, sequences per step))
 _Work = tuple[str, tuple[int | None, int | None]]
 
@@ -32,7 +33,7 @@ _Work = tuple[str, tuple[int | None, int | None]]
 def together(runs: Sequence[Run]) -> Run:
     """Return the mean of the runs with their scatter. With fewer than MIN_LEARNED runs, return the first run.
 
-    If there are two runs, the steps and bricks that only the second run has are added to the first run.
+    If there are two runs, the first gets the steps and bricks that only the second has.
     """
     if len(runs) < MIN_LEARNED:
         return runs[0] if len(runs) == 1 else _first_of_two(*runs)
@@ -63,12 +64,13 @@ def together(runs: Sequence[Run]) -> Run:
         runs=len(order),
         gaps=tuple(gaps),
         rates=rates_together([run.rates for run in order], MIN_LEARNED),
+        memory=memory_together([run.memory for run in order]),
         contents=contents_together([run.contents for run in order]),
     )
 
 
 def _first_of_two(first: Run, second: Run) -> Run:
-    """Return `first`, completed with the groups of steps and bricks that only `second` has."""
+    """Return `first`, with groups of steps and bricks that only `second` has."""
     firsts = {(part.phase, part.work): part for part in first.parts}
     seconds = {(part.phase, part.work): part for part in second.parts}
     parts, gaps = [], []
@@ -89,7 +91,7 @@ def _first_of_two(first: Run, second: Run) -> Run:
 
 
 def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
-    """For each phase and work, return the entry with the most steps, and add up the times of all entries."""
+    """Return the entry with the most steps of each phase and work, with the times of all entries added up."""
     found: dict[tuple[str, object], TooShort] = {}
     for one in chain.from_iterable(run.too_short for run in runs):
         known = found.get((one.phase, one.work), one)
@@ -100,7 +102,7 @@ def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
 
 
 def _kernels(runs: Sequence[Run]) -> dict[Brick, tuple[str, ...]]:
-    """Return the kernels of each brick, from the first run that has the brick."""
+    """Return each brick's kernels, from the first run that has the brick."""
     found: dict[Brick, tuple[str, ...]] = {}
     for run in runs:
         for brick, names in run.kernels.items():
@@ -109,9 +111,7 @@ def _kernels(runs: Sequence[Run]) -> dict[Brick, tuple[str, ...]]:
 
 
 def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[MissingPart]]:
-    """Return one group of steps, averaged over all runs. Also return a list of the runs that lack a part of the
-    group.
-    """
+    """Return a group of steps averaged over all runs, and the runs that lack a part of it."""
     each = {at: part for at, run in enumerate(runs) for part in run.parts if (part.phase, part.work) == work}
     alike = _alike(each)
     reasons = tuple(_why_lacking(work, run, each.get(at)) for at, run in enumerate(runs) if at not in alike)
@@ -127,11 +127,9 @@ def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[Mi
 
 
 def _alike(each: Mapping[int, StepGroup]) -> dict[int, StepGroup]:
-    """Return the groups of steps that can be averaged. These groups have the same unit, and all of them have covered
-    one common cache length.
+    """Return the groups of steps that can be averaged, converted to one cache length.
 
-    The times of each group are converted to this length. The common length is as near to the median length as
-    possible.
+    They have the same unit, and all have reached this length, which is as near to the median length as possible.
     """
     kinds: dict[tuple[str, bool], dict[int, StepGroup]] = {}
     for at, part in each.items():
@@ -151,18 +149,15 @@ def _alike(each: Mapping[int, StepGroup]) -> dict[int, StepGroup]:
 
 
 def _is_at(part: StepGroup, cached: float | None) -> bool:
-    """Whether the times of a group can be converted to `cached` positions. `cached` is None if the number of cached
-    positions is not reported.
-    """
+    """Whether a group's times can be converted to `cached` positions (None: not reported)."""
     if part.cached is None or cached is None:
         return part.cached is None and cached is None
     return covers(part, cached)
 
 
 def _why_lacking(work: _Work, run: Run, part: StepGroup | None) -> str:
-    """Return why a run lacks a group of steps that other runs have.
-
-    `part` is the run's own group with the same work, or None.
+    """Return why a run lacks a group of steps that other runs have. `part` is its own group with the same work, or
+    None.
     """
     if part is not None and part.cached_least is not None and part.cached_most is not None:
         lengths = f"{count(part.cached_least)} to {count(part.cached_most)} positions cached"
@@ -176,9 +171,7 @@ def _why_lacking(work: _Work, run: Run, part: StepGroup | None) -> str:
 
 
 def _place_gaps(found: StepGroup, parts: Mapping[str, StepGroup], of: int) -> Iterator[MissingPart]:
-    """Yield the bricks that are missing in some of the groups `parts`. The keys of `parts` are the names of the
-    runs.
-    """
+    """Yield the bricks that are missing in some of the groups `parts`, which are keyed by the runs' names."""
     lacking: dict[tuple[str, ...], list[str]] = {}
     for brick, layer in found.places:
         names = tuple(name for name, part in parts.items() if (brick, layer) not in part.places)

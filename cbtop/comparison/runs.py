@@ -1,16 +1,13 @@
-"""A run: the times of its steps, bricks and layers, by phase and batch. All times are derived from records."""
+"""A run: the times of its steps, bricks and layers, by phase and batch. All are derived from records."""
 
 # Words
-# - A part of a run is a group of steps that do the same work. They have one phase, and similar numbers of tokens and
-#   sequences.
+# - A part of a run is a group of steps that do the same work: one phase, and similar numbers of tokens and sequences.
 # - A place is a brick, a layer, a brick in a layer, or the whole step.
-# - A unit is a token, or a step if tokens are not known. Times are exclusive and in µs per unit. Times of calls are
-#   inclusive and per call.
-# Rules
-# - wall = bricks + between bricks + not recorded inside + between steps, per unit. This equation holds even if steps
-#   overlap.
-# - Steps with more cached positions take more time. This growth is not noise. So each time is given at the mean
-#   number of positions, with the slope of the growth.
+# - A unit is a token, or a step if tokens are unknown. Times are exclusive and in µs per unit. Times of calls are
+#   inclusive. Rules
+# - wall = bricks + between bricks + not recorded inside + between steps, per unit, even if steps overlap.
+# - Steps with more cached positions take longer. This is not noise, so each time is given at the mean number of
+#   positions, with its slope.
 
 from __future__ import annotations
 
@@ -32,6 +29,7 @@ from cbtop.comparison.items import (
     median_of,
     place_times,
 )
+from cbtop.comparison.memory_peaks import PhaseMemory
 from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, slow_start, stretched
 from cbtop.comparison.phase_rates import PhaseRates
 from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
@@ -55,39 +53,38 @@ _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_
 
 @dataclass(frozen=True, slots=True)
 class StepGroup:
-    """The steps of a phase that work on about the same numbers of tokens and sequences."""
+    """The steps of a phase with about the same numbers of tokens and sequences."""
 
     phase: str
     work: tuple[int | None, int | None]  # (tokens, sequences) per step, rounded down as described in `StepWork`
-    unit: str  # "token" or "step": times are in µs per this unit of work
+    unit: str  # "token" or "step": the unit of times (µs per unit)
     steps: int
-    tokens: float | None  # mean number of tokens per step of this group
+    tokens: float | None  # mean tokens per step
     sequences: float | None
-    cached: float | None  # mean number of positions that were cached before a step
+    cached: float | None  # mean cached positions before a step
     cached_least: float | None  # smallest mean number of cached positions in any block
     cached_most: float | None
-    wall_us: Figure  # wall-clock time per unit of work, from the end of the previous step to the end of this step
-    warm_up: int  # number of slow steps at the beginning of the run; these steps are excluded
-    inside_us: Figure  # time of the recorded steps per unit of work, without the time between steps
-    # The times of each place (brick, layer, or brick in a layer). WHOLE_STEP is also a key. Its times include steps
-    # that were timed only as a whole.
+    wall_us: Figure  # wall-clock time per unit, from the end of one step to the end of the next
+    warm_up: int  # number of slow steps at the beginning of the run, which are excluded
+    inside_us: Figure  # time of recorded steps per unit, without the time between steps
+    # The times of each place (brick, layer, or brick in a layer). WHOLE_STEP also has steps that were timed only as a
+    # whole.
     places: Mapping[Place, PlaceTimes]
     # the allowed time of each brick with a budget, in µs per token
     budgets: Mapping[Brick, float] = field(default_factory=dict)
-    # Wall-clock time per unit if every step took the median time and no pause delayed a step. None if unknown.
+    # Wall-clock time per unit if every step took the median time without pauses. None if unknown.
     typical_us: Figure | None = None
-    failed: int = 0  # number of steps of this group that an exception ended or that were cancelled
-    thirds: tuple[Thirds, ...] = ()  # the median step in the first and the last third of each run with enough steps
-    # Time of each part of a training step, in µs. It is the time in the median step over all steps of the phase.
-    # Empty for other steps.
+    failed: int = 0  # number of steps that were cancelled, or ended by an exception
+    thirds: tuple[Thirds, ...] = ()  # the median step in the first and last third of each run with enough steps
+    # Each part of a training step in µs, in the median step of the phase. Empty for other steps.
     training: Mapping[str, Figure] = field(default_factory=dict)
-    # Mean number of tokens and of sequences per step, with the scatter of each. None in files of older versions.
+    # Mean tokens and mean sequences per step, with their scatter. None in files of older versions.
     tokens_a_step: Figure | None = None
     sequences_a_step: Figure | None = None
 
     @property
     def runs(self) -> int:
-        """Number of runs that this group was averaged over."""
+        """Number of runs in this average."""
         return self.wall_us.runs
 
     @property
@@ -96,12 +93,12 @@ class StepGroup:
 
     @property
     def amount(self) -> float:
-        """Number of units (tokens or steps) in this group."""
+        """Number of tokens or steps (units) in this group."""
         return self.steps * self.units_a_step
 
     @property
     def time_us(self) -> float:
-        """Total time of all steps in this group in µs. The time before each step is included."""
+        """Total time of this group's steps in µs, with the time before each."""
         return self.amount * self.wall_us.mean
 
     @property
@@ -112,36 +109,35 @@ class StepGroup:
 
 @dataclass(frozen=True, slots=True)
 class TooShort:
-    """Steps that do the same work, but are too few for a comparison."""
+    """Steps that do the same work, but too few to compare."""
 
     phase: str
     steps: int
     needed: int
-    time_us: float = 0.0  # wall-clock time of these steps in µs, including the time before each step; 0 if unknown
-    # (tokens, sequences) per step as in `StepGroup`; None in files of older versions
+    time_us: float = 0.0  # wall-clock time of these steps in µs, with the time before each; 0 if unknown
+    # (tokens, sequences) per step (see `StepGroup`); None in files of older versions
     work: tuple[int | None, int | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MissingPart:
-    """Steps or bricks that some of the averaged runs lack."""
+    """Steps or bricks that some averaged runs lack."""
 
     phase: str
-    what: str  # the steps or bricks as text, for example `decode (240 steps of about 8 tokens)`
-    runs: int  # number of runs that have these steps or bricks
+    what: str  # the steps or bricks as text, such as `decode (240 steps of about 8 tokens)`
+    runs: int  # number of runs that have them
     of: int
-    why_not: tuple[str, ...]  # the name of each run without these steps or bricks, with the reason
-    # Too few runs may have these steps or bricks to learn their scatter. Then this is the name of the single run that
-    # is used.
+    why_not: tuple[str, ...]  # names of the runs without them, with the reasons
+    # If too few runs have them to learn the scatter: the name of the run that is used.
     only: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The time that a fixed amount of work took on the machine, measured while the program did not run."""
+    """The time of a fixed amount of work on the machine, while the program did not run."""
 
     cache_us: float  # time of a fixed amount of arithmetic on data in a cache, in µs
-    memory_us: float  # time of reading a fixed amount of data that is larger than the caches, in µs
+    memory_us: float  # reading a fixed amount of data, larger than the caches, in µs
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +152,21 @@ class Run:
     parts: tuple[StepGroup, ...]
     too_short: tuple[TooShort, ...]
     kernels: Mapping[Brick, tuple[str, ...]]  # for each brick, the names of its kernels
-    lost: int  # number of records that were lost during the run
+    lost: int  # number of lost records
     seen: int
-    untrusted: str = ""  # the reason why no figure of this run can be trusted, or "" if the figures can be trusted
-    # Whether the recording was not closed properly: its writer was killed or is still writing, or the file was cut
-    # off.
+    untrusted: str = ""  # why no figure of this run can be trusted, or ""
+    # Whether the recording was not closed: its writer was killed or is still writing, or the file was cut off.
     is_cut: bool = False
-    # Whether the process ended without a goodbye. This happens if it was killed, or if os._exit or exec ended it.
+    # Whether the process ended without a goodbye: it was killed, or ended by os._exit or exec.
     is_gone: bool = False
     failed_checks: tuple[str, ...] = ()
     gpu_clock_mhz: float | None = None  # median clock in MHz of the process's GPUs during the run
     host_busy_percent: float | None = None  # median load of all processors by all programs during the run
     paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run; empty if not measured
-    runs: int = 1  # number of runs that this run was averaged over
-    gaps: tuple[MissingPart, ...] = ()  # steps and bricks that some of the averaged runs lack
+    runs: int = 1  # number of runs in this average
+    gaps: tuple[MissingPart, ...] = ()  # steps and bricks that some averaged runs lack
     rates: tuple[PhaseRates, ...] = ()  # the rates of each phase over the whole run
+    memory: tuple[PhaseMemory, ...] = ()  # the peak memory of each phase with training steps on a GPU
     # The contents of the run's steps: layers, bricks and operations
     contents: Contents = field(default_factory=Contents)
 
@@ -180,13 +176,13 @@ class Run:
 
     @property
     def time_us(self) -> float:
-        """Total time of all steps in this run in µs. The time before each step is included."""
+        """Total time of all steps in µs, with the time before each."""
         return sum(part.time_us for part in self.parts) + sum(one.time_us for one in self.too_short)
 
 
 @dataclass(frozen=True, slots=True)
 class _StepSums:
-    """The sums over the steps of each block, as arrays of shape (blocks,)."""
+    """The sums over each block's steps, as arrays of shape (blocks,)."""
 
     count: NDArray[np.float64]
     total_ns: NDArray[np.float64]
@@ -195,7 +191,7 @@ class _StepSums:
     plain: NDArray[np.float64]
     plain_tokens: NDArray[np.float64]
     plain_ns: NDArray[np.float64]
-    # Mean number of positions that were cached before a step. None if a block does not report them.
+    # Mean cached positions before a step. None if a block does not report them.
     cached: NDArray[np.float64] | None
     sequences: NDArray[np.float64] | None
 
@@ -219,7 +215,7 @@ def _step_sums(growths: Sequence[Growth], step: int) -> _StepSums:
 
 
 def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> StepGroup | None:
-    """Combine the steps in `blocks` to a group. Return None if too few blocks have recorded steps."""
+    """Combine the steps in `blocks` to a group. None if too few blocks have recorded steps."""
     step = work.step
     if len(blocks) < MIN_BLOCKS:
         return None
@@ -251,7 +247,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     of_step = [figures(us, every, cached, paces)[0] for us in (p50.typical_us, p50.typical_us + before_us[:, None])]
     typical, paced = (stretched(one, p50.stretch[0]) if p50.figures[0] else None for one in of_step)
     whole = replace(whole, median_us=median_of(p50.figures[0]))
-    # The typical step includes the time before it, so this median changes only if one of these two changes.
+    # This median changes only if the typical step or the time before it does.
     if typical:
         wall = replace(wall, median_us=typical.mean + wall.mean - whole.mean)
     thirds = thirds_of(growths, steps_at, between_ns, count, elements if is_counted else count, cached)
@@ -281,7 +277,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
 
 
 def _paces(pace: NDArray[np.float64] | None, ran: NDArray[np.intp], blocks: int) -> NDArray[np.float64] | None:
-    """Return the pace of all blocks. If a block has no recorded steps, its pace is unknown, and 1 is used."""
+    """Return the pace of all blocks. For a block without recorded steps it is unknown, and 1 is used."""
     if pace is None:
         return None
     found = np.ones(blocks)
@@ -297,8 +293,8 @@ def _wall(
 ) -> Figure:
     """Return the wall-clock time per unit (token or step).
 
-    Pauses by other programs are rare and long, so few blocks contain them. The error is therefore computed from half
-    as many blocks.
+    Pauses by other programs are rare and long, so few blocks have them, and the error is computed from half as many
+    blocks.
     """
     (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), units, along, pace)
     return replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
@@ -310,10 +306,9 @@ def _budgets(totals: PhaseTotals) -> dict[Brick, float]:
 
 
 def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], int]:
-    """Drop blocks at the beginning that are much slower than the median block. At most a fifth of all blocks are
-    dropped.
+    """Drop blocks at the beginning that are much slower than the median block, at most a fifth of all.
 
-    Returns the remaining blocks and the number of dropped steps.
+    Returns the remaining blocks, and the number of dropped steps.
     """
     us = np.array(
         [block.growth.column("total_ns")[block.growth.node == step].sum() / block.steps for block in blocks]
@@ -347,5 +342,5 @@ def _rare(growths: Sequence[Growth], column: int, node: int) -> NDArray[np.float
 
 
 def _mean(amount: NDArray[np.float64], given: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the mean of the values in each block. Return None if a block has no values."""
+    """Return the mean of each block's values. None if a block has none."""
     return amount / given if given.min() > 0 else None

@@ -1,4 +1,4 @@
-"""Find the steps of a run that are not compared, because their group of equal work has too few steps."""
+"""Find the steps of a run that are not compared, because there are too few with the same work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from cbtop.units import count, counted
 
 @dataclass(frozen=True, slots=True)
 class ShortSteps:
-    """The steps of one phase in batches with too few steps. `each` has the number of steps of each of these
-    batches.
-    """
+    """The steps of one phase in batches with too few steps. `each` has the number of steps of each batch."""
 
     phase: str
     each: tuple[TooShort, ...]
@@ -26,8 +24,8 @@ class ShortSteps:
 
     @property
     def text(self) -> str:
-        """The number of steps as text: `3 steps, of 20 needed`, or `40 steps in 4 batches of at most 12, of 20 needed
-        in each`.
+        """The steps as text: `3 steps, of 20 needed`, or `40 steps in 4 batches of at most 12, of 20 needed in
+        each`.
         """
         most = max(self.each, key=lambda one: one.steps)
         if len(self.each) == 1:
@@ -41,10 +39,10 @@ class ShortSteps:
 def short_steps(
     now: Run, phase: str | None, base: Run | None = None, whole: Container[str] | None = None
 ) -> Iterator[ShortSteps]:
-    """Yield the steps that are not compared, of all phases or only of `phase`. Warm-up phases are left out.
+    """Yield the steps that are not compared, of all phases or of `phase`, without warm-ups.
 
-    The whole time of a phase counts if `whole` contains the phase, or if `whole` is None. For any other phase, only
-    the time above the phase's share in the run `base` counts.
+    The whole time of a phase counts if it is in `whole`, or if `whole` is None. For other phases, only the time above
+    the phase's share in the run `base` counts.
     """
     for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
         if is_warm_up(name):
@@ -59,5 +57,5 @@ def short_steps(
 
 
 def warm_up_steps(run: Run) -> int:
-    """Return the number of warm-up steps in groups that are too small to be compared."""
+    """Return the number of warm-up steps in groups too small to compare."""
     return sum(one.steps for one in run.too_short if is_warm_up(one.phase))

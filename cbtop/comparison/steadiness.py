@@ -1,6 +1,4 @@
-"""Judge two figures for the default gate: the drift inside a run, and its long calls. Neither of the two changes a
-median.
-"""
+"""Judge the drift inside a run and its long calls, for the default gate. Neither changes a median."""
 
 from __future__ import annotations
 
@@ -14,15 +12,15 @@ from cbtop.comparison.part_diff import PartDiff, findable_percent
 from cbtop.comparison.tails import Tail, tails_of
 from cbtop.units import duration
 
-# If the drift is larger than this percentage, it does not pass, even if chance may explain the drift.
+# A larger drift in percent does not pass, even if chance may explain it.
 FAR_PERCENT = 25.0
-MAX_BLIND_PERCENT = 100.0  # If only changes above this percentage can be detected, the result is unsure.
+MAX_BLIND_PERCENT = 100.0  # The result is unsure if only changes above this percentage can be detected.
 
 
 def steadiness(part: PartDiff) -> list[tuple[Judged, int]]:
     """Judge whether a run drifts, and whether it has longer calls than the baseline.
 
-    A figure is not judged if one side lacks it. Each result is returned with the number of base runs that were used.
+    A figure that one side lacks is not judged. Each result comes with its number of base runs.
     """
     found = []
     if part.drift is not None:

@@ -1,12 +1,10 @@
-"""Group the records of a process into blocks of steps that do the same work. Runs are compared by these blocks."""
+"""Group a process's records into blocks of steps that do the same work. Runs are compared by these blocks."""
 
 # Rules
-# - Only whole steps count. A record belongs to the next step that ends in the same lane. The records with a step's
-#   numbers of sequences and cached positions directly follow the step.
-# - The length of a block is a number of steps, not of seconds. So a short run has as many blocks as a long run, but
-#   its blocks are shorter.
-# - Every nanosecond after the end of the first step is in a block. Each step gets the time since the end of the
-#   previous step.
+# - Only whole steps count. A record belongs to the next step that ends in its lane. A step's sequences and cached
+#   positions follow directly after it.
+# - A block has a number of steps, not of seconds. So a short run has as many blocks as a long one, but shorter ones.
+# - Every nanosecond after the first step's end is in a block: each step gets the time since the previous one ended.
 
 from __future__ import annotations
 
@@ -39,20 +37,19 @@ from cbtop.protocol.vocabulary import is_warm_up
 Flags = NDArray[np.bool_]
 
 LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK  # A group of steps has at least this many steps.
-# Each kind of work has at most this many blocks. Above this number, neighbouring blocks are merged in pairs.
+# Most blocks per kind of work. Above, neighbouring blocks are merged in pairs.
 MAX_BLOCKS = 64
 MAX_WORKS = 256
-MAX_HELD = 1 << 20  # At most this many records wait for the end of their steps.
-# Two amounts count as equal if they differ only after this many significant bits.
+MAX_HELD = 1 << 20  # Most records that wait for the ends of their steps.
+# Amounts are equal if they differ only after this many significant bits.
 ALIKE_BITS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The work of a step: its node, and its numbers of tokens and sequences, rounded down.
+    """The work of a step: its node, and its tokens and sequences, rounded down (None: not reported).
 
-    A number is None if it was not reported. Numbers that differ by less than a quarter may be rounded to the same
-    value.
+    Numbers that differ by less than a quarter may be rounded to the same value.
     """
 
     step: int
@@ -62,9 +59,9 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepBlock:
-    """Consecutive steps with the same work: their number, their wall-clock time, and the growth of the statistics.
+    """Consecutive steps with the same work: their number, wall-clock time, and growth of the statistics.
 
-    The wall-clock time of a step begins at the end of the previous step, so it includes pauses.
+    The wall-clock time of a step begins when the previous one ends, so it has the pauses.
     """
 
     steps: int
@@ -74,7 +71,7 @@ class StepBlock:
 
 @dataclass(slots=True)
 class _Pile:
-    """The full blocks of steps with one kind of work, and the steps of the unfinished block."""
+    """The full blocks of one kind of work, and the steps of the unfinished block."""
 
     each: int = STEPS_A_BLOCK
     blocks: list[StepBlock] = field(default_factory=list)
@@ -94,10 +91,10 @@ class StepBlocks:
         self.rates = RateBlocks()
         self.steps = 0
         self.counts = StepCounts(table)
-        self.left_out = 0  # number of steps that were left out, because there are more than MAX_WORKS kinds of work
+        self.left_out = 0  # number of steps beyond MAX_WORKS kinds of work, which are left out
 
     def take(self, batch: Batch) -> None:
-        """Add the next records, in the order of the recording. The node table must already contain their nodes."""
+        """Add the next records of the recording. Their nodes must already be in the node table."""
         self._held.append(batch)
         together = joined(self._held)
         self._held = [self._count(together, is_last=False)]
@@ -105,33 +102,29 @@ class StepBlocks:
             self._held = []
 
     def blocks(self) -> dict[StepWork, list[StepBlock]]:
-        """Return the full blocks of each kind of work, in the order of first appearance.
-
-        No more records may be added after this call.
-        """
+        """Return each kind of work's full blocks, by first appearance. Nothing may be added after that."""
         self._count(joined(self._held), is_last=True)
         self._held = []
         return {work: pile.blocks for work, pile in self._piles.items()}
 
     def count_of(self, work: StepWork) -> int:
-        """Return the number of all steps with this work. Steps of the unfinished block also count."""
+        """Return the number of all steps with this work, with the steps of the unfinished block."""
         pile = self._piles[work]
         return sum(block.steps for block in pile.blocks) + pile.steps
 
     def time_us_of(self, work: StepWork) -> float:
-        """Return the wall-clock time (µs) of all steps with this work. The time before each step is included."""
+        """Return the wall-clock time (µs) of all steps with this work, with the time before each."""
         pile = self._piles[work]
         return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
 
     def _count(self, batch: Batch, *, is_last: bool) -> Batch:
-        """Count the steps that end in `batch`. Return the records that belong to steps which have not ended yet."""
+        """Count the steps that end in `batch`. Return the records of steps that have not ended yet."""
         step_of, _, _ = self._table.columns()
         is_step = step_of[batch.node] == batch.node
         plain, amounts = batch.are(FLAG_PLAIN), batch.are(FLAG_AMOUNTS)
         odd = amounts | batch.are(FLAG_LOOSE)
         ends = np.flatnonzero(is_step & ~odd)
-        # Count the last step together with the next batch of records, because the records with its amounts may still
-        # follow.
+        # The records with the last step's amounts may still follow, so count it with the next batch.
         done = len(ends) if is_last else max(0, len(ends) - 1)
         owner = _owners(batch, ends, is_step, plain, odd)
         owner[step_of[batch.node] < 0] = -2  # Records outside of steps belong to no block.
@@ -145,11 +138,11 @@ class StepBlocks:
         if not len(counted):
             return
         if self._reached_ns is None:
-            # The wall-clock time of the first block begins at the start of the first step.
+            # The first block's wall-clock time begins with the first step.
             self._reached_ns = int(batch.start_ns[ends[counted[0]]])
         reached = np.maximum(np.maximum.accumulate(batch.end_ns[ends[counted]]), self._reached_ns)
         wall_ns = np.zeros(len(ends), np.int64)
-        # The wall-clock time of a step also includes the cancelled steps before it.
+        # A step's wall-clock time includes cancelled steps before it.
         wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)
         self._reached_ns = int(reached[-1])
         sequences, cached = np.full(len(ends), -1), np.full(len(ends), -1)
@@ -183,8 +176,8 @@ class StepBlocks:
     def _pile(
         self, work: StepWork, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
     ) -> None:
-        """Add the steps with the indices `chosen` to the blocks of steps that do `work`. Also add the records inside
-        these steps.
+        """Add the steps with the indices `chosen`, and the records inside them, to the blocks of steps that do
+        `work`.
         """
         pile = self._piles.get(work)
         if pile is None:
@@ -212,10 +205,7 @@ class StepBlocks:
 
 
 def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags) -> Column:
-    """For each record, return the index in `ends` of the step that contains it.
-
-    The index is -1 if the step has not ended yet. It is -2 if the record is outside of steps.
-    """
+    """Return for each record the index in `ends` of its step: -1 if it has not ended yet, -2 outside of steps."""
     owner = np.full(len(batch.node), -1)
     owner[ends] = np.arange(len(ends))
     lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)
@@ -226,8 +216,7 @@ def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags
         next_end = np.searchsorted(ends[of_lane], here)
         known = next_end < len(of_lane)
         owner[here[known]] = of_lane[next_end[known]]
-    # The records with a step's own amounts directly follow the step. The records with a call's amounts come after
-    # them.
+    # A step's own amounts follow directly after it, then the amounts of calls.
     said = np.flatnonzero(odd)
     before = np.searchsorted(ends, said) - 1
     owner[said] = np.where(before >= 0, before, -2)
@@ -249,5 +238,5 @@ def _alike(amount: int | None) -> int | None:
 
 
 def most_alike(least: int) -> int:
-    """Return the largest amount that counts as equal to `least`, because it is rounded down to `least`."""
+    """Return the largest amount that is rounded down to `least`, and so counts as equal."""
     return least + (1 << max(0, least.bit_length() - ALIKE_BITS)) - 1

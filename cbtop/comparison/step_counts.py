@@ -1,11 +1,9 @@
 """Count what each recorded step contains, from its records.
 
 Rules
-- Steps of a warm-up count for the phase after the warm-up, because a step has the same contents from its second run
-  on.
-- The first recorded step of a phase is left out, because it compiles, tunes and fills caches. Failed steps are also
-  left out.
-- A layer or brick has the same name in every run. Its name does not depend on how it was timed.
+- Warm-up steps count for the phase after the warm-up, because a step has the same contents from its second run on.
+- The first recorded step of a phase is left out, because it compiles, tunes and fills caches. So are failed steps.
+- A layer or brick has the same name in every run, however it was timed.
 """
 
 from __future__ import annotations
@@ -33,17 +31,14 @@ _TRANSFERS = {
 
 
 class PlaceNames:
-    """The phase and the place (layer, brick, label) of each node of a process."""
+    """The phase and the place (layer, brick, label) of each of a process's nodes."""
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
         self._pieces: dict[int, Piece] = {}
 
     def phase_of(self, node: int) -> str:
-        """Return the name of the phase that contains `node`, without a warm-up suffix.
-
-        Return "" outside of phases.
-        """
+        """Return the phase of `node`, without a warm-up suffix. "" outside of phases."""
         step = int(self._table.step_of[node])
         if step < 1:
             return ""
@@ -51,8 +46,8 @@ class PlaceNames:
         return display_name(replace(found, name=found.name.removesuffix(WARM_UP)))
 
     def piece_of(self, node: int) -> Piece:
-        """Return the piece of a step (such as a kernel) that a node belongs to. A node of a Python function belongs
-        to the piece that contains the function.
+        """Return the piece of a step (such as a kernel) that a node belongs to. For a Python function, the piece
+        around it.
         """
         found = self._pieces.get(node)
         if found is None:
@@ -79,12 +74,12 @@ def _inside(around: str, name: str) -> str:
 
 @dataclass(slots=True)
 class _Phase:
-    """The counts of the recorded steps of a phase. Each array has one entry for each column of `StepCounts`, which is
-    a piece or a total.
+    """The counts of a phase's recorded steps. Arrays have an entry for each column of `StepCounts` (a piece or a
+    total).
     """
 
     steps: int = 0
-    plain: int = 0  # number of steps that were timed only as a whole, so their contents are unknown
+    plain: int = 0  # number of steps with unknown contents, which were timed only as a whole
     fewest: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     most: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -95,16 +90,16 @@ class StepCounts:
     def __init__(self, table: NodeTable) -> None:
         self._table = table
         self._phases: dict[str, _Phase] = {}
-        # for each (phase, piece or total): the index of its column in the arrays of counts
+        # (phase, piece or total) -> column in the arrays of counts
         self._columns: dict[tuple[str, Piece | Total], int] = {}
-        self._seen: set[int] = set()  # indices of columns that had a count in any step
-        # for each node: the column of its piece, and the column of its total
+        self._seen: set[int] = set()  # columns with a count in any step
+        # node -> column of its own counts, and column of the total that they belong to
         self._of_node: list[tuple[int, int]] = [(-1, -1)]
 
     def take(self, batch: Batch, ends: Column, owner: Column) -> None:
         """Count the steps that end with the records at the indices `ends`.
 
-        `owner` has an index into `ends` for each record: the step that the record belongs to.
+        `owner` has for each record the index in `ends` of its step.
         """
         self._know_nodes()
         names = PlaceNames(self._table)
@@ -126,11 +121,11 @@ class StepCounts:
             self._add(names.phase_of(step), np.bincount(counted[counted >= 0], minlength=len(self._columns)))
 
     def phases(self) -> list[PhaseContents]:
-        """Return the contents of the phases that have recorded steps, in the order of their first steps."""
+        """Return the contents of phases with recorded steps, by their first steps."""
         return [self._contents(name, phase) for name, phase in self._phases.items() if phase.steps]
 
     def _reported(self) -> list[Total]:
-        """Return the totals that this process reports. A process that reports one kind of copy reports all kinds."""
+        """Return the totals that this process reports. If it reports one kind of copy, it reports all."""
         seen = {what for (_, what), column in self._columns.items() if column in self._seen}
         return [
             Total.BRICKS,
@@ -162,11 +157,11 @@ class StepCounts:
         phase = self._phases.setdefault(name, _Phase())
         phase.steps += 1
         self._seen.update(np.flatnonzero(counts).tolist())
-        # The first step is special. So replace its counts by the counts of the second step.
+        # The first step is special, so the second one replaces its counts.
         if phase.steps == 2 or not len(phase.most):
             phase.fewest, phase.most = counts, counts
             return
-        # number of columns that were added since the last step, because nodes were announced in the meantime
+        # columns for nodes that were announced since the last step
         missing = len(counts) - len(phase.most)
         phase.fewest = np.minimum(np.pad(phase.fewest, (0, missing)), counts)
         phase.most = np.maximum(np.pad(phase.most, (0, missing)), counts)

@@ -1,6 +1,5 @@
-"""Judge thresholds on the contents of steps, such as `decode.launches==338` or `graph==base`.
-
-Contents have no noise.
+"""Judge thresholds on the contents of steps, such as `decode.launches==338` or `graph==base`. Contents have no
+noise.
 """
 
 # Grammar
@@ -33,7 +32,7 @@ from cbtop.errors import UsageError
 from cbtop.units import count, counted
 
 GRAPH, GRAPH_BREAKS, RECOMPILATIONS, BASE = "graph", "graph_breaks", "recompilations", "base"
-MAX_DIFFERENCES = 50  # At most this many differences are listed for a phase.
+MAX_DIFFERENCES = 50  # Most differences that are listed for a phase.
 LISTED_CAUSES = 3
 EXAMPLE = "decode.launches==338, transfers.h2d==0, graph==base, graph_breaks==0, allocations<=20"
 _WHAT = (*(total.value for total in Total), GRAPH, GRAPH_BREAKS, RECOMPILATIONS)
@@ -68,22 +67,20 @@ _NOT_WATCHED = "the process did not report its compilations; run a torch model u
 
 @dataclass(frozen=True, slots=True)
 class Structural:
-    """A parsed threshold on the contents of steps. `value` is the limit. It is None if the baseline's number is the
-    limit.
-    """
+    """A parsed threshold on the contents of steps. `value` is the limit, or None for the baseline's number."""
 
     text: str
-    phase: str  # name of the phase that the threshold covers, or "" for all phases
+    phase: str  # the threshold's phase, or "" for all
     what: str
     sign: str
     value: int | None
-    where: tuple[str, int] = ("", 1)  # file and line that contain the threshold
+    where: tuple[str, int] = ("", 1)  # file and line of the threshold
 
 
 def parse_any(text: str, where: tuple[str, int] = ("", 1)) -> Threshold | Structural:
-    """Parse the text of a threshold, which is either on times or on contents.
+    """Parse a threshold on times or on contents.
 
-    Raises UsageError with the wrong part of the text, the expected form, and examples.
+    Raises UsageError with the wrong part, the expected form, and examples.
     """
     found = _FORM.fullmatch(text)
     named = found["what"].strip() if found else ""
@@ -112,9 +109,9 @@ def parse_any(text: str, where: tuple[str, int] = ("", 1)) -> Threshold | Struct
 
 
 def judge_structure(threshold: Structural, bases: Contents | None, now: Contents) -> list[Judged]:
-    """Return the results of `threshold`, one for each phase.
+    """Return a result of `threshold` for each phase.
 
-    Without a baseline, `bases` is None. Raises UsageError if neither run has the phase of the threshold.
+    `bases` is None without a baseline. Raises UsageError if neither run has the threshold's phase.
     """
     if threshold.what in (GRAPH_BREAKS, RECOMPILATIONS):
         return [_of_compiled(threshold, bases.compiled if bases else None, now.compiled)]
@@ -137,7 +134,7 @@ def judge_structure(threshold: Structural, bases: Contents | None, now: Contents
 
 
 def _is_short(name: str, bases: Contents | None, now: Contents) -> bool:
-    """Whether every run has the phase, but each with too few steps to judge the phase."""
+    """Whether every run has the phase, but with too few steps to judge it."""
     sides = [run.of(name) for run in (bases, now) if run is not None]
     return all(one is not None and one.steps < MIN_STEPS for one in sides)
 
@@ -147,9 +144,8 @@ def _few(phase: PhaseContents) -> str:
 
 
 def _way_out(threshold: Structural, names: Sequence[str], bases: Contents | None, now: Contents) -> str:
-    """Return advice to limit the threshold to a single phase that can be judged.
-
-    Return "" if the threshold already names a phase, or if no phase can be judged.
+    """Return advice to limit the threshold to a phase that can be judged. "" if it names a phase, or if there is
+    none.
     """
     sides = [run for run in (now, bases if threshold.value is None else None) if run is not None]
     for name in () if threshold.phase else names:
@@ -178,7 +174,7 @@ def _of_phase(threshold: Structural, name: str, bases: Contents | None, now: Con
 
 
 def _sampled(before: PhaseContents | None, after: PhaseContents) -> str:
-    """Return a text with the number of recorded steps, or "" if all steps of both runs were recorded."""
+    """Return a text with the number of recorded steps, or "" if all of both runs were recorded."""
     for phase, of_run in ((after, ""), (before, " of the baseline")):
         if phase is not None and phase.plain:
             return f"; seen in the {count(phase.steps)} recorded of {count(phase.steps + phase.plain)} steps{of_run}"
@@ -262,10 +258,7 @@ def _of_compiled(threshold: Structural, base: Compiled | None, now: Compiled | N
 
 
 def _outcome(sign: str, now: Range, limit: Range) -> Outcome:
-    """Compare two ranges of counts.
-
-    If the comparison holds only for some values in the ranges, the result is unknown.
-    """
+    """Compare two ranges of counts. If it holds for some of their values only, the result is unknown."""
     holds = [_OPERATORS[sign](value, other) for value in now for other in limit]
     if sign == "==" and (now[0] != now[1] or limit[0] != limit[1]):
         return Outcome.UNKNOWN
@@ -292,9 +285,9 @@ def _text(number: Range) -> str:
 
 
 def of_lost_records(thresholds: Sequence[Structural], runs: Sequence[Run]) -> list[Judged]:
-    """If a run lost records, return one result for each threshold. The result names the run. Otherwise return [].
+    """Return a result for each threshold that names a run with lost records. [] if none lost any.
 
-    A number is only exact if all records are known.
+    Numbers are exact only if all records are known.
     """
     lost = next((run for run in runs if run.lost), None)
     if lost is None:

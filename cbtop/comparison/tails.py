@@ -1,13 +1,9 @@
-"""Judge the change of long calls: the p99 of a step and of each brick. Long calls are judged separately from the
-median call.
-"""
+"""Judge the change of long calls: the p99 of a step and of each brick. The median call is judged elsewhere."""
 
 # Rules
-# - A p99 counts as longer if it grew beyond its interval and by more than LEAST_PERCENT. The growth must also be
-#   larger than other results of the gate explain. Such results are a longer median, drift, or a slowdown in one
-#   layer.
-# - Pauses by other programs make a p99 noisy. So the scatter of a p99 between runs is part of its interval, if the
-#   scatter was learned.
+# - A p99 is longer if it grew beyond its interval and LEAST_PERCENT, and by more than other results of the gate
+#   explain (a longer median, drift, a slowdown in one layer).
+# - Pauses by other programs make a p99 noisy. So its interval includes its scatter between runs, if this was learned.
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from math import inf
 from cbtop.comparison.noise import Change, change_between_runs
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
 
-LEAST_PERCENT = 10.0  # Because of pauses by other programs, a p99 changes by about this percentage.
+LEAST_PERCENT = 10.0  # Pauses by other programs change a p99 by about this percentage.
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,33 +23,30 @@ class Tail:
 
     place: PlaceDiff
     change: Change
-    base_runs: int  # number of averaged base runs that have this p99
-    median_ratio: float  # median time of a call in the new run, divided by the median time in the old run
-    # The largest slowdown (new time / old time) that other results of the gate already report, either as drift or as
-    # a slowdown in one layer.
+    base_runs: int  # number of averaged base runs with this p99
+    median_ratio: float  # median call in the new run divided by that in the old run
+    # The largest slowdown (new / old) that the gate already reports, as drift or in one layer.
     named_ratio: float
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the p99 changed upwards or downwards by more than its interval, and by more than LEAST_PERCENT."""
+        """Whether the p99 changed in either direction beyond its interval and LEAST_PERCENT."""
         return abs(self.change.delta) > self.change.half and abs(self.change.percent or 0.0) > LEAST_PERCENT
 
     @property
     def is_longer(self) -> bool:
-        """Whether the p99 became longer by more than noise and other results of the gate explain."""
+        """Whether the p99 became longer than noise and other results of the gate explain."""
         explained = (1 + LEAST_PERCENT / 100) * max(1.0, self.median_ratio, self.named_ratio)
         return self.is_beyond and self.change.now > explained * self.change.before
 
 
 def tails_of(part: PartDiff) -> list[Tail]:
-    """Return the p99 of the step, and the p99 of each brick over all layers. A p99 is left out if a side has too few
-    calls.
-    """
+    """Return the p99 of the step and of each brick over all layers, unless a side has too few calls."""
     return [*_known(part, [part.step]), *_known(part, part.bricks)]
 
 
 def _known(part: PartDiff, places: Sequence[PlaceDiff]) -> list[Tail]:
-    """Return the p99 of each of `places`, if it is known. Intervals are corrected for the number of `places`."""
+    """Return the known p99 of `places`. Intervals are corrected for their number."""
     drift = _ratio(part.drift.change) if part.drift and part.drift.is_slower else 1.0
     found = []
     for place in places:

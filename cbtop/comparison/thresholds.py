@@ -1,10 +1,10 @@
-"""Judge the thresholds on the times and rates of a run. All figures are derived from records."""
+"""Judge the thresholds on a run's times and rates. All figures are derived from records."""
 
 # Rules
-# - A threshold is broken if the whole interval of the measurement is beyond the limit. It holds if the whole interval
-#   is within the limit. Otherwise the result is `unsure`.
-# - A threshold may cover several bricks, layers and batches. Its intervals are then wider. So chance breaks it as
-#   rarely as a threshold on a single figure.
+# - A threshold is broken if the whole interval of the measurement is beyond the limit, and holds if all of it is
+#   within. Otherwise it is `unsure`.
+# - A threshold on several bricks, layers and batches has wider intervals, so that chance breaks it as rarely as one
+#   on a single figure.
 # - Intervals are widened by the clock's resolution.
 # - A threshold that cannot be judged does not pass. The reason is reported.
 
@@ -26,6 +26,7 @@ from cbtop.comparison.rate_measures import NO_TOKENS, batch_measure, phase_measu
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.threshold_grammar import (
     FIGURES,
+    MEMORIES,
     RATES,
     STEP,
     UNATTRIBUTED,
@@ -36,14 +37,16 @@ from cbtop.comparison.training_measures import (
     ONLY_P50,
     Measure,
     bare_name,
+    memory_peak,
     part_p50,
+    phases_with_memory,
     training_part,
 )
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory
 from cbtop.units import duration, number
 
-# The time of a call is the difference of this many clock readings. Each reading may be off by the clock's resolution.
+# A call's time is the difference of this many clock readings, and each may be off by the clock's resolution.
 READINGS_OFF = 2
 _NOT_BEFORE = "the baseline has too few steps of this batch"
 _REACHES_ZERO = "the interval reaches zero, so nothing could break it; use more or longer runs"
@@ -60,16 +63,15 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """Return the results of a threshold, one for each brick, layer or step that it covers.
-
-    Raises UsageError if the threshold covers no brick, layer or step.
-    """
+    """Return a result for each brick, layer or step of a threshold. Raises UsageError without any."""
     threshold = _of_step(threshold, found)
     name = threshold.names[-1]
     if is_of_records(threshold.names, threshold.unit):
         lost = found.now.lost_percent
         return [_judged(threshold, "records", (lost, lost), threshold.value, f"{number(lost)} % were lost")]
     phase = ".".join(threshold.names[:-1])
+    if name in MEMORIES:
+        return _of_memory(threshold, phase, found)
     # If a threshold needs no baseline, it also covers steps that only the new run has.
     known = found.parts if threshold.is_relative else found.parts + found.alone
     if name in RATES and threshold.batch is None:
@@ -83,9 +85,8 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
 
 
 def _of_step(threshold: Threshold, found: RunDiff) -> Threshold:
-    """Rewrite a threshold such as `decode.p50<=1.05x` as a threshold on the step of the phase `decode`.
-
-    If a brick is called `decode`, return the threshold unchanged.
+    """Rewrite a threshold such as `decode.p50<=1.05x` as one on the step of the phase `decode`, unless a brick has
+    this name.
     """
     name, parts = threshold.names[-1], found.parts + found.alone
     if threshold.layer or ".".join(threshold.names) not in {part.phase for part in parts}:
@@ -99,18 +100,14 @@ def _of_step(threshold: Threshold, found: RunDiff) -> Threshold:
 
 
 def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | None:
-    """If only the new run has enough steps of the threshold's batch, return its group of these steps. Otherwise
-    return None.
-    """
+    """Return the group of steps with the threshold's batch if only the new run has enough of them, else None."""
     parts = [part for part in found.parts + found.alone if part.phase == phase]
     of_batch = [part for part in parts if threshold.batch is not None and has_batch(part.now, threshold.batch)]
     return of_batch[0] if of_batch and not any(part in found.parts for part in of_batch) else None
 
 
 def _named_parts(threshold: Threshold, phase: str, known: Sequence[PartDiff]) -> Sequence[PartDiff]:
-    """Return the groups of steps with the phase and batch of a threshold. Raises UsageError if no group has this
-    phase and batch.
-    """
+    """Return the groups of steps with a threshold's phase and batch. Raises UsageError without any."""
     parts = [part for part in known if phase in ("", part.phase)]
     if not parts and bare_name(phase) in {bare_name(one.name) for part in known for one in part.bricks}:
         name = threshold.names[-1]
@@ -131,7 +128,7 @@ def _named_parts(threshold: Threshold, phase: str, known: Sequence[PartDiff]) ->
 
 
 def _of_phase(threshold: Threshold, phase: str, found: RunDiff) -> Judged:
-    """Judge a rate of a whole phase. Raises UsageError if the new run does not have the phase."""
+    """Judge a rate of a whole phase. Raises UsageError if the new run lacks the phase."""
     rates = shown_rates(found.now, phase)
     if rates is None and found.now.rates:
         raise _no_such(threshold, "phase", phase, [one.phase for one in found.now.rates])
@@ -139,11 +136,21 @@ def _of_phase(threshold: Threshold, phase: str, found: RunDiff) -> Judged:
     return _of_measure(threshold, phase if rates is None else rates.phase, measure)
 
 
-def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:
-    """Return the result for each group of steps with the named brick or layer.
+def _of_memory(threshold: Threshold, phase: str, found: RunDiff) -> list[Judged]:
+    """Judge the peak memory of the training steps of each phase. Raises UsageError if the new run does not train."""
+    base, now = found.base, found.now
+    steps = [part.phase for part in now.parts] + [part.phase for part in now.too_short]
+    phases = phases_with_memory(now.memory, steps)
+    chosen = [one for one in phases if phase in ("", one)]
+    if not chosen:
+        raise _no_such(threshold, "phase with training steps", phase, phases)
+    name, is_relative = threshold.names[-1], threshold.is_relative
+    measures = [memory_peak(base.memory, now.memory, one, name, is_relative=is_relative) for one in chosen]
+    return [_of_measure(threshold, one, measure) for one, measure in zip(chosen, measures, strict=True)]
 
-    Raises UsageError if no group has the brick or layer.
-    """
+
+def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:
+    """Return a result for each group of steps with the named brick or layer. Raises UsageError without any."""
     places, lacks = [], []
     for part in parts:
         try:
@@ -156,7 +163,7 @@ def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -
 
 
 def of_definitions(found: RunDiff) -> list[Judged]:
-    """Judge whether each brick keeps the budget (µs per token) in its definition."""
+    """Judge whether each brick keeps its definition's budget (µs per token)."""
     judged = []
     for part in found.parts + found.alone:
         for one in part.bricks:
@@ -172,10 +179,9 @@ def of_definitions(found: RunDiff) -> list[Judged]:
 
 
 def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, int]]]) -> list[Judged]:
-    """Judge the calls of each brick by the limit in the contract of its kernel. The limit is a multiple of the
-    baseline's time.
+    """Judge the calls of each brick by the limit in its kernel's contract, a multiple of the baseline's time.
 
-    `bounds` has the limit of each brick, with the file and line that set it.
+    `bounds` has each brick's limit, with its file and line.
     """
     judged = []
     for part in found.parts:
@@ -189,10 +195,7 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 
 
 def _places_in(threshold: Threshold, part: PartDiff) -> Sequence[PlaceDiff | None]:
-    """Return the bricks and layers that a threshold covers in a group of steps.
-
-    The entry None means a figure of the whole group.
-    """
+    """Return the bricks and layers of a threshold in a group of steps. None: a figure of the whole group."""
     name = threshold.names[-1]
     if name in RATES or name == UNATTRIBUTED or training_part(part, name) is not None:
         return [None]
@@ -200,7 +203,7 @@ def _places_in(threshold: Threshold, part: PartDiff) -> Sequence[PlaceDiff | Non
 
 
 def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, found: RunDiff, compared: int) -> Judged:
-    """Judge one figure by a threshold. The threshold covers `compared` figures in total."""
+    """Judge one of the `compared` figures of a threshold."""
     if place is not None:
         return _of_place(threshold, part, place, found, compared)
     name, is_relative = threshold.names[-1], threshold.is_relative
@@ -211,7 +214,7 @@ def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, foun
         is_p50 = threshold.figure == FIGURES[0] and threshold.layer is None
         measure = part_p50(part, training, is_relative=is_relative) if is_p50 else Measure(training, ONLY_P50)
         return _of_measure(threshold, part.name, measure)
-    # Time between the bricks of a layer counts for the layer. All other time between bricks is unattributed.
+    # Time between a layer's bricks counts for the layer. Other time between bricks is unattributed.
     known, whole = part.now.places, part.now.inside_us.mean
     named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
     between = known[BETWEEN_BRICKS, None].time
@@ -221,10 +224,7 @@ def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, foun
 
 
 def _of_measure(threshold: Threshold, where: str, found: Measure) -> Judged:
-    """Judge a value of a phase or of a group of steps by a threshold.
-
-    If the value is not known, the outcome is `unknown`, with the reason.
-    """
+    """Judge a value of a phase or group by a threshold. If it is unknown, so is the outcome, with the reason."""
     about = f"{where}: {found.name}" if found.name else where
     if found.why_not:
         return Judged(threshold.text, about, Outcome.UNKNOWN, found.why_not, where=threshold.where)
@@ -260,11 +260,7 @@ def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: Run
 
 
 def _too_few_calls(threshold: Threshold, part: PartDiff, side: PlaceTimes | None) -> str:
-    """If a quantile is unknown because of too few calls, return a text with the number of calls and the needed
-    number.
-
-    Otherwise return "".
-    """
+    """Return a text with the number of calls and the needed number, if these are too few for a quantile, else ""."""
     calls = round(side.calls.mean * part.now.steps) if side and side.calls else 0
     needed = round(MIN_BEYOND / (0.01 if threshold.figure == "p99" else 0.5))
     if 0 < calls < needed:
@@ -293,17 +289,13 @@ def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
         return place.p99
     if threshold.figure == "per_token":
         return place.mean
-    # Use the typical call of a brick in several layers. The median would change if layers with other times ran more
-    # often. If the brick contains other bricks, use the p50, because the typical call excludes the time of the inner
-    # bricks.
+    # For a brick in several layers use the typical call, because the median changes if layers with other times run
+    # more often. For a brick that contains others use the p50, because the typical call is without them.
     return place.call if place.call and place.call.medians_us is None else place.p50
 
 
 def _guilty(part: PartDiff, place: PlaceDiff) -> str:
-    """Return the name of a brick or layer for a result.
-
-    If a brick runs in several layers, the name of the layer with the largest growth is added.
-    """
+    """Return the name of a brick or layer for a result, with the layer that grew most if there are several."""
     if place.layer is not None:
         return place.name
     cells = [one for one in part.cells if one.brick == place.brick and one.verdict == "slower"]
@@ -312,7 +304,7 @@ def _guilty(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
-    """Return the bricks and layers that a threshold names. Raises UsageError if no such brick or layer exists."""
+    """Return the bricks and layers that a threshold names. Raises UsageError without any."""
     wanted = bare_name(threshold.names[-1])
     bricks = {one.brick for one in part.bricks if one.brick}
     named = {brick for brick in bricks if bare_name(brick[0]) == wanted}

@@ -1,12 +1,9 @@
-"""Collect the times of the parts of training steps in a run.
-
-In each report, a process gives these times for its latest steps.
-"""
+"""Collect the times of training steps' parts in a run. A process reports them for its newest steps."""
 
 # Rules
-# - A report covers the latest steps, at most 64, so two reports may share steps. A report is kept if at least half of
-#   its steps ended after the previous kept report.
-# - If two reports share half of their steps, they count as one independent report.
+# - A report is about the newest steps, at most 64, so two may share steps. It is stored if at least half of its steps
+#   ended after the previous stored report.
+# - Two reports that share half of their steps count as one independent report.
 
 from __future__ import annotations
 
@@ -20,30 +17,27 @@ import numpy as np
 from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures
 from cbtop.protocol.training_messages import TrainingTimes
 
-MAX_REPORTS = 512  # At most this many reports are stored per phase. Older reports are dropped.
-MAX_PHASES = 64  # At most this many combinations of phase and model are stored.
+MAX_REPORTS = 512  # Reports stored per phase. Older ones are dropped.
+MAX_PHASES = 64  # Stored combinations of phase and model.
 NEW_STEPS = 0.5  # A report is stored if at least this share of its steps is new.
 
 
 @dataclass(slots=True)
 class _Reports:
-    """The stored reports of one phase and model.
-
-    `at_step` is the number of ended steps at the time of the newest report.
-    """
+    """The stored reports of one phase and model. `at_step` is the number of ended steps at the newest one."""
 
     at_step: int
     kept: deque[TrainingTimes] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
 
 
 class TrainingParts:
-    """Collects the reports about training steps of one process, in the order of its recording."""
+    """Collects a process's reports about training steps, in the order of its recording."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[str, str], _Reports] = {}
 
     def take(self, times: TrainingTimes, steps_ended: int) -> None:
-        """Add a report. When the process made this report, `steps_ended` of its steps had ended."""
+        """Add a report, which the process made after `steps_ended` of its steps."""
         key = times.phase, times.model
         known = self._reports.get(key)
         if known is None:
@@ -56,10 +50,9 @@ class TrainingParts:
         known.kept.append(times)
 
     def medians(self, phase: str, model: str) -> Mapping[str, Figure]:
-        """Return the time (µs) of each part in the median step. The result is empty if there are too few reports.
+        """Return the time (µs) of each part in the median step. Empty with too few reports.
 
-        If a report lacks a part, the part counts as 0 in that report. If only one model reports steps of `phase`,
-        `model` may be "".
+        A part that a report lacks counts as 0. `model` may be "" if only one model reports steps of `phase`.
         """
         of_phase = [reports for (name, _), reports in self._reports.items() if name == phase]
         exact = self._reports.get((phase, model))

@@ -1,4 +1,4 @@
-"""Check the catalog messages of a process, and track which ones the daemon has not published yet."""
+"""Check the catalog messages of a process, and find those that the daemon has not published yet."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessa
 
 
 class Announced:
-    """The valid catalog messages of one process.
-
-    When a message replaces an earlier message, the earlier message is removed.
-    """
+    """The valid catalog messages of one process. A message may replace an earlier one."""
 
     def __init__(self) -> None:
         self.hello: HostHello | None = None
         self.nodes = NodeTable()
         self.goodbye: Goodbye | None = None
-        self.received = 0  # number of catalog messages that were received from the process
-        self.left_out = 0  # number of announcements that the daemon dropped because a limit was reached
+        self.received = 0  # number of catalog messages from the process
+        self.left_out = 0  # number of announcements beyond a limit, which were dropped
         self._others: Announcements[CatalogMessage] = Announcements()
-        # the messages that the process has announced since the last call of `changes`
+        # the messages since the last call of `changes`
         self._changed: dict[Key, CatalogMessage] = {}
 
     def add(self, messages: Sequence[CatalogMessage]) -> None:

@@ -1,19 +1,18 @@
 """The daemon: finds every ring of this user, adds up the records and publishes the totals.
 
-It runs as a separate process (`cbtop daemon`). A viewer that finds no daemon runs one in a thread of the viewer's
-process. The profiled processes do not know about the daemon. The daemon may start late, die and return.
+It is a separate process (`cbtop daemon`). A viewer that finds none runs one in a thread. Profiled processes do not
+know about it: it may start late, die and return.
 
 Rules of discovery
-- At most MAX_SOURCES processes are watched. Running processes come first, and then the processes that ended last. The
-  files of other processes stay on the disk.
-- Listing files deletes nothing. The daemon deletes the files of a process KEEP_ENDED_S after it noticed the end of
-  the process. It deletes the oldest files earlier if all ended processes together exceed the limits of
-  `cbtop.protocol.ended`.
-- Each round opens at most LOOKS_AT_ONCE new processes. Processes that probably run come first. Listing the files
-  takes at most one part in LISTING_SHARE of the time.
-- If a process ended before the daemon began, only its header and hello are read. The rest is read when a viewer
-  requests it.
-- The log has a maximum length, because a pipe without a reader would otherwise fill up and block the daemon.
+- At most MAX_SOURCES processes are watched: running ones first, then those that ended last. Other files stay on the
+  disk.
+- The files of a process are deleted KEEP_ENDED_S after the daemon noticed its end. The oldest are deleted earlier if
+  all ended processes together exceed the limits of `cbtop.protocol.ended`.
+- Each round opens at most LOOKS_AT_ONCE new processes, those that probably run first. Listing the files takes at most
+  one part in LISTING_SHARE of the time.
+- Of a process that ended before the daemon began, only the header and the hello are read, until a viewer requests the
+  rest.
+- The log has a maximum length. A pipe without a reader would fill up and block the daemon.
 
 Devices are sampled in separate threads while viewers listen (`cbtop.daemon.devices`).
 """
@@ -65,33 +64,32 @@ from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.version import __version__
 
-# Seconds between two reads of the rings. A ring of default size overflows in this time at 2.6 million records a
-# second.
+# Seconds between two reads of the rings. At 2.6 million records a second, a ring of default size overflows in this
+# time.
 LOOK_S = 0.1
 PUBLISH_S = 0.25  # Seconds between two updates of the viewers. No screen is drawn more often.
 DISCOVER_S = 0.2
-# If any job is due, other jobs that become due soon also run. A job becomes due soon if at most this part of its own
-# period is left.
+# When a job is due, others that become due soon also run: those with at most this part of their period left.
 EARLY = 0.2
-JOIN_S = 0.1  # Requests of new viewers are answered together if they arrive within this many seconds of each other.
+JOIN_S = 0.1  # Requests of new viewers within this many seconds are answered together.
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
-# Seconds between two keyframes of the history if only device samples are new. Old samples are dropped together with
-# an old keyframe.
+# Seconds between two keyframes of the history if only device samples are new. Old samples are dropped with their
+# keyframe.
 RESTING_KEYFRAME_S = 60.0
 SHUT_OUT_S = 0.5
-# Wait this many seconds before closing the socket, because closing discards messages that are still being sent.
+# Wait this long in seconds before closing the socket, because closing discards messages that are being sent.
 LAST_WORD_S = 0.05
-RETRY_S = 5.0  # Seconds until the daemon tries again to open a ring. File descriptors may be free by then.
-KEEP_ENDED_S = 600.0  # Seconds after the end of a process until its files are deleted.
+RETRY_S = 5.0  # Seconds until the next attempt to open a ring. File descriptors may be free by then.
+KEEP_ENDED_S = 600.0  # A process's files are deleted this many seconds after its end.
 MAX_SOURCES = 256
 LOOKS_AT_ONCE = 256  # One round opens at most this many new processes.
 REMOVED_AT_ONCE = 256  # One round deletes the files of at most this many processes.
 LISTING_SHARE = 10
-# The daemon writes at most this many lines to its log. All of these lines together fit into a pipe.
+# Most lines that the daemon logs. Together they fit into a pipe.
 MAX_COMPLAINTS = 16
 RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size in bytes of a message with records
-# At most this many records may be waiting for publication after they were read. A record has 40 bytes.
+# Most records that were read and wait for publication. A record has 40 bytes.
 MOST_WAITING = 1 << 16
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
@@ -101,12 +99,11 @@ _log = logging.getLogger("cbtop.daemon")
 class Daemon:
     """Serves `endpoint` from the rings in `directory` until it is stopped.
 
-    `run` calls the jobs `discover`, `read`, `read_filling`, `publish`, `publish_devices`, `beat` and `keyframe`, each
-    at its own period, and `answer` in between. Only one thread may call these methods.
+    `run` calls each of the jobs `discover`, `read`, `read_filling`, `publish`, `publish_devices`, `beat` and
+    `keyframe` at its own period, and `answer` in between. Only one thread may call them.
 
-    The daemon stores its messages of the last `history_s` seconds in `history`, because viewers may request them. If
-    `history_s` is 0, it stores no messages. Raises EndpointError if the address is taken, and KeysError if the
-    address must not be served with these `keys`.
+    The messages of the last `history_s` seconds are stored in `history` for viewers (0: none). Raises EndpointError
+    if the address is taken, and KeysError if it must not be served with these `keys`.
     """
 
     def __init__(
@@ -121,16 +118,16 @@ class Daemon:
         self._devices = NewestSamples(SAMPLERS)
         self._pid_namespace = pid_namespace()
         self.sources: dict[Path, Source] = {}  # the watched processes; the key is the path of the ring
-        self._refused: dict[str, float] = {}  # rings that could not be opened, each with the time of the next attempt
-        self._waiting: deque[str] = deque()  # names of rings that were listed but not opened yet
-        # names of the rings that already existed when this daemon began
+        self._refused: dict[str, float] = {}  # rings that could not be opened, with the time of the next attempt
+        self._waiting: deque[str] = deque()  # names of listed rings that were not opened yet
+        # names of the rings that existed when this daemon began
         self._there_before: frozenset[str] | None = None
         self._list_again_s = 0.0
-        # the ended processes, each with the time when this daemon noticed its end
+        # ended processes, with the time when this daemon noticed the end
         self._left: dict[str, tuple[EndedProcess, float]] = {}
         self._complaints: set[str] = set()
         self._joins_due_s = 0.0
-        self._read_ns = time.perf_counter_ns()  # every record that ended before this time has been read from its ring
+        self._read_ns = time.perf_counter_ns()  # all records that ended before this time were read
         self._history_s = history_s
         self.history = History(history_s)
         # The version of each source at the last keyframe of the history.
@@ -163,8 +160,7 @@ class Daemon:
                         job()
                 self._publisher.hear(due.wait_ms())
                 self.answer()
-            # Read the rings a last time. If this daemon runs in a thread of a profiled process, viewers learn in this
-            # way how that process ended.
+            # Read the rings a last time. In a thread of a profiled process, viewers learn so how that process ended.
             self.read()
             self.beat()
             self._publisher.send(LIVE, [DaemonGoodbye()])
@@ -180,7 +176,7 @@ class Daemon:
             source.close()
 
     def discover(self) -> None:
-        """Open new rings. Running processes come first. Delete the files of processes that ended too long ago."""
+        """Open new rings, running processes first. Delete the files of processes that ended too long ago."""
         self._list()
         now_s = time.monotonic()
         due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]
@@ -199,8 +195,7 @@ class Daemon:
                 elif source is not None:
                     self._say(FrameKind.RECORDS, _frames_of(source, source.records))
                     self._introduce([source])
-        # Publish all unread sources with one call. With fifty sources, one call per source would take as long as
-        # opening their rings.
+        # Publish all unread sources in one call. For fifty, single calls would take as long as opening their rings.
         self._introduce([source for source in unread if source.ring_path in self.sources])
         self._let_go()
 
@@ -208,7 +203,7 @@ class Daemon:
         """Publish everything that is known about new `sources` together."""
         self._say(FrameKind.LIVE, [frame for source in sources for frame in _frames_of(source, source.snapshot)])
         for source in sources:
-            # Discard the collected changes of this source, because the snapshot already contains them.
+            # The snapshot contains this source's changes, so discard them.
             _frames_of(source, source.delta)
 
     def _list(self) -> None:
@@ -219,7 +214,7 @@ class Daemon:
         try:
             rings = rings_of(os.listdir(self._directory))
         except OSError as error:
-            # The directory was removed, or no file descriptor is left. Continue with the rings that are open.
+            # The directory was removed, or no file descriptor is left. Go on with the open rings.
             _log.debug("%s", error)
             return
         watched = {path.name for path in self.sources}
@@ -234,7 +229,7 @@ class Daemon:
         self._list_again_s = begun_s + LISTING_SHARE * (time.monotonic() - begun_s)
 
     def _look_at(self, name: str) -> Source | None:
-        """Open the ring `name` and begin to watch its process. Returns None if the process is not watched."""
+        """Open the ring `name` and watch its process. None if it is not watched."""
         path = self._directory / name
         left: EndedProcess | None = None
         if not runs(path):
@@ -247,8 +242,8 @@ class Daemon:
                 return None
         if not path.exists() or not self._has_room_for(left):
             return None
-        # Raise an error if few file descriptors are left. Without free descriptors for a new viewer, libzmq would end
-        # the daemon.
+        # Without free descriptors for a new viewer, libzmq would end the daemon. So raise an error while a few are
+        # left.
         check_descriptors()
         had_ended = left is not None and self._there_before is not None and name in self._there_before
         source = Source(path, on_demand=had_ended)
@@ -257,11 +252,10 @@ class Daemon:
         return source
 
     def _has_room_for(self, left: EndedProcess | None) -> bool:
-        """Return whether the daemon may watch one more source. If the limit is reached, stop watching the process
-        that ended first.
+        """Return whether one more source may be watched. At the limit, stop watching the process that ended first.
 
-        `left` is None if the new source is a running process. A running process may replace any ended process. An
-        ended process `left` replaces only a process that ended earlier.
+        `left` is None for a running process, which may replace any ended one. An ended process replaces only one that
+        ended earlier.
         """
         if len(self.sources) < MAX_SOURCES:
             return True
@@ -304,9 +298,7 @@ class Daemon:
             source.close()
 
     def _complain(self, about: str, line: str) -> None:
-        """Write `line` to the log, but only once for each subject `about`. After MAX_COMPLAINTS lines, write no
-        further lines.
-        """
+        """Log `line`, once for each subject `about`, and at most MAX_COMPLAINTS lines in all."""
         if about in self._complaints or len(self._complaints) > MAX_COMPLAINTS:
             return
         self._complaints.add(about)
@@ -320,7 +312,7 @@ class Daemon:
         self._poll(self.sources.values())
 
     def read_filling(self) -> None:
-        """Read the rings that might overflow before the next regular read of all rings."""
+        """Read rings that may overflow before the next regular read."""
         self._poll([source for source in self.sources.values() if source.is_filling])
 
     def _poll(self, sources: Iterable[Source]) -> None:
@@ -336,8 +328,8 @@ class Daemon:
     def publish(self) -> None:
         """Publish all new data.
 
-        Records are published before the totals that include them. So if a viewer has the totals but not the records,
-        it counts the records as lost.
+        Records come before the totals that include them. A viewer with the totals but without the records counts
+        these as lost.
         """
         if self._history_s or self._publisher.has_recorder:
             self._publish_records()
@@ -359,31 +351,29 @@ class Daemon:
         self._say(FrameKind.RECORDS, together)
 
     def publish_devices(self) -> None:
-        """Publish new samples of devices. If no viewer listens, pause the samplers."""
+        """Publish new samples of devices. Pause the samplers if no viewer listens."""
         if not self._publisher.is_heard:
             self._devices.rest()
             return
         profiled = [pid for source in self.sources.values() if (pid := source.pid_in(self._pid_namespace))]
-        # Sample this process, too, because viewers show the cost of the daemon.
+        # Viewers show the daemon's own cost, so sample this process, too.
         self._devices.listen([os.getpid(), *profiled])
         self._say(FrameKind.LIVE, [codec.encode(sample) for sample in self._devices.fresh()])
 
     def beat(self) -> None:
-        """Publish all new data and a heartbeat. Then begin a new second for the publisher's limits per second."""
+        """Publish all new data and a heartbeat. The publisher's limits per second then start anew."""
         self.publish()
         self._say(FrameKind.LIVE, [codec.encode(self._heartbeat())])
         self._publisher.begin_second()
         _give_memory_back()
 
     def keyframe(self) -> None:
-        """Publish the complete state of all live sources.
-
-        If a source has changed, a new segment of the history begins with this state.
+        """Publish the complete state of all live sources. If one has changed, it begins a new segment of the
+        history.
         """
         self.publish()
         for source in self.sources.values():
-            # Leave out a source if its catalog is still being read. The source will be published when the catalog is
-            # complete.
+            # The catalog of this source is still being read. The source is published once it is complete.
             if source.state is SourceStatus.LIVE and not source.is_behind:
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
@@ -393,7 +383,7 @@ class Daemon:
         versions = {source.key: source.version for source in recent}
         now_s = time.monotonic()
         is_old = bool(self._devices.latest()) and now_s - self._history_keyframe_s >= RESTING_KEYFRAME_S
-        # If no source has changed, the history's last keyframe is still complete.
+        # Without changes, the history's last keyframe is still complete.
         if versions != self._history_versions or is_old:
             self._history_versions, self._history_keyframe_s = versions, now_s
             now_ns = time.perf_counter_ns()
@@ -421,15 +411,14 @@ class Daemon:
             return
         if joined := self._publisher.questions(JOIN_PREFIX):
             self._joins_due_s = time.monotonic() + JOIN_S
-            # Read the rings now, because the window of a new viewer begins now. Records that ended before this moment
-            # do not belong to the window.
+            # A new viewer's window begins now, and earlier records are outside of it. So read the rings now.
             self.read()
             self.publish()
             self._publisher.answer_frames(joined, [*self._snapshots(self.sources.values())])
 
     def _what_ended(self, topic: bytes) -> list[bytes]:
-        """Return all data of the source that a viewer requested. If this data was not read yet, read it and publish
-        it to all viewers.
+        """Return all data of the source that a viewer requested. If it was not read yet, read it and publish it to
+        all viewers.
         """
         wanted = topic.rpartition(b"/")[2].decode().replace(":", "-")
         source = self.sources.get(self._directory / f"{wanted}.ring")
@@ -442,9 +431,7 @@ class Daemon:
         return [codec.encode(self._heartbeat())]
 
     def _say(self, kind: FrameKind, frames: Sequence[bytes]) -> None:
-        """Send messages to the viewers that subscribe to this kind of message, and add the messages to the
-        history.
-        """
+        """Send messages to the viewers that subscribe to this kind, and add them to the history."""
         if frames:
             self._publisher.send_frames(TOPICS[kind], frames)
             if self._history_s:
@@ -462,7 +449,7 @@ class Daemon:
 
 
 class DaemonInside:
-    """A daemon in a thread of the viewer's process. It is used if the viewer found no running daemon."""
+    """A daemon in a thread of the viewer's process, for when no other is running."""
 
     def __init__(self, endpoint: str, directory: Path | None = None, history_s: float = MAX_HISTORY_S) -> None:
         self._stop = threading.Event()
@@ -495,9 +482,9 @@ class DaemonInside:
 
 
 class _Timetable:
-    """A list of repeated jobs. Each job has its own period in seconds.
+    """Repeated jobs, each with its own period in seconds.
 
-    When a job is due, jobs that become due soon run at the same time, because waking up takes longer than most jobs.
+    When a job is due, jobs that become due soon run, too, because waking up takes longer than most jobs.
     """
 
     def __init__(self, periods_s: dict[Callable[[], None], float]) -> None:
@@ -505,9 +492,7 @@ class _Timetable:
         self._due_s = dict.fromkeys(periods_s, time.monotonic())
 
     def now(self) -> list[Callable[[], None]]:
-        """Return the jobs to run now. The next time of each returned job is one period later. Missed periods are
-        skipped.
-        """
+        """Return the jobs to run now. Their next time is one period later. Missed periods are skipped."""
         now_s = time.monotonic()
         if min(self._due_s.values()) > now_s:
             return []
@@ -536,14 +521,14 @@ def _hello() -> DaemonHello:
 
 
 def _give_memory_back() -> None:
-    """Return free memory to the system with malloc_trim(3), because glibc would otherwise keep the memory."""
+    """Return free memory to the system with malloc_trim(3). glibc would keep it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list[bytes]:
-    """Return the encoded messages of `source`. If encoding fails, mark the source as faulty and return []."""
+    """Return the encoded messages of `source`. If encoding fails, it becomes faulty, and the result is []."""
     try:
         return [codec.encode(message) for message in say()]
     except Exception as error:  # noqa: BLE001 - errors provoked by a hostile file affect only its source

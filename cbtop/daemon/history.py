@@ -1,4 +1,4 @@
-"""Keep the daemon's messages of the last minutes. The messages are stored as frames, as in a recording."""
+"""Keep the daemon's messages of the last minutes, as frames, like a recording."""
 
 from __future__ import annotations
 
@@ -23,27 +23,25 @@ class _Segment:
 class History:
     """The newest frames that the daemon has published.
 
-    The first stored frame is a keyframe. The oldest frames are dropped in whole segments.
+    The first one is a keyframe. The oldest ones are dropped in whole segments.
     """
 
     def __init__(self, max_s: float = MAX_HISTORY_S, max_bytes: int = MAX_HISTORY_BYTES) -> None:
-        self.end = 0  # number that the next frame of the history will get
+        self.end = 0  # number of the history's next frame
         self.size_bytes = 0
         self._max_s = max_s
         self._max_bytes = max_bytes
         self._segments: deque[_Segment] = deque()
 
     def begin(self, keyframe: bytes, now_s: float) -> None:
-        """Begin a segment of the history with a keyframe, and drop segments that are too old."""
+        """Begin a segment with a keyframe, and drop segments that are too old."""
         self._segments.append(_Segment(self.end, now_s, []))
         while len(self._segments) > 1 and now_s - self._segments[1].begun_s >= self._max_s:
             self._forget()
         self.add(keyframe)
 
     def add(self, frame: bytes) -> None:
-        """Add a frame to the history. If the segment of the frame would exceed the memory limit, the frame is
-        dropped.
-        """
+        """Add a frame, unless its segment would exceed the memory limit."""
         while len(self._segments) > 1 and self.size_bytes + len(frame) > self._max_bytes:
             self._forget()
         if not self._segments or self.size_bytes + len(frame) > self._max_bytes:
@@ -54,10 +52,9 @@ class History:
         self.end += 1
 
     def piece(self, number: int) -> tuple[int, list[bytes]]:
-        """Return a piece of the history, and the number of the first frame in it. A piece has frames of about
-        PIECE_BYTES together.
+        """Return a piece of the history (frames of about PIECE_BYTES), and the number of its first frame.
 
-        The first frame is `number`. If frame `number` was dropped, the first frame is the oldest stored frame.
+        It begins with frame `number`, or with the oldest stored frame if that was dropped.
         """
         first, found, size = self.end, list[bytes](), 0
         for segment in self._segments:

@@ -1,4 +1,4 @@
-"""Find the last activity of an ended process: its last steps and records, and the unfinished brick of each thread."""
+"""Find what an ended process did last: its last steps and records, and each thread's unfinished brick."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10
 LAST_RECORDS = 5
-STEPS_COMPARED = 64  # At most this many earlier steps are searched for a step that begins like the unfinished one.
+STEPS_COMPARED = 64  # At most this many earlier steps are compared with the begin of the unfinished one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class EndedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A brick that a thread, task or greenlet had begun but not finished.
+    """A brick that a thread, task or greenlet had begun and not finished.
 
-    `provenance` is `measured` if the ring shows that the brick was running. It is `derived` if the brick is a guess:
-    an earlier step began with the same records and then ran this brick. The thread of a guessed brick is unknown.
+    `provenance` is `measured` if the ring shows that it was running. It is `derived` if it is a guess: an earlier
+    step began with the same records, and then ran this brick. The thread is then unknown.
     """
 
     path: str
@@ -50,9 +50,7 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class PostMortem:
-    """The end of one process. All times are Unix times. They were converted with the two clocks that are stored in
-    the ring.
-    """
+    """The end of one process. All times are Unix times, converted by the ring's two clocks."""
 
     pid: int
     program: str
@@ -131,9 +129,9 @@ def _step_ends(batch: Batch, nodes: NodeTable) -> list[int]:
 
 
 def _derived(batch: Batch, nodes: NodeTable) -> tuple[Unfinished, ...]:
-    """Return the path of the brick that probably ran next in the unfinished step, or () if this brick is unknown.
+    """Return the path of the brick that probably ran next in the unfinished step, or () if unknown.
 
-    The brick is taken from the newest earlier step that began with the same records.
+    It is the next brick of the newest earlier step that began with the same records.
     """
     node, step_ends = batch.node.tolist(), _step_ends(batch, nodes)
     begun = node[step_ends[-1] + 1 :] if step_ends else []

@@ -1,8 +1,7 @@
-"""Find out how long a process has made no progress, and which bricks its threads are running."""
+"""Find how long a process has made no progress, and which bricks its threads run."""
 
-# A process makes progress if a new record or announcement arrives, or if its threads change: a thread begins, ends,
-# or enters a different brick. Threads are watched, because work in a step outside of any brick leaves no record until
-# the step ends.
+# A process makes progress if a record or announcement arrives, or if a thread begins, ends or enters another brick.
+# Threads count because work in a step outside of bricks leaves no record until the step ends.
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from cbtop.protocol.messages import Quiet
 from cbtop.protocol.ring import NO_NODE, SLOTS
 from cbtop.protocol.ring_reader import Batch, InFlight, RingReader
 
-# A pause in the progress of a process is reported only if the pause is at least this long (ns).
+# Shorter pauses (ns) in a process's progress are not reported.
 MIN_QUIET_NS = 1_000_000_000
-LOOK_NS = 500_000_000  # The threads of a process without progress are read at this interval (ns).
+LOOK_NS = 500_000_000  # The threads of a process without progress are read this often (ns).
 
 
 class QuietWatch:
@@ -22,9 +21,9 @@ class QuietWatch:
 
     def __init__(self, ring: RingReader) -> None:
         self._ring = ring
-        # Time of the last known progress. The begin of a brick that still runs does not count as progress here.
+        # Time of the last known progress, without the begins of running bricks.
         self._moved_ns: int | None = None
-        # the threads of the process at the last reading; None if new data has arrived since that reading
+        # the threads at the last reading; None if data has arrived since
         self._threads: list[InFlight] | None = None
         self._looked_ns = -LOOK_NS
         self._version = (0, 0)  # (number of records, number of messages) of the process at the last update
@@ -40,26 +39,23 @@ class QuietWatch:
             self._version = version
             end_ns = batch.calls().end_ns
             self.recorded(int(end_ns.max()) if len(end_ns) else None, now_ns)
-        # Read the threads already at the first update, because the process may have made no progress for a long time.
+        # The process may have made no progress for long, so read the threads at the first update.
         self.look(now_ns)
 
     def recorded(self, ended_ns: int | None, now_ns: int) -> None:
-        """Store the time of the last progress. New data arrived at `now_ns`, and its newest record ended at
-        `ended_ns`.
+        """Store the time of the last progress. Data arrived at `now_ns`, and its newest record ended at `ended_ns`.
 
-        Usually `ended_ns` is stored as the time of progress. So even a daemon that starts late knows how long the
-        process has been quiet. If `ended_ns` is in the future, or before the last known progress, the record has a
-        different clock or arrived late. In this case, `now_ns` is stored.
+        Usually `ended_ns` is stored, so that even a late daemon knows how long the process was quiet. If it is in the
+        future, or before the last progress, the record is late or has another clock. Then `now_ns` is stored.
         """
         earliest_ns = self._ring.monotonic_ns if self._moved_ns is None else self._moved_ns
         self._moved_ns = ended_ns if ended_ns is not None and earliest_ns <= ended_ns <= now_ns else now_ns
         self._threads = None
 
     def look(self, now_ns: int) -> None:
-        """Read the threads of the process if it has been quiet for MIN_QUIET_NS, or if no thread has ever reported a
-        brick.
+        """Read the threads if the process has been quiet for MIN_QUIET_NS, or if no thread ever reported a brick.
 
-        An ended thread, such as the thread of a request, cannot be read, because it has left the ring.
+        An ended thread, for example of a request, has left the ring.
         """
         if self._moved_ns is None:
             self._moved_ns = now_ns
@@ -76,16 +72,15 @@ class QuietWatch:
         self._threads = threads
 
     def quiet(self, now_ns: int, last: int, is_in_step: Callable[[int], bool] = lambda node: True) -> Quiet | None:
-        """Return the stall of the process, or None if its last progress is less than MIN_QUIET_NS ago.
+        """Return the stall of the process. None if its last progress is less than MIN_QUIET_NS ago.
 
-        `last` is the id of the newest record's node.
+        `last` is the node id of the newest record.
         """
         if self._threads is None or self._moved_ns is None:
             return None
         inside = [thread for thread in self._threads if thread.node != NO_NODE]
-        # If several threads run bricks, the stall is shown at the brick that began last. Bricks in a step come first,
-        # because a thread outside of steps may only be waiting for a request. A brick with an unknown begin counts as
-        # begun at the time of the last known progress.
+        # The stall is shown at the brick that began last. Bricks in a step come first, because a thread outside of
+        # steps may only wait for a request. A brick with unknown begin counts from the last progress.
         moved_ns = self._moved_ns
         inside.sort(key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, reverse=True)
         in_steps = [thread for thread in inside if thread.node < 0 or is_in_step(thread.node)]
@@ -99,8 +94,7 @@ class QuietWatch:
             in_flight=NO_NODE if newest is None else newest.node,
             in_flight_ns=None if begun_ns is None else now_ns - begun_ns,
             threads=len(inside),
-            # If all slots of the ring are used, other threads may run without a slot. The daemon cannot watch such
-            # threads.
+            # If all slots of the ring are in use, the daemon may not see some threads.
             is_watched=self._say and len(self._threads) < SLOTS,
             last=last,
             in_flight_size=0 if newest is None else newest.size,

@@ -1,6 +1,4 @@
-"""One profiled process in the daemon. The daemon reads the ring and the catalog of the process, checks them, and adds
-up the records.
-"""
+"""One profiled process in the daemon. Its ring and catalog are read and checked, and its records added up."""
 
 from __future__ import annotations
 
@@ -32,18 +30,17 @@ from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon")
 
-# If a source has no changes, only one of this many keyframes repeats the source. This is twice a minute.
+# A source without changes is in one of this many keyframes (twice a minute).
 QUIET_ROUNDS = 6
-# The maximum length of a host name in Linux (HOST_NAME_MAX). A longer name would leave no room for the pid in the key
-# of a source.
+# The longest host name in Linux (HOST_NAME_MAX). A longer one would leave no room for the pid in a source's key.
 MAX_HOST_CHARS = 64
 
 
 class Source:
-    """Reads one ring and its catalog, and adds up the records. Errors in these files affect only this source.
+    """Reads a ring and its catalog, and adds up the records. Errors in these files affect only this source.
 
-    With `on_demand`, only the hello and the number of records of an ended process are read. A call of `want` requests
-    the rest of the data.
+    With `on_demand`, only the hello and the number of records of an ended process are read, until `want` requests the
+    rest.
     """
 
     def __init__(
@@ -55,20 +52,20 @@ class Source:
         self.ended_at_s: float | None = None
         self._announced = Announced()
         self.nodes = self._announced.nodes
-        # number of announcements that the profiled process left out of its catalog
+        # number of announcements that the process left out of its catalog
         self._left_out_there = 0
         self._totals = Totals()
         self.stats = self._totals.stats
         self._clock_s = clock_s
-        self._produced = 0  # number of the next record in the ring that will be counted
+        self._produced = 0  # number of the ring's next record to count
         self._unread = 0
-        self._read_ns = time.perf_counter_ns()  # records that ended later may not be in the statistics yet
+        self._read_ns = time.perf_counter_ns()  # later records may not be in the statistics yet
         self._quiet_version = (0, 0)  # (number of records, number of messages) of the source at the last keyframe
         self._quiet_rounds = 0  # number of consecutive keyframes without new records or messages
         # Two numbers: of catalog messages, and of consecutive keyframes without a new catalog message.
         self._quiet_catalog = 0, 0
         self._fresh: list[Batch] = []
-        self._handed_out = 0  # number of the first record that the method `records` has not returned yet
+        self._handed_out = 0  # number of the first record that `records` has not returned yet
         self._is_wanted = False  # whether a viewer has requested the data of this ended process
         self._ring = RingReader(ring_path)
         self._watch = QuietWatch(self._ring)
@@ -84,32 +81,30 @@ class Source:
 
     @property
     def hello(self) -> HostHello | None:
-        """The hello, which is the first message of the catalog, or None if it is not read yet."""
+        """The hello: the catalog's first message. None before it is read."""
         return self._announced.hello
 
     @property
     def key(self) -> str:
-        """The key of the source, host:pid:start:serial. The key does not change during the life of the process."""
+        """The key of the source, host:pid:start:serial, which never changes."""
         host = self.hello.host[:MAX_HOST_CHARS] if self.hello else "?"
         return f"{host}:{self.ring_path.stem.replace('-', ':')}"
 
     def pid_in(self, namespace: int | None) -> int | None:
-        """Return the pid of the process if it runs in the pid namespace `namespace`. Returns None otherwise."""
+        """Return the pid of the process if it runs in the pid namespace `namespace`, else None."""
         if self.hello is None or self.state is not SourceStatus.LIVE or self.hello.pid_namespace != namespace:
             return None
         return self.hello.pid
 
     @property
     def catalog(self) -> list[CatalogMessage]:
-        """The valid catalog messages of the process. If a later message replaced a message, only the later one is
-        included.
-        """
+        """The valid catalog messages, without those that were replaced."""
         return self._announced.messages
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last poll could not read the whole catalog, because it was too long. Records are read only
-        after the whole catalog.
+        """Whether the last poll could not read the whole catalog, because it is long. Records are read only after all
+        of it.
         """
         return (self.state is SourceStatus.LIVE or self._is_wanted) and self._catalog_reader.is_behind
 
@@ -120,37 +115,36 @@ class Source:
 
     @property
     def is_filling(self) -> bool:
-        """Whether the ring may overflow before the daemon polls it again."""
+        """Whether the ring may overflow before the next poll."""
         try:
             return self.state is SourceStatus.LIVE and self._ring.is_filling
         except RingError:
-            return True  # Poll the ring soon, because the poll reports the error.
+            return True  # Poll the ring soon, to report the error.
 
     def poll(self) -> None:
-        """Read all new data of the process. If the data violates the protocol, mark the source as `faulty` and stop
-        reading it.
+        """Read all new data of the process. If it violates the protocol, mark the source as `faulty` and stop
+        reading.
         """
         if self.state is not SourceStatus.LIVE and not self._is_wanted:
             if self.ended_at_s is None and not self._liveness.is_alive(self.hello):
                 self.ended_at_s = self._clock_s()
             return
         try:
-            # Read the hello first. It shows how to check whether the process runs.
+            # The hello tells how to check whether the process runs, so read it first.
             self._announced.add(self._catalog_reader.read_piece())
             if self._catalog_reader.is_behind:
-                return  # A long catalog is read in several polls, so that other sources need not wait.
-            # Check whether the process runs before its ring is read. If the process has already ended, this read gets
-            # all of its records.
+                return  # Other sources need not wait: a long catalog takes several polls.
+            # Check whether the process runs before reading its ring. If it has ended, this read gets all its records.
             alive = self._liveness.is_alive(self.hello)
             batch = self._read_ring(final=not alive)
-            # Read the catalog after the ring. A process announces a node before the node's first record. So all nodes
-            # in `batch` are known after reading the catalog.
+            # A node is announced before its first record. So read the catalog after the ring, to know all nodes in
+            # `batch`.
             self._announced.add(self._catalog_reader.read())
             self._count(batch)
             self._unread = self._ring.unread
             self._left_out_there = self._ring.left_out
             if self._announced.goodbye is not None:
-                # The process sends its goodbye after its last record. So read the ring to its end now.
+                # The goodbye comes after the last record, so read the ring to its end.
                 self._count(self._read_ring(final=True))
                 self._end(SourceStatus.ENDED, self._announced.goodbye.reason)
             elif not alive:
@@ -183,7 +177,7 @@ class Source:
         )
 
     def delta(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return the changes of the source since the last call. They are for viewers that have all earlier data."""
+        """Return the changes since the last call, for viewers that have all earlier data."""
         messages: list[SourceCatalog | StatsUpdate | SourceState] = []
         if changed := self._announced.changes():
             messages.append(SourceCatalog(self.key, complete=False, messages=changed))
@@ -194,7 +188,7 @@ class Source:
 
     @property
     def waiting(self) -> int:
-        """Number of records that the next call of the method `records` returns."""
+        """Number of records that `records` will return."""
         return sum(len(batch.node) for batch in self._fresh)
 
     def records(self) -> list[RecordBatch]:
@@ -204,16 +198,14 @@ class Source:
         return list(batches(self.key, first, produced, fresh)) if produced > first else []
 
     def pass_over_records(self) -> None:
-        """Skip all records that were read until now. The next call of `records` returns only records that are read
-        later.
-        """
+        """Make the next call of `records` skip all records that were read until now."""
         self._fresh, self._handed_out = [], self._ring.read_to
 
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """Return all data of the source for a new viewer.
 
-        Keyframes repeat this data for viewers that lost messages. While a long catalog is being read, the statistics
-        are left out, because a viewer's window begins with the first statistics.
+        Keyframes repeat it for viewers that lost messages. While a long catalog is being read, the statistics are
+        left out, because a viewer's window begins with the first ones.
         """
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
@@ -222,10 +214,10 @@ class Source:
         ]
 
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return the data of the source for a keyframe. Unchanged data is mostly left out.
+        """Return the source's data for a keyframe, mostly without unchanged data.
 
-        Data without changes is repeated in the next two keyframes, and after that in one of QUIET_ROUNDS keyframes.
-        Keyframes are counted separately for the catalog and for the other data.
+        Unchanged data is repeated in the next two keyframes, and then in one of QUIET_ROUNDS. The catalog and the
+        other data are counted separately.
         """
         self._quiet_rounds = self._quiet_rounds + 1 if self.version == self._quiet_version else 0
         self._quiet_version = self.version
@@ -237,9 +229,7 @@ class Source:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The number of records read, and the number of messages read. The snapshot changes only if one of the two
-        numbers changes.
-        """
+        """The numbers of records and messages that were read. Without a change of these, the snapshot is the same."""
         return self._produced, self._announced.received
 
     def close(self) -> None:
@@ -251,7 +241,7 @@ class Source:
         return round(self._clock_s() * 1e9)
 
     def _quiet(self) -> Quiet | None:
-        """Return the stall of the process. Returns None if the process makes progress."""
+        """Return the stall of the process, or None if it makes progress."""
         last, lane = self._totals.last
         quiet = self._watch.quiet(self._now_ns(), last, self._announced.is_in_step)
         if quiet is None or self.hello is None:
@@ -259,14 +249,14 @@ class Source:
         here = self.hello.pid_namespace == pid_namespace()
         step = int(self.nodes.step_of[last])
         if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.running.is_open(step, lane):
-            # The records show that this step has begun and not ended. So name the step as the place of the stall.
+            # By the records, this step has begun and not ended. So the process is stalled in this step.
             quiet = replace(quiet, in_flight=step)
         return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
 
     def _look_at_what_is_left(self) -> None:
         """Read only the hello and the number of records of an ended process.
 
-        If the catalog has no hello, mark the source for a complete read.
+        Without a hello in the catalog, mark the source for a complete read.
         """
         try:
             self._announced.add(self._catalog_reader.read_first())
@@ -281,13 +271,13 @@ class Source:
 
     def _end(self, state: SourceStatus, reason: str) -> None:
         self.state, self.reason, self._unread, self._is_wanted = state, reason, 0, False
-        # Do not mark a faulty process as ended, because it may still run. The files of ended processes are deleted.
+        # The files of ended processes are deleted. A faulty one may still run, so do not mark it as ended.
         if state is not SourceStatus.FAULTY:
             self.ended_at_s = self._clock_s()
 
     def _read_ring(self, *, final: bool) -> Batch:
-        # Take the time before the read, because reading a full ring takes up to a second. Records that the process
-        # writes in the meantime come with the next read.
+        # Reading a full ring takes up to a second, so take the time first. Records written meanwhile come with the
+        # next read.
         self._read_ns = time.perf_counter_ns()
         return self._ring.read(final=final)
 

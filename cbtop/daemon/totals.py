@@ -1,4 +1,4 @@
-"""The statistics of one source, and the messages that keep a viewer's copy of the statistics up to date."""
+"""The statistics of one source, and the messages that update a viewer's copy of them."""
 
 from __future__ import annotations
 
@@ -74,10 +74,8 @@ class Totals:
     def _updates(
         self, source: str, read_ns: int, node: Column, cell: Column, ran_from_ns: int | None
     ) -> Iterator[StatsUpdate]:
-        """Yield updates with three kinds of data: the totals of the nodes in `node`, the counts of the histogram
-        cells in `cell`, and the time intervals of steps.
-
-        The column `cell` is ascending.
+        """Yield updates of the nodes in `node`, the histogram cells in `cell` (ascending), and the intervals of
+        steps.
         """
         yield self._update(source, read_ns, node, cell[:MAX_CELLS], ran_from_ns)
         for at in range(MAX_CELLS, len(cell), MAX_CELLS):

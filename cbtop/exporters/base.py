@@ -15,15 +15,14 @@ from cbtop.protocol.serving_messages import ServedRequest
 
 @dataclass(frozen=True, slots=True)
 class RecordedProcess:
-    """The records of one process, in the order of their end. Each record has a node in `nodes` and a valid duration.
+    """The records of one process, in the order of their ends. Each has a node in `nodes` and a valid duration.
 
-    `records` can be iterated more than once while the reader of a recording is open.
+    `records` can be iterated several times while the recording is open. `key` identifies the process in its
+    recording, and `rank` is its rank in a job.
 
-    `key` identifies the process in its recording, and `rank` is its rank in a job of several processes.
-
-    Three fields count records that the process wrote and that are missing here. `overwritten` records were lost in
-    the ring before they were read. `rejected` records have an unknown node or a negative duration. `missed` records
-    are not in the recording, because it began later or because they were lost on the way.
+    Records that the process wrote and that are missing: `overwritten` ones were lost in the ring before they were
+    read, `rejected` ones have an unknown node or a negative duration, and `missed` ones are not in the recording (it
+    began later, or they were lost on the way).
     """
 
     process: str
@@ -41,10 +40,9 @@ class RecordedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """An export format: its write function, whether one file can hold several processes, and whether the file is
-    binary.
+    """An export format: its write function, whether a file can have several processes, and whether it is binary.
 
-    `write` holds only a bounded number of records in memory. For this, it may iterate over the records several times.
+    `write` keeps only a limited number of records in memory, and may iterate over them several times.
     """
 
     write: Callable[[Sequence[RecordedProcess], BinaryIO], None]

@@ -30,7 +30,7 @@ OF_LAYERS = (*PLACE, *TIMES, *PROCESS)
 OF_BRICKS = (*PLACE, "brick", "label", "outer_brick", "category", "backend", *TIMES, "elements", *PROCESS)
 OF_KERNELS = (*PLACE, "brick", "label", "kernel", "kind", "backend", *TIMES, "elements", *PROCESS)
 OF_CALLS = (*PLACE, "brick", "label", "kernel", "kind", "category", "backend", *TIMES, "elements", "plain", *PROCESS)
-# These columns may differ between two calls of one node. All other columns depend only on the node.
+# Columns that may differ between calls of one node. All others depend only on the node.
 OF_RECORDS = frozenset(
     {"step", *TIMES, "elements", "tokens", "sequences", "cached_positions", "failed", "plain", "node"}
 )
@@ -102,10 +102,10 @@ def are_steps(table: NodeTable) -> NDArray[np.bool_]:
 
 
 class CallColumns:
-    """Makes the columns `names` of a table with the calls of `processes`. The table has a row for each call of the
-    nodes that `choice` selects.
+    """Makes the columns `names` of a table with the calls of `processes`, a row for each call of the nodes that
+    `choice` selects.
 
-    Times count from the start of the earliest record of all processes.
+    Times count from the earliest record of all processes.
     """
 
     def __init__(self, processes: Sequence[RecordedProcess], names: Sequence[str], choice: Choice) -> None:
@@ -118,9 +118,9 @@ class CallColumns:
         self._by_node = [self._columns_by_node(process) for process in processes]
 
     def parts(self) -> Iterator[Columns]:
-        """Yield the rows in parts. Each part has all columns. There is at least one part for each process.
+        """Yield the rows in parts with all columns, at least one for each process.
 
-        The columns of all parts share their texts. A part is small enough to fit in memory.
+        A part fits in memory. All parts share the columns' texts.
         """
         for at in range(len(self._processes)):
             yield from self._parts(at, self._names)
@@ -129,8 +129,8 @@ class CallColumns:
         """Return the columns of all rows as one table."""
         wholes = []
         for at, by_node in enumerate(self._by_node):
-            # Look up the columns that depend on the node last. Joining these columns part by part would need twice
-            # their memory.
+            # Columns that depend only on the node are looked up last. Joining them from parts would need twice their
+            # memory.
             own = joined_columns(list(self._parts(at, [name for name in self._names if name in OF_RECORDS])))
             node = own["node"].values
             wholes.append({name: own.get(name) or by_node[name].rows(node) for name in self._names})

@@ -37,8 +37,7 @@ def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> Non
 
 
 def _events(processes: Sequence[RecordedProcess]) -> Iterator[Event]:
-    # Number the threads over all processes, so that each number is unique. Two processes may have had the same pid at
-    # different times.
+    # Number the threads over all processes, because two processes may have had the same pid at different times.
     numbers = count(1)
     for recorded in processes:
         yield _name("process_name", recorded.process, recorded.pid, 0)

@@ -20,8 +20,8 @@ COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "
 def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
     """Write CSV as in RFC 4180 with a header row. `failed` and `plain` are 0 or 1.
 
-    A field is empty if its value is unknown or does not exist. For example, a root has no parent, and a call outside
-    of steps has no step. If a spreadsheet would take a name for a formula, a single quote is put before the name.
+    A field is empty if it is unknown or does not exist, such as the parent of a root or the step of a call outside of
+    steps. A single quote comes before a name that a spreadsheet would take for a formula.
     """
     from cbtop.exporters.step_numbers import numbered  # imported here, because this module imports NumPy
 

@@ -178,8 +178,7 @@ class _Chunk:
         self._skip = skip  # number of batches in the first frame that come before the chunk
         self._kinds: set[int] = set()  # kinds of the frames that contain this chunk's batches
         self._batches = 0
-        # For a batch with repeated records: the index of the batch, and the number of records at its begin that an
-        # earlier batch already contained.
+        # Index of a batch with repeated records -> how many records at its begin are already in an earlier batch.
         self._known: dict[int, int] = {}
 
     def add(self, batch: RecordBatch, known: int, frame: Frame) -> None:
@@ -234,8 +233,7 @@ class _Recorded:
             case RecordBatch():
                 if frame.offset != self._frame_offset:
                     self._frame_offset, self._in_frame = frame.offset, 0
-                # Begin a new chunk after a damaged frame. Otherwise the batches before and after the frame would be
-                # confused.
+                # After a damaged frame begin a new chunk, so that the batches before and after it are not confused.
                 last = self._chunks[-1] if self._chunks else None
                 if last is None or last.records >= CHUNK_RECORDS or last.errors != errors:
                     nodes = self.said.nodes
@@ -246,8 +244,8 @@ class _Recorded:
 
     def recorded(self, books: RecordTally) -> RecordedProcess:
         records = Records(self._chunks)
-        # Record batches only contain the total number of lost records. The daemon also counts the rejected records.
-        # Take their number from the growth of this count, because it begins at 0 again if the daemon restarts.
+        # Record batches only have the total number of lost records. The daemon counts the rejected ones, too. Use the
+        # growth of this count, because it begins at 0 again if the daemon restarts.
         least, most = self.rejected or (0, 0)
         rejected = min(most - least, books.dropped)
         return self.said.recorded(

@@ -1,13 +1,12 @@
-"""The records of one process, in the order of their ends or of their starts. An iteration keeps only a limited number
-of records in memory.
+"""The records of one process, by their ends or by their starts. An iteration keeps a limited number of records in
+memory.
 """
 
 # Rules
-# - Each iteration reads the records again, chunk by chunk and batch by batch. No record stays in memory.
-# - Records are stored in the order of their end. To iterate by start, repeatedly take the first MAX_SORTED / 2 of the
-#   remaining records, and skip chunks that start later.
-# - If the records are already in order, each record is read twice. Records with long overlaps cost more time, but not
-#   more memory.
+# - Each iteration reads the records again, by chunk and batch. No record stays in memory.
+# - Records are stored by their ends. To iterate by start, sort MAX_SORTED / 2 records at a time: find those that
+#   start first among the remaining ones, and skip chunks that start later.
+# - If records are already in order, each is read twice. Long overlaps cost more time, but no more memory.
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class Records:
     """The records of `chunks` in the order of their ends. Each iteration calls every function in `chunks` again."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        # Number of all records that were read. Records of amounts and of cancelled steps count here, although they
-        # are not calls.
+        # Number of all records that were read, with those of amounts and of cancelled steps, which are not calls.
         self.read = 0
         self._count = 0
         self._spans: list[_Span] = []
@@ -97,9 +95,9 @@ class Records:
         return min((span.first_ns for span in self._spans), default=0)
 
     def by_start(self) -> Iterator[TimedRecord]:
-        """Yield the records in the order of their start. A record precedes the records that it contains.
+        """Yield the records by start. A record precedes those that it contains.
 
-        If a parent and its child have equal times, the parent comes first, because it has the smaller id.
+        With equal times, a parent comes before its child, because its id is smaller.
         """
         left = sorted(self._spans, key=lambda span: span.first_ns)
         rows, is_all = _first(left, None)

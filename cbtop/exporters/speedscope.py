@@ -1,10 +1,10 @@
-"""Export to speedscope's own file format, with one evented profile per track.
+"""Export to speedscope's own file format, one evented profile per track.
 
-https://www.speedscope.app/file-format-schema.json describes it. The event `O` opens a frame, and the event `C` closes
-a frame. The time `at` of an event never decreases. Only the frame that was opened last may be closed.
+https://www.speedscope.app/file-format-schema.json describes it. The event `O` opens a frame and `C` closes it. The
+times `at` never decrease, and only the frame that was opened last may be closed.
 
-All events of a profile must be written together. Records of the second and later tracks are kept in a temporary file
-until the first track is complete.
+A profile's events must be written together. So records of later tracks go to a temporary file until the first track
+is complete.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Number the steps of a process, and find the step of each call."""
 
 # Rules
-# - Steps are numbered from 1, in the order of their end. A cancelled step has no number.
-# - A call belongs to the next step that ends in its lane. A call may arrive late: it ended before the end of the
-#   previous step in the lane, and does not fit into the next step. Such a call belongs to the previous step.
-# - Steps that found no lane of their own share the last lane. The step of a call in this lane is not known.
-# - The record of a step's numbers of sequences and cached positions directly follows the step.
-# - A record waits until its step has ended. If more than MAX_WAITING records are waiting, all of them are passed on
-#   without a step.
+# - Steps are numbered from 1 by their ends. A cancelled step has no number.
+# - A call belongs to the next step that ends in its lane. A late call belongs to the previous step: it ended before
+#   this step did, and does not fit into the next.
+# - Steps without their own lane share the last lane. The step of a call there is unknown.
+# - A step's sequences and cached positions follow directly after it.
+# - A record waits until its step has ended. If more than MAX_WAITING wait, all of them are passed on without a step.
 
 from __future__ import annotations
 
@@ -33,10 +32,10 @@ Column = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class NumberedCalls:
-    """Calls with the numbers of their steps. NO_STEP means that a call is in no step, or that its step is not known.
+    """Calls with the numbers of their steps. NO_STEP: outside of steps, or unknown.
 
-    For the record of a step, `sequences` is the number of its sequences. `cached` is the number of cached positions
-    of each sequence before the step. For other records, and if they are not reported, both are UNKNOWN.
+    For a step's record, `sequences` is its number of sequences, and `cached` the cached positions of each before the
+    step. UNKNOWN if they are not reported, and for other records.
     """
 
     calls: Batch
@@ -110,15 +109,15 @@ class _Numbering:
     def _steps_of(
         self, batch: Batch, here: Column, ends: Column, step: Column, group: int
     ) -> tuple[Column, NDArray[np.bool_]]:
-        """For each call in `here`, return the number of its step, and whether the call must wait because its step has
-        not ended yet.
+        """Return for each call in `here` the number of its step, and whether it must wait, because the step has not
+        ended yet.
 
         `ends` are the ends of steps in the same lane.
         """
         last = self._last.get(group, _Ended(NO_STEP, UNKNOWN))
         numbers = np.concatenate(([last.number], step[ends], [NO_STEP]))
         ended_ns = np.concatenate(([last.end_ns], batch.end_ns[ends]))
-        # The step after the last ended one gets the largest start time, so that no call seems to be inside that step.
+        # No call may seem to be in the step after the last ended one, so that gets the largest start time.
         begun_ns = np.concatenate((batch.start_ns[ends], [np.iinfo(np.int64).max]))
         at = np.searchsorted(ends, here)
         start_ns, end_ns, before_ns = batch.start_ns[here], batch.end_ns[here], ended_ns[at]

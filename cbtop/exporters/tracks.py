@@ -1,8 +1,8 @@
 """Assign the records of a process to tracks. The records of a track must nest, because flame charts require this."""
 
-# A track is not a thread, because threads are not recorded. Records of one thread nest, so they share a track. If two
-# records overlap without nesting, they ran in parallel. In this case, the later record gets a track with its parent
-# still open. Without such a track, it gets the first track with room.
+# Threads are not recorded, so a track is not a thread. Records of one thread nest, so they share a track. Records
+# that overlap without nesting ran in parallel. The later one gets a track on which its parent is open, or else the
+# first track with room.
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tup
     """Yield (track, depth, record) for each record of `by_start`. The depth is the number of records around the
     record on its track.
     """
-    # For each track: the open records that enclose each other, and its last record at the end; the outermost record
-    # is first
+    # Track -> its open records inside each other, outermost first, and its last record at the end.
     open_on: list[list[_Open]] = []
     for record in by_start:
         best, chosen = _NO_ROOM, len(open_on)
@@ -73,11 +72,11 @@ class _Open(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """A possible position for a record on a track. The smallest tuple is the best position.
+    """A possible position of a record on a track. The smallest tuple is the best one.
 
     If tasks interleave, the record's parent may be open on several tracks. The best track has the fewest records of
-    the same node inside the parent. Among equal tracks, the parent that ends first is best, because fewer other
-    records fit into it.
+    the same node inside the parent. If equal, the parent that ends first is best, because fewer other records fit
+    into it.
     """
 
     is_outside: bool  # whether no record is open on the track
@@ -114,8 +113,8 @@ def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Ro
 def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:
     """Return whether `record` is inside `around`, in time and in the graph. A record of zero length fits anywhere.
 
-    Nothing fits into a step that was timed only as a whole, because its content was not recorded. A record during its
-    time belongs to a different step.
+    Nothing fits into a step that was timed as a whole, because its content was not recorded. Records during its time
+    belong to another step.
     """
     if record.end_ns > around.end_ns or around.plain:
         return False

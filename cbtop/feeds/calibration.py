@@ -1,6 +1,5 @@
-"""Run `cbtop calibrate` to measure the roofs (speed limits) of the hardware that one process uses.
-
-The command runs in a subprocess, so that the screen does not wait.
+"""Run `cbtop calibrate` to measure the roofs (speed limits) of the hardware of one process. It is a subprocess, so
+that the screen does not wait.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from cbtop.viewmodels.source import SourceView
 
 END_WITHIN_S = 5.0
 MAX_SAID_BYTES = 1 << 16
-ENGINE = "numba"  # This package belongs to the extra `compute`. Without it, only the short measurement is possible.
-GOES_ON = " …"  # A progress line ends with this text if the output is not a terminal.
+ENGINE = "numba"  # Without this package, of the extra `compute`, only the short measurement is possible.
+GOES_ON = " …"  # Progress lines end like this outside of a terminal.
 
 
 def why_not_measured(source: SourceView) -> str:
-    """Return the reason why this viewer cannot measure the roofs (speed limits of the hardware) of the source, or ""
-    if it can.
-    """
+    """Return why this viewer cannot measure the source's roofs (speed limits of the hardware), or "" if it can."""
     if source.merged is not None:
         return "these are several processes, and a roof is of one machine: press m until one is shown"
     if source.host != socket.gethostname():
@@ -35,15 +32,14 @@ def why_not_measured(source: SourceView) -> str:
 
 
 class Calibration:
-    """A running `cbtop calibrate` for `source`. Call `poll` until the command has ended. `close` ends the command
-    early.
+    """A running `cbtop calibrate` for `source`. Call `poll` until it has ended. `close` ends it early.
 
-    The measured roofs are stored in the roofs file. Every viewer on this machine reads that file.
+    The roofs are stored in the roofs file, which every viewer on this machine reads.
     """
 
     def __init__(self, source: SourceView) -> None:
         self.status = "measuring roofs"
-        self.done: float | None = None  # always None, because calibrate does not report its progress
+        self.done: float | None = None  # always None, because calibrate reports no progress
         self._said = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed in `close`
         command = [sys.executable, "-m", "cbtop", "calibrate", *arguments(source)]
         try:
@@ -55,11 +51,9 @@ class Calibration:
             raise
 
     def poll(self) -> list[str] | None:
-        """Return the lines that calibrate printed about the roofs, or None while it runs. Raises CbtopError if it
-        fails.
-        """
+        """Return what calibrate printed about the roofs, or None while it runs. Raises CbtopError if it fails."""
         exit_code = self._process.poll()
-        # Use pread, which does not move the file position. Calibrate shares this position for writing.
+        # pread does not move the file position, which calibrate uses for writing.
         lines = os.pread(self._said.fileno(), MAX_SAID_BYTES, 0).decode("utf-8", "replace").splitlines()
         steps = [line for line in lines if line.endswith(GOES_ON)]
         if exit_code is None:
@@ -71,7 +65,7 @@ class Calibration:
         return found
 
     def close(self) -> None:
-        """End calibrate if it still runs. Nothing is stored in this case."""
+        """End calibrate if it still runs. Then nothing is stored."""
         self._process.terminate()
         try:
             self._process.wait(END_WITHIN_S)
@@ -88,10 +82,10 @@ class Calibration:
 
 
 def arguments(source: SourceView) -> list[str]:
-    """Return the command-line arguments of `cbtop calibrate` for this source.
+    """Return the arguments of `cbtop calibrate` for this source.
 
-    For a CPU, the arguments are the number of threads and the size of the weights. A GPU needs no arguments, because
-    the whole GPU is measured. Without the extra `compute`, only the short measurement is possible.
+    For a CPU they are the number of threads and the size of the weights. A GPU is measured as a whole, without
+    arguments. Without the extra `compute`, only the short measurement is possible.
     """
     roofs = source.roofline.ceilings
     if source.threads is None or any(roof.gpu for roof in roofs):

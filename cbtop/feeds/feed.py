@@ -52,10 +52,10 @@ class FeedEnd:
 
 @dataclass(frozen=True, slots=True)
 class FeedSnapshot:
-    """A source with the store of its daemon, and with the offset between the clocks of its host and this host.
+    """A source, its daemon's store, and the offset between its host's clocks and ours.
 
-    `stale_s` is the time since the daemon's last message. `stale_s` is None if the daemon is still sending. `now_ns`
-    is the present time on the monotonic clock of the source's host, or None if unknown.
+    `stale_s` is the time since the daemon's last message (None: not silent). `now_ns` is the time on the host's
+    monotonic clock (None: unknown).
     """
 
     record: SourceRecord
@@ -68,15 +68,15 @@ class FeedSnapshot:
 class Views:
     """Makes views for a screen or report from the data of all visible sources."""
 
-    is_recording = False  # whether this feed shows the past, so that no new measurement is possible
+    is_recording = False  # whether this feed shows the past, where nothing new can be measured
     silenced: Collection[str] = ()  # ids of the verdicts that the user has turned off
-    baselines: Sequence[Snapshot] = ()  # For each process, the baseline that its views are compared with.
+    baselines: Sequence[Snapshot] = ()  # The baseline of each process, to compare its views with.
 
     def __init__(self) -> None:
         self._own_cost = OwnCost()
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply the messages that have arrived from the daemons. Wait at most `timeout_ms` for the first message."""
+        """Apply the daemons' messages. Wait at most `timeout_ms` for the first."""
         self._own_cost.tick()
 
     @property
@@ -93,9 +93,7 @@ class Views:
         return record.ceilings.values()
 
     def want(self, key: str) -> None:
-        """Request the data of the ended source `key`. Do nothing if the data was already read or cannot be
-        requested.
-        """
+        """Request the data of the ended source `key`, unless it was read or cannot be requested."""
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Return every visible source, the newest live one first."""
@@ -104,12 +102,9 @@ class Views:
         return tuple(replace(summary, stale_s=seen[summary.key].stale_s) for summary in found)
 
     def listed(self, phase: str | None = None, *, window: bool = False) -> ListView:
-        """Return the list of sources and the cost of cbtop.
-
-        The returned list does not change when more data arrives.
-        """
+        """Return the list of sources, and the cost of cbtop. It does not change when more data arrives."""
         seen, known = self.seen(), self.sources()
-        machine_of = cache(machine_view)  # Cache the views of machines, because several sources run on one machine.
+        machine_of = cache(machine_view)  # Several sources run on one machine, so cache its view.
         slowest_of = cache(partial(_slowest, seen))
 
         @cache
@@ -125,7 +120,7 @@ class Views:
         return ListView(tuple(one.key for one in known), ended, row, tuple(self._costs()), bool(self.baselines))
 
     def _costs(self) -> Iterator[ProcessCost]:
-        """Yield the cost of this process, and then the cost of every daemon that runs in another process."""
+        """Yield the cost of this process, then of every daemon in another process."""
         own = self._own_cost
         why = "" if own.cpu_percent is not None else "it has run for less than a second"
         inside = ", the daemon in it" if self.is_daemon_inside else ""
@@ -142,10 +137,10 @@ class Views:
         """Yield the cost of each daemon that runs in another process."""
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source since its start. With `window`, the view covers the recent window. If `key` is
-        None, the view is of the first source.
+        """Return the view of a source since its start, or with `window` of its recent window. Without `key`, of the
+        first source.
 
-        Returns None if the source has not appeared yet.
+        None if the source has not appeared yet.
         """
         if key is None:
             known = self.sources()
@@ -181,9 +176,9 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view that merges the source `key` with all related sources, such as the ranks of its job.
+        """Return one view of the source `key` and all related sources, such as the ranks of its job.
 
-        If `key` is None, the first source is used. Returns None if no source exists.
+        Without `key`, the first source. None without sources.
         """
         seen = self.seen()
         if key not in seen:
@@ -215,11 +210,9 @@ class Views:
         return judged(view, self.silenced)
 
     def read_alike(self, key: str) -> set[str]:
-        """Request the unread data of all processes that run the same program as `key`. Returns the keys of these
-        processes.
+        """Request the unread data of all processes with the same program as `key`, and return their keys.
 
-        The data is needed to learn the models of these processes, because only processes with the same model are
-        merged.
+        It tells their models, because only processes with the same model are merged.
         """
         seen = self.seen()
         program = _program(seen[key].record)
@@ -229,14 +222,14 @@ class Views:
         return unread
 
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Return a snapshot of the recent window of every process. Leave out processes with too few steps for a
-        baseline.
+        """Return a snapshot of every process's recent window. Processes with too few steps for a baseline are left
+        out.
         """
         found = (snapshot(source.record, gpus_of(source)) for source in self.seen().values())
         return tuple(one for one in found if any(phase.times for phase in one.phases))
 
     def mark_baseline(self, key: str) -> bool:
-        """Use the recent window of every process as its baseline. Returns False if `key` has too few steps."""
+        """Make every process's recent window its baseline. False if `key` has too few steps."""
         found = self.snapshots()
         if all(one.key != key for one in found):
             return False
@@ -248,7 +241,7 @@ class Views:
         self.baselines = ()
 
     def finished(self) -> FeedEnd | None:
-        """Return the reason to end the viewer, or None. This feed never ends a viewer."""
+        """Return why the viewer should end, or None. This feed never ends it."""
         return None
 
     @abstractmethod
@@ -262,8 +255,8 @@ class Views:
         self.close()
 
     def _with_rate_change(self, source: FeedSnapshot, row: SourceRow) -> SourceRow:
-        """Return a copy of `row` (of the list of sources) with the change of the source's tokens/s since the
-        baseline. If the change is unknown, the row has the reason.
+        """Return `row` (of the list of sources) with the change of its tokens/s since the baseline, or the reason why
+        it is unknown.
         """
         change, why = None, "it marks no steps"
         if row.phase is not None:
@@ -273,9 +266,8 @@ class Views:
         return replace(row, rate_change=change, unknown=(*row.unknown, *unknown))
 
     def _compared(self, source: FeedSnapshot, view: SourceView) -> Comparison | None:
-        """Compare the recent window of `source` with its baseline, in the phase of `view`.
-
-        Returns None if the source has no baseline.
+        """Compare the recent window of `source` with its baseline, in the phase of `view`. None without a
+        baseline.
         """
         now = snapshot(source.record, gpus_of(source), view.phase, self.baselines) if self.baselines else None
         bases = baselines_of(self.baselines, now) if now else []
@@ -292,7 +284,7 @@ class Views:
 class StoreViews(Views):
     """Makes views from a single store, for example of a recording.
 
-    If `selected` is not empty, only sources that match it are shown.
+    `selected` limits the sources, unless it is empty.
     """
 
     def __init__(self, selected: Sequence[str]) -> None:
@@ -331,9 +323,9 @@ class _Judged(NamedTuple):
 class Feed(Views):
     """The live sources of one or several daemons (see `Links`).
 
-    If `selected` is given, only sources that match one of its entries are shown. An entry is a key, a pid or
-    `rank=N`. A daemon in this process remembers the last `history_s` seconds. Raises EndpointError for an invalid
-    address, and KeysError if `keys` are missing for an address on another host.
+    `selected` limits the sources. An entry is a key, a pid or `rank=N`. A daemon in this process remembers the last
+    `history_s` seconds. Raises EndpointError for an invalid address, and KeysError if an address on another host
+    needs `keys`.
     """
 
     def __init__(
@@ -351,7 +343,7 @@ class Feed(Views):
         self._kept_roofs = StoredRoofs()
         self._marks: Marks | None = None
         self._heard_ns = 0
-        # for each view: its baselines, the shown verdicts, and the withheld verdicts, all as of the last heartbeat
+        # view -> its baselines, shown verdicts and withheld verdicts, as of the last heartbeat
         self._verdicts: dict[object, tuple[Sequence[Snapshot], _Judged]] = {}
         self.links = Links(endpoints, window_s, keys, history_s)
 
@@ -361,9 +353,9 @@ class Feed(Views):
         self._mark()
 
     def _mark(self) -> None:
-        """Find notable events (stalls, ends, new verdicts) once per heartbeat.
+        """Find notable events (stalls, ends, new verdicts), once per heartbeat.
 
-        If there are several daemons, find no events, because the clocks differ.
+        None with several daemons, because their clocks differ.
         """
         heard_ns = self.links.heard_ns
         if heard_ns is None or heard_ns == self._heard_ns:
@@ -377,14 +369,12 @@ class Feed(Views):
 
     @property
     def marks(self) -> Marks | None:
-        """The notable events of the last minutes. None before the first message. Also None if there are several
-        daemons.
-        """
+        """The notable events of the last minutes. None before the first message, and with several daemons."""
         return self._marks
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source since its start. With `window`, the view covers the recent window. If `key` is
-        None, the view is of the first source.
+        """Return the view of a source since its start, or with `window` of its recent window. Without `key`, of the
+        first source.
 
         Verdicts are made once per heartbeat, because a text that changes twice a second is hard to read.
         """
@@ -409,9 +399,7 @@ class Feed(Views):
         return known[1]
 
     def watched(self) -> TimeView | None:
-        """Return the time bar of the last minutes, with the notable events on it. The time bar begins at the time
-        when this viewer connected.
-        """
+        """Return the time bar of the last minutes with its notable events. It begins when this viewer connected."""
         if self._marks is None:
             return None
         begin_ns = max(self._marks.begin_ns, self._heard_ns - round(MAX_HISTORY_S * 1e9))
@@ -419,11 +407,11 @@ class Feed(Views):
         return TimeView(length_s, length_s, self._marks.since(begin_ns), is_now=True)
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop receiving every single record. Only a timeline needs them."""
+        """Start or stop receiving single records, which only a timeline needs."""
         self.links.follow_records(on)
 
     def seen(self) -> Mapping[str, FeedSnapshot]:
-        """Return every selected source. If two links report the same source, use the link that is not silent."""
+        """Return every selected source. If two links report it, the one that is not silent counts."""
         by_freshness = sorted(self.links, key=lambda link: link.stale_s or 0, reverse=True)
         found: dict[str, FeedSnapshot] = {}
         for link in by_freshness:
@@ -443,15 +431,12 @@ class Feed(Views):
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
         """Return the roofs (speed limits of the hardware) of a source.
 
-        If a roof was measured on this machine after the announcement, the measured roof replaces the announced one.
+        A roof that was measured on this machine later replaces the announced one.
         """
         return self._kept_roofs.over(record)
 
     def want(self, key: str) -> None:
-        """Request the unread data of ended sources. Each daemon gets a request for one source at a time.
-
-        A later poll reads the answer.
-        """
+        """Request the unread data of ended sources, from each daemon one at a time. A later poll reads the answer."""
         self.links.want(key)
 
     @property
@@ -461,27 +446,25 @@ class Feed(Views):
 
     @property
     def is_complete(self) -> bool:
-        """Whether at least one daemon has answered, and all of its messages are applied."""
+        """Whether a daemon has answered, and all its messages are applied."""
         return self.links.is_complete
 
     @property
     def knows_devices(self) -> bool:
-        """Whether every daemon has reported its devices and processes, including the figures that need two
-        samples.
-        """
+        """Whether every daemon has reported its devices and processes, with figures that need two samples."""
         return all(_knows_devices(link.store) for link in self.links)
 
     @property
     def left_out(self) -> str:
-        """One text with the number, names and reasons of the sources that were dropped for lack of memory. "" if no
-        source was dropped.
+        """Number, names and reasons of the sources that were dropped for lack of memory, as one text. "" without
+        any.
         """
         return self.links.left_out
 
     @property
     def refused(self) -> str:
-        """The reason why no daemon and this viewer will ever accept each other, such as different versions or keys.
-        Empty if at least one link works or may still work.
+        """Why no daemon will ever accept this viewer, or the reverse (different versions or keys). "" if a link works
+        or may work later.
         """
         return self.links.refused
 
@@ -513,7 +496,7 @@ def _knows_devices(store: Store) -> bool:
 
 
 def gpus_of(source: FeedSnapshot) -> list[str]:
-    """Return the names of the GPUs that this source uses, if they are known."""
+    """Return the names of the GPUs that this source uses, if known."""
     return [row.device.name for row in machine_view(source.store, source.stale_s).gpus_of(source.record.key)]
 
 
@@ -526,9 +509,7 @@ def _machines(sources: Iterable[FeedSnapshot]) -> tuple[MachineView, ...]:
 def _training_of_rank(
     seen: Mapping[str, FeedSnapshot], record: SourceRecord, view: SourceView
 ) -> TrainingView | None:
-    """Return the training steps in `view`. The communication of these steps is compared with the communication of the
-    job's other ranks.
-    """
+    """Return the training steps in `view`, and compare their communication with the job's other ranks."""
     training = view.training
     if training is None or training.communication is None or view.phase is None:
         return training
@@ -537,7 +518,7 @@ def _training_of_rank(
 
 
 def _slowest(seen: Mapping[str, FeedSnapshot], job: Job | None, phase: str | None) -> StragglerView | None:
-    """Return the straggler among the ranks of a job. Return None if no rank is slower than the others."""
+    """Return the straggler among the ranks of a job, or None if no rank is slower than the others."""
     if job is None or phase is None:
         return None
     heard = (source.record for source in seen.values() if source.stale_s is None)

@@ -13,10 +13,9 @@ MAX_KEPT_BYTES = 1 << 20  # Messages of more bytes than this are not cached.
 
 
 class FrameDecoder:
-    """Decodes frames of a recording, and caches the last 16 decoded messages of keyframes.
+    """Decodes frames of a recording, and caches the last 16 messages of keyframes.
 
-    Consecutive keyframes mostly repeat their messages. Decoding the same catalog again would take a third of the time
-    of a jump.
+    Keyframes mostly repeat their messages. Decoding the same catalog again would take a third of a jump's time.
     """
 
     def __init__(self) -> None:

@@ -23,12 +23,10 @@ POLL_S = 0.05
 
 
 class KernelRequest:
-    """A request for the kernels of a process's next steps. Call `poll` until the kernels arrive. `close` withdraws
-    the request.
+    """A request for the kernels of a process's next steps. Call `poll` until they arrive. `close` withdraws it.
 
-    Raises CbtopError if the process accepts no requests or refuses this one. Raises NoDataError if the process ends
-    or does not answer within `wait_s`. Raises RequestError if the request cannot be sent. The caller must close
-    `source`.
+    Raises CbtopError if the process accepts no requests or refuses this one, NoDataError if it ends or does not
+    answer within `wait_s`, and RequestError if the request cannot be sent. The caller must close `source`.
     """
 
     def __init__(self, source: Source, steps: int = DEFAULT_STEPS, wait_s: float = DEFAULT_WAIT_S) -> None:
@@ -36,7 +34,7 @@ class KernelRequest:
         self._pid = pid_of(source)
         self._deadline_s = time.monotonic() + wait_s
         self.status = f"waiting for a step of pid {self._pid}, at most {wait_s:g} s"
-        self.done: float | None = None  # progress of the request from 0 to 1, or None if unknown
+        self.done: float | None = None  # progress of the request from 0 to 1; None if unknown
         self._asker = RequestSlot(source.ring_path)
         try:
             if not self._asker.listens:
@@ -50,7 +48,7 @@ class KernelRequest:
             raise
 
     def poll(self) -> BurstView | None:
-        """Return the recorded kernels, or None while the request waits for them."""
+        """Return the recorded kernels, or None while waiting for them."""
         answer = self._asker.answer()
         if answer is not None and answer.state.is_refused:
             raise CbtopError(f"pid {self._pid} refuses: {WHY[answer.state]}")
@@ -95,7 +93,7 @@ class KernelRequest:
 
 
 def live_source(ring: Path) -> Source | None:
-    """Return the source that reads a ring. Return None if its process has ended or belongs to another user."""
+    """Return the source of a ring. None if its process has ended or belongs to another user."""
     try:
         if not runs(ring):
             return None
@@ -110,9 +108,9 @@ def live_source(ring: Path) -> Source | None:
 
 
 def own_source(key: str) -> Source:
-    """Return the source that is shown as `key`.
+    """Return the source shown as `key`.
 
-    Raises NoDataError if the process of the source does not run on this machine or belongs to another user.
+    Raises NoDataError if its process does not run on this machine, or is another user's.
     """
     host, *numbers = key.rsplit(":", 3)
     for ring in rings_of([ring_of(key)]):
@@ -128,7 +126,7 @@ def own_source(key: str) -> Source:
 
 
 def pid_of(source: Source) -> int:
-    """Return the pid of the process that a ring belongs to, or 0 if the pid is not known yet."""
+    """Return the pid of a ring's process, or 0 if it is not known yet."""
     return source.hello.pid if source.hello else 0
 
 

@@ -1,4 +1,4 @@
-"""Open a daemon's history as a recording, while the live feed continues."""
+"""Open a daemon's history as a recording while the live feed goes on."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
-    """Return a function that fetches the history of the sources in `feed`. The feed must have exactly one daemon.
+    """Return a function that fetches the history of the sources in `feed`, which must have exactly one daemon.
 
-    The function blocks, so call it in a thread. If it fails, it raises CbtopError, ProtocolError or OSError with the
-    reason.
+    It blocks, so call it in a thread. It raises CbtopError, ProtocolError or OSError with the reason.
     """
     assert feed.links.endpoint is not None
 
@@ -40,17 +39,17 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
 
 
 def remembered(feed: Feed) -> list[ReplayFeed]:
-    """Return the history of each daemon of `feed`, limited to the sources in `feed`. Each history shows its last
-    moment and has no curves.
+    """Return the history of each daemon of `feed`, limited to the sources in `feed`, at its last moment and without
+    curves.
 
-    This call blocks for some time if a daemon does not answer. The caller must close the results.
+    Blocks for some time if a daemon does not answer. The caller must close the results.
     """
     found = []
     for endpoint in feed.links.answered:
         try:
             past = _opened(endpoint, feed.keys, feed.window_s, tuple(feed.seen()), curves_s=0)
         except (CbtopError, ProtocolError, OSError):
-            continue  # Skip this daemon. It has an older version, or it stores no history.
+            continue  # This daemon has an older version, or stores no history.
         past.is_playing = False
         past.seek(past.duration_s)
         found.append(past)
@@ -64,7 +63,7 @@ def _opened(
     selected: tuple[str, ...],
     curves_s: float = HISTORY_S,
 ) -> ReplayFeed:
-    """Open a daemon's history from a temporary file. The file is deleted at once, so that it does not remain after an
+    """Open a daemon's history from a temporary file, which is deleted at once, so that it does not remain after an
     error.
     """
     with TemporaryDirectory(prefix="cbtop-") as directory:

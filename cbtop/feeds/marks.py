@@ -12,11 +12,10 @@ from cbtop.viewmodels.verdict import Severity
 
 MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000
-# An event is the begin of a verdict on a view. The same verdict must not have been shown during the last
-# VERDICT_ENDS_NS. The view must have been judged during the last JUST_BEFORE_NS, because otherwise the begin of the
-# verdict is unknown.
+# The begin of a verdict is an event. The verdict was not shown during the last VERDICT_ENDS_NS, and the view was
+# judged during the last JUST_BEFORE_NS. Otherwise its begin is unknown.
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
-# Judge a view (make its verdicts) only at every other heartbeat, because judging takes half the time of a frame.
+# Making verdicts takes half the time of a frame, so make them at every other heartbeat.
 LOOK_AGAIN_NS = 3 * SECOND_NS // 2
 FOUND_WITHIN_NS = 30 * SECOND_NS
 _STILL = (StallKind.STALLED, StallKind.SUSPENDED)
@@ -24,20 +23,20 @@ _URGENCY = list(Mark)
 
 
 class Marks:
-    """Keeps the most urgent event in each second since `begin_ns`. Times are on the daemon's clock."""
+    """Keeps the most urgent event of each second since `begin_ns`, on the daemon's clock."""
 
     def __init__(self, begin_ns: int) -> None:
         self.begin_ns = begin_ns
         self.found: dict[int, Mark] = {}
         # For each source: whether the source had ended at the last call of `look`
         self._known: dict[str, bool] | None = None
-        self._phases: dict[str, str] = {}  # for each source: the phase with the most time in its last second
-        # for each view: when it was last judged, and when each of its verdicts was last shown
+        self._phases: dict[str, str] = {}  # source -> phase with the most time in its last second
+        # view -> when it was last judged, and when each of its verdicts was last shown
         self._judged: dict[tuple[str, str | None, bool], tuple[int, dict[str, int]]] = {}
 
     def forget_before(self) -> None:
-        """Forget the state before a gap in the data. If a process begins or ends in the gap, this is not an event,
-        because the time is unknown.
+        """Forget the state before a gap in the data. Begins and ends in the gap are not events, because their time is
+        unknown.
         """
         self._known = None
         self._phases.clear()
@@ -67,13 +66,13 @@ class Marks:
     def judge(self, at_ns: int, view: SourceView) -> None:
         """Find new verdicts on a view at `at_ns`, and store them as events.
 
-        Verdicts are made at most every 1.5 s. Verdicts of severity `note` are ignored, because healthy processes also
-        have such verdicts.
+        Verdicts are made at most every 1.5 s. Those of severity `note` do not count, because healthy processes have
+        them, too.
         """
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
         if seen_ns is not None and 0 <= at_ns - seen_ns < LOOK_AGAIN_NS:
-            # The view was judged recently. Do not read `view.verdicts`, because this would judge the view again.
+            # Reading `view.verdicts` would make the verdicts again, so soon after the last time.
             return
         ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
         if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
@@ -84,12 +83,12 @@ class Marks:
         self._judged[what] = at_ns, {**known, **dict.fromkeys(ids, at_ns)}
 
     def take(self, other: Marks) -> None:
-        """Add the events that the `Marks` object `other` has found since `begin_ns`."""
+        """Add the events that `other` has found since `begin_ns`."""
         for second, mark in other.found.items():
             self._put(other.begin_ns + second * SECOND_NS, mark)
 
     def since(self, begin_ns: int) -> Mapping[int, Mark]:
-        """Return the events from `begin_ns` on. The key of an event is the number of seconds after `begin_ns`."""
+        """Return the events from `begin_ns` on, by seconds since `begin_ns`."""
         moved = ((self.begin_ns + second * SECOND_NS - begin_ns) // SECOND_NS for second in self.found)
         return {second: mark for second, mark in zip(moved, self.found.values(), strict=True) if second >= 0}
 
@@ -101,18 +100,16 @@ class Marks:
 
 
 def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
-    """Return when the process began (the time of its hello). Returns None if the process did not begin recently.
+    """Return when the process began (the time of its hello). None if that was not recently.
 
-    Without a recent hello, the process began before this viewer, or the clock of the process differs.
+    Without a recent hello, it began before this viewer, or has another clock.
     """
     began_ns = record.hello.monotonic_ns if record.hello else None
     return began_ns if began_ns is not None and 0 <= at_ns - began_ns <= FOUND_WITHIN_NS else None
 
 
 def _busiest_phase(record: SourceRecord) -> str:
-    """Return the phase that took the most time in the process's last second. Returns "" if no step ended in this
-    second.
-    """
+    """Return the phase with the most time in the process's last second. "" if no step ended in it."""
     latest = {phase: (list(samples)[-2:]) for phase, samples in record.history.items() if len(samples) > 1}
     newest_ns = max((samples[-1].monotonic_ns for samples in latest.values()), default=0)
     took_ns = {

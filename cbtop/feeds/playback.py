@@ -1,4 +1,4 @@
-"""Play a recording. Bring a store to the state that it has at a chosen moment, or after a chosen range."""
+"""Play a recording: bring a store to its state at a chosen moment, or after a chosen range."""
 
 from __future__ import annotations
 
@@ -19,31 +19,30 @@ from cbtop.protocol.messages import DaemonHello, Heartbeat, RecordBatch
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.selection import is_selected
 
-# To show a curve of N seconds, data of this many times N seconds is read, because samples come once a second and may
-# be late.
+# For a curve of N seconds, this many times N seconds are read, because samples come once a second and may be late.
 SLACK = 1.1
-# A jump starts this many ns earlier than necessary and stores copies of the store on its way. Small steps back in
-# time are then fast.
+# A jump starts this many ns too early, and stores copies of the store on its way. So small steps back in time are
+# fast.
 STEPS_BACK_NS = 15_000_000_000
-# A timeline shows the records of this many ns. For an ended process, these are its last records.
+# A timeline shows the records of this many ns. For an ended process, these are the last ones.
 RECENT_NS = 10_000_000_000
-RANGE_RECENT_NS = 60_000_000_000  # If a range is chosen, a timeline shows the records of this many ns.
+RANGE_RECENT_NS = 60_000_000_000  # In a chosen range, a timeline shows the records of this many ns.
 
 
 @dataclass(slots=True)
 class _Range:
-    """The chosen range of a recording. While a range is set, the screen shows the range and not a single moment."""
+    """The chosen range of a recording, which is then shown instead of a single moment."""
 
     begin_ns: int
     end_ns: int
-    # Time of the last frame before the range; None until the playback has reached the range
+    # Time of the last frame before the range. None until the playback has reached it.
     from_ns: int | None = None
     until_ns: int = 0  # time of the last frame in the chosen range
 
 
 class Playback:
-    """Brings a store to its state at a moment of a recording or after a range. Also finds the notable events until
-    that moment.
+    """Brings a store to its state at a moment of a recording or after a range, and finds the notable events until
+    then.
     """
 
     def __init__(
@@ -56,8 +55,8 @@ class Playback:
         curves_s: float,
     ) -> None:
         self.store = Store(window_s)
-        self.touched = 0  # number of frames that were decoded until now
-        self.refused: set[int] = set()  # offsets of frames that contain messages which cannot be decoded
+        self.touched = 0  # number of frames that were decoded
+        self.refused: set[int] = set()  # offsets of frames with messages that cannot be decoded
         self.reason = ""  # the reason why the latest undecodable message was rejected
         self.marks = Marks(reader.begin_ns)
         self._reader, self._window_s, self._selected = reader, window_s, selected
@@ -65,13 +64,13 @@ class Playback:
         self._follows_records = False
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
-        # A jump starts at a keyframe this long before its target. The longest curve and the window need no data from
-        # before this keyframe. So the view is the same as if the recording were played from its beginning.
+        # How far before its target a jump must begin. The window and the longest curve need nothing earlier, so the
+        # view is as if everything had been played.
         self.reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
         self._states = KeptStates(self.reach_ns)
         self._range: _Range | None = None
         self.at_ns = self._begun_ns = self._whole_from_ns = self.target_ns = reader.begin_ns
-        self._said_ns = self._begun_ns  # time of the last frame that was applied
+        self._said_ns = self._begun_ns  # time of the last applied frame
         self.is_there = False
         if reader.range_from_ns is None:
             self._jump(self.target_ns)
@@ -87,10 +86,9 @@ class Playback:
                 yield record
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set the target of the playback to a range between two moments. Only steps in the range are shown until
-        `aim` is called.
+        """Make the time between two moments the target. Until `aim` is called, only its steps are shown.
 
-        A step belongs to the range if the daemon reported the end of the step within the range.
+        A step is in the range if the daemon reported its end within the range.
         """
         begin_ns, end_ns = sorted((moment_ns(self._reader, one_s), moment_ns(self._reader, other_s)))
         self._range = _Range(begin_ns, end_ns)
@@ -100,29 +98,21 @@ class Playback:
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """Begin and end of the shown range in seconds from the beginning of the recording, or None if no range is
-        shown.
-        """
+        """Begin and end of the shown range in seconds of the recording. None without a range."""
         if self._range is None:
             return None
         begin_ns, end_ns = (at_ns - self._reader.begin_ns for at_ns in (self._range.begin_ns, self._range.end_ns))
         return begin_ns / 1e9, end_ns / 1e9
 
     def cut_out(self) -> RangeCut:
-        """Return the shown range of the recording, so that it can be saved as a recording.
-
-        The caller must close it.
-        """
+        """Return the shown range, to save it as a recording. The caller must close it."""
         assert self._range is not None
         return RangeCut(self._reader.duplicate(), self._range.begin_ns, self._range.end_ns)
 
     def aim(self, to_s: float) -> None:
-        """Set the target of the playback to the moment `to_s` of the recording, and stop showing a range.
-
-        `advance` moves to the target.
-        """
+        """Make the moment `to_s` the target, instead of a range. `advance` moves there."""
         target_ns = moment_ns(self._reader, to_s)
-        # A store that was made for a range lacks all data from before the range, so the store must be rebuilt.
+        # The store of a range has nothing from before the range, so it must be built anew.
         was_range, self._range = self._range is not None, None
         from_ns = max(self.at_ns, self._whole_from_ns)
         is_ahead = self.at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self.reach_ns
@@ -137,12 +127,11 @@ class Playback:
         self.target_ns, self.is_there = target_ns, False
 
     def advance(self, limit_s: float = math.inf) -> bool:
-        """Read the recording for at most `limit_s` seconds. Return whether the target is reached. The view is not
-        valid before that.
+        """Read the recording for at most `limit_s` seconds. Return whether the target is reached. Until then, the
+        view is not valid.
         """
         until_s = self._clock_s() + limit_s
-        # A damaged frame may have a time after the end of the recording. Use the recording's end as the time of such
-        # a frame, so that later frames are read.
+        # A damaged frame may claim a time after the end. Give it the recording's end, so that later frames are read.
         while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self.target_ns:
             if self._range is not None:
                 self._enter(self._range, time_ns)
@@ -165,24 +154,24 @@ class Playback:
         return True
 
     def _enter(self, chosen: _Range, next_ns: int) -> None:
-        """If the frame at `next_ns` is after the begin of the range, tell the store that the range begins."""
+        """If the frame at `next_ns` is after the begin of the range, tell the store that it begins."""
         if chosen.from_ns is None and next_ns > chosen.begin_ns:
             chosen.from_ns = self._said_ns
             self.store.begin_range((chosen.end_ns - chosen.begin_ns) / 1e9)
 
     @property
     def on_its_way(self) -> float | None:
-        """The completed share (0 to 1) of the move to the target moment. None if the target is reached."""
+        """Completed part of the move to the target (0 to 1). None at the target."""
         way_ns = self.target_ns - self._begun_ns
         return None if self.is_there else (self.at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop storing every single record, which only a timeline needs. All other data stays the same."""
+        """Start or stop storing single records, which only a timeline needs. All else stays."""
         if on == self._follows_records:
             return
         self._follows_records = on
         self.store.keep_records(on)
-        self._states.clear()  # Drop the copies of the store, because they were made with the old setting.
+        self._states.clear()  # The copies were made with the old setting.
         if self._range is not None:
             if on and self.is_there:
                 self._catch_up_in(self._range)
@@ -199,7 +188,7 @@ class Playback:
         return (*SHOWN, FrameKind.RECORDS) if follows else SHOWN
 
     def _catch_up_in(self, chosen: _Range) -> None:
-        """Read the records of the last minute of a range, because the timeline shows these records."""
+        """Read the records of the last minute of a range, for the timeline."""
         assert chosen.from_ns is not None
         from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
         is_before = True
@@ -217,8 +206,7 @@ class Playback:
         """Read the last records before the current moment, up to the frame at offset `until`. Return the offset of
         the next frame.
 
-        For an ended source, read the last records before the source's end. This end must be within the reach of a
-        jump.
+        For an ended source, these are the last records before its end, if a jump reaches it.
         """
         behind_ns = self.store.heard_ns - self._said_ns
         sources = self.store.sources.items()
@@ -266,16 +254,15 @@ class Playback:
         self._next = next(self._frames, None)
 
     def _apply(self, frame: Frame, of: Collection[str] | None = None) -> None:
-        """Apply a frame of the recording. If `of` is given, apply only the records of the sources in `of`."""
+        """Apply a frame. With `of`, apply only the records of these sources."""
         self.touched += 1
         is_known = False
         try:
             for message in self._decoder.messages(frame):
                 if of is not None and not (isinstance(message, RecordBatch) and message.source in of):
                     continue
-                # Skip the hello and the heartbeat in a keyframe. The hello repeats an earlier hello of the daemon,
-                # and applying it would clear the store. The heartbeat is skipped because live viewers do not receive
-                # it.
+                # Skip the hello and the heartbeat of a keyframe. The hello repeats an earlier one, and would clear
+                # the store. Live viewers do not receive the heartbeat.
                 if isinstance(message, DaemonHello):
                     is_known = self._knows(message)
                 if not (is_known and isinstance(message, DaemonHello | Heartbeat)):

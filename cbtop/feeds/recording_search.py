@@ -1,4 +1,4 @@
-"""Search a recording for steps and data, without changing the shown moment."""
+"""Search a recording for steps and data. The shown moment stays the same."""
 
 from __future__ import annotations
 
@@ -14,37 +14,34 @@ from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.selection import has_data, is_selected
 
-# A search reads only frames of these kinds. Frames with records are only needed by exporters and the timeline.
+# Searches read only these kinds of frames. Only exporters and the timeline need frames with records.
 SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)
-STEPS_WITHIN_NS = 300_000_000_000  # A step is searched up to this many ns from the current moment.
-# A search backwards covers this many ns at first. If it finds too few steps, it covers STEPS_WITHIN_NS.
+STEPS_WITHIN_NS = 300_000_000_000  # A step is searched for within this many ns.
+# A backward search first covers this many ns. With too few steps, it covers STEPS_WITHIN_NS.
 FEW_STEPS_NS = 10_000_000_000
 
 
 def moment_ns(reader: RecordingReader, at_s: float) -> int:
-    """Return the moment `at_s` seconds after the beginning of the recording, in ns. A moment outside of the recording
-    is moved to its begin or end.
-    """
+    """Return the moment `at_s` seconds after the beginning of the recording, in ns, within the recording."""
     length_s = max(0, reader.end_ns - reader.begin_ns) / 1e9
     return reader.begin_ns + round(min(max(at_s, 0), length_s) * 1e9)
 
 
 class RecordingSearch:
-    """Reads a recording independently of the playback, for all sources or for the `selected` ones."""
+    """Reads a recording by itself, without the playback, for all sources or the `selected` ones."""
 
     def __init__(self, reader: RecordingReader, selected: Sequence[str], decoder: FrameDecoder) -> None:
         self._reader, self._selected, self._decoder = reader, selected, decoder
 
     def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
-        """Return the moment that is `steps` steps of the source `key` after the moment `from_s`. Also return the
-        number of steps found.
+        """Return the moment `steps` steps of the source `key` after `from_s`, and how many steps were found.
 
-        A negative number of `steps` searches backwards. If `key` is the key of merged sources, the steps of all of
-        them count. If `key` is None or has no data, the steps of any source count. The search covers five minutes.
-        All steps in one update count as one step. There are four updates a second.
+        If `steps` is negative, the moment is before `from_s`. For merged sources, the steps of all count. Without a
+        `key`, or without its data, the steps of any source count. The search covers five minutes. All steps in an
+        update count as one, and there are four updates a second.
         """
         from_ns = moment_ns(self._reader, from_s)
-        # If the source does not exist yet at this moment, count the steps of any source.
+        # This source does not exist yet at the moment, so count any source's steps.
         keys = None if key is None else frozenset(key.split(KEYS_JOINED_BY))
         found = self._steps_from(from_ns, steps, keys)
         if found is None:
@@ -54,9 +51,8 @@ class RecordingSearch:
         return (found[-1] - self._reader.begin_ns) / 1e9, len(found)
 
     def _steps_from(self, from_ns: int, steps: int, keys: Container[str] | None) -> list[int] | None:
-        """Return the times of the next `steps` updates with ended steps.
-
-        A negative number searches backwards. Returns None if no update with ended steps was found.
+        """Return the times of the next `steps` updates with ended steps (negative: earlier ones). None without
+        any.
         """
         if steps > 0:
             told = self._steps_told(keys, from_ns, from_ns + STEPS_WITHIN_NS)
@@ -65,16 +61,14 @@ class RecordingSearch:
             return list(islice((at_ns for at_ns in chain([first], told) if at_ns > from_ns), steps))
         for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
             moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
-            # The oldest time does not count as a step, because it is only the time of the first update that was read.
+            # The oldest time belongs to the first update that was read, not to a step.
             if len(moments) > 1 - steps:
                 break
-        # Skip the last update before `from_ns`, because it is already shown at the moment `from_ns`.
+        # Skip the last update before `from_ns`, which is already shown.
         return moments[:-1][::-1][:-steps] if moments else None
 
     def _steps_told(self, keys: Container[str] | None, begin_ns: int, end_ns: int) -> Iterator[int]:
-        """Yield the time of the first update, then the time of each update in `begin_ns..end_ns` that reports newly
-        ended steps.
-        """
+        """Yield the time of the first update, then of each update in `begin_ns..end_ns` with newly ended steps."""
         steps, scratch = -1, Store()
         for frame in self._reader.frames(self._reader.keyframe_before(begin_ns), SHOWN):
             at_ns = min(frame.time_ns, self._reader.end_ns)
@@ -94,9 +88,7 @@ class RecordingSearch:
                 steps = now
 
     def holds_data(self) -> bool:
-        """Whether the recording contains any statistics with a record. The recording is read only up to the first
-        such statistics.
-        """
+        """Whether the recording has statistics with a record. It is read up to the first ones."""
         return any(isinstance(said, StatsUpdate) and any(said.count) for _, said in self._said())
 
     @cached_property

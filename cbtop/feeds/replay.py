@@ -1,4 +1,4 @@
-"""A feed that plays a recording as if it were live. The user can move to any moment."""
+"""A feed that plays a recording as if it were live. The user can go to any moment."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
 
 
 def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
-    """Return a baseline for each process of the recording at `path`.
+    """Return a baseline of each process in the recording at `path`: over all of it, or its last `last_s` seconds.
 
-    A baseline covers the whole recording, or the last `last_s` seconds. Raises RecordingError or VersionError.
+    Raises RecordingError or VersionError.
     """
     with ReplayFeed(path) as feed:
         duration_s = feed.duration_s
@@ -35,10 +35,9 @@ def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...
 
 
 class ReplayFeed(StoreViews):
-    """Plays the recording at `path` with the given `speed`. The feed shows the `selected` sources, or all sources if
-    none are selected.
+    """Plays the recording at `path` at the given `speed`, with the `selected` sources (none: all).
 
-    A file that was written by `save_range` opens with its range selected. Raises RecordingError or VersionError.
+    A file of `save_range` opens with its range selected. Raises RecordingError or VersionError.
     """
 
     is_recording = True
@@ -54,9 +53,9 @@ class ReplayFeed(StoreViews):
         is_history: bool = False,
         curves_s: float = HISTORY_S,
     ) -> None:
-        """Open the recording. Set `is_history` if the file is a daemon's history.
+        """Open the recording. `is_history` marks a daemon's history.
 
-        After a jump, curves cover at least the last `curves_s` seconds.
+        After a jump, curves have at least the last `curves_s` seconds.
         """
         super().__init__(selected)
         self._is_history = is_history
@@ -74,7 +73,7 @@ class ReplayFeed(StoreViews):
         return self.playback.store
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source. If a range is shown, the view covers the range."""
+        """Return the view of a source, over the shown range if there is one."""
         view = super().view(key, phase, window=window or self.range_s is not None)
         if view is not None and self.range_s is None and self.on_its_way is None:
             self.playback.marks.judge(self.now_ns, view)
@@ -83,9 +82,8 @@ class ReplayFeed(StoreViews):
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view that merges all related sources, such as the ranks of a job.
-
-        If a range is shown, the view covers the range.
+        """Return one view of all related sources, such as the ranks of a job, over the shown range if there is
+        one.
         """
         return super().merged(mode, key, phase, window=window or self.range_s is not None)
 
@@ -118,7 +116,7 @@ class ReplayFeed(StoreViews):
     def poll(self, timeout_ms: int = 0) -> None:
         """Advance the shown moment by the time since the last poll.
 
-        Do nothing while paused, while moving to a target, or if a range is shown.
+        Does nothing while paused, on the way to a target, or with a range.
         """
         super().poll()
         now_s = self._clock_s()
@@ -127,59 +125,48 @@ class ReplayFeed(StoreViews):
             self.seek(self.at_s + passed_s * self._speed)
 
     def seek(self, to_s: float) -> None:
-        """Show the moment `to_s` of the recording. A moment outside of the recording is replaced by its begin or
-        end.
-        """
+        """Show the moment `to_s`, or the nearest one in the recording."""
         self.aim(to_s)
         self.advance()
 
     def aim(self, to_s: float) -> None:
-        """Set the target of the replay to the moment `to_s` of the recording, and stop showing a range.
-
-        `advance` moves to the target.
-        """
+        """Make the moment `to_s` the target, instead of a range. `advance` moves there."""
         self.playback.aim(to_s)
 
     def advance(self, limit_s: float = math.inf) -> bool:
-        """Read the recording for at most `limit_s` seconds. Return whether the target is reached. The view is not
-        valid before that.
+        """Read the recording for at most `limit_s` seconds. Return whether the target is reached. Until then, the
+        view is not valid.
         """
         return self.playback.advance(limit_s)
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Set the target of the replay to a range between two moments. Only steps in the range are shown until `aim`
-        is called.
+        """Make the time between two moments the target. Until `aim` is called, only its steps are shown.
 
-        A step belongs to the range if the daemon reported the end of the step within the range.
+        A step is in the range if the daemon reported its end within the range.
         """
         self.playback.select(one_s, other_s)
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """Begin and end of the shown range in seconds from the beginning of the recording, or None if no range is
-        shown.
-        """
+        """Begin and end of the shown range in seconds of the recording. None without a range."""
         return self.playback.range_s
 
     @property
     def on_its_way(self) -> float | None:
-        """The completed share (0 to 1) of the move to the target moment. None if the target is reached."""
+        """Completed part of the move to the target (0 to 1). None at the target."""
         return self.playback.on_its_way
 
     @property
     def marks(self) -> Mapping[int, Mark]:
-        """The notable events by second, in the part of the recording that was read until now."""
+        """The notable events by second, in the part of the recording that was read."""
         return self.playback.marks.found
 
     def watched(self) -> TimeView:
-        """Return the time bar of the whole recording.
-
-        The time bar has the notable events of the part that was read until now.
-        """
+        """Return the time bar of the whole recording, with notable events in the part that was read."""
         return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop storing every single record, which only a timeline needs. All other data stays the same."""
+        """Start or stop storing single records, which only a timeline needs. All else stays."""
         self.playback.follow_records(on)
 
     def replay(self) -> ReplayView:
@@ -199,19 +186,19 @@ class ReplayFeed(StoreViews):
 
     @property
     def is_complete(self) -> bool:
-        """Always True, because a recording does not wait for answers of a daemon."""
+        """Always True: a recording waits for no daemon."""
         return True
 
     @property
     def left_out(self) -> str:
-        """One text with the number, names and reasons of the sources that were dropped for lack of memory. "" if no
-        source was dropped.
+        """Number, names and reasons of the sources that were dropped for lack of memory, as one text. "" without
+        any.
         """
         return self.store.complaint()
 
     @property
     def refused(self) -> str:
-        """Always "", because a recording cannot refuse a viewer."""
+        """Always "": a recording refuses no viewer."""
         return ""
 
     def status(self) -> str:

@@ -1,4 +1,4 @@
-"""Make the contents of a run from its records and from the announcements of its process."""
+"""Make the contents of a run from its records and its process's announcements."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 
 def contents_of(record: SourceRecord, phases: Sequence[PhaseContents]) -> Contents:
-    """Return the contents of the steps of a run.
-
-    `phases` has the contents that were counted from the run's records.
-    """
+    """Return the contents of a run's steps. `phases` has those that were counted from records."""
     return _Made(record).contents(phases)
 
 
@@ -83,7 +80,7 @@ class _Made:
                 continue
             piece = self._names.piece_of(one.node)
             fewest, most = found.get(piece, (0, 0))
-            # An older process reports only the sum over all of its steps. Divide this sum by the number of steps.
+            # Older processes report only the sum over all steps, so divide it by their number.
             if one.fewest is None or one.most is None:
                 least, rest = divmod(one.launches, one.steps)
                 found[piece] = fewest + least, most + least + bool(rest)
@@ -99,8 +96,8 @@ class _Made:
         return Compiled(compiled.compilations, compiled.recompilations, breaks)
 
     def _place(self, number: int) -> str:
-        """Return the place of a node as text, such as `Layer 3 › Activation act_fn`. If the node is outside of
-        bricks, return the phase of its step.
+        """Return the place of a node, such as `Layer 3 › Activation act_fn`. Outside of bricks, the phase of its
+        step.
         """
         if self._node(number) is None:
             return ""

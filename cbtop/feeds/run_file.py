@@ -1,12 +1,11 @@
 """Read and write runs in JSON files (`cbtop.runs/2`).
 
-A file of runs has only the figures that are compared. It is a thousand times smaller than a recording.
+They have only the figures that are compared, so they are a thousand times smaller than a recording.
 """
 
 # Rules
-# - A file is not trusted. Every field is checked for its type and bounds, every text is sanitised, and errors name
-#   the field.
-# - A file is written under a temporary name. It gets its final name when it is complete.
+# - A file is not trusted. Each field's type and bounds are checked, texts are sanitised, and errors name the field.
+# - A file is written under a temporary name, and gets its own when it is complete.
 
 from __future__ import annotations
 
@@ -21,6 +20,7 @@ from cbtop.comparison.baseline import Surroundings
 from cbtop.comparison.contents import Break, Compiled, Contents, PhaseContents, Piece, PieceKind, Range, Total
 from cbtop.comparison.drift import Thirds
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
+from cbtop.comparison.memory_peaks import MemoryPeak, PhaseMemory
 from cbtop.comparison.noise import Figure
 from cbtop.comparison.phase_rates import RATE_UNITS, PhaseRates
 from cbtop.comparison.runs import Pace, Run, StepGroup, TooShort
@@ -74,9 +74,7 @@ def write_runs(path: Path, runs: Sequence[Run], *, overwrite: bool = False) -> N
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Return the runs in the file at `path`. If the file contains an error, raises UsageError with the place of the
-    error.
-    """
+    """Return the runs in the file at `path`. Raises UsageError with the place of an error in the file."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB, which no file of runs has")
@@ -123,6 +121,11 @@ def _run(run: Run) -> dict[str, Any]:
             [one.phase, one.steps, one.needed, one.time_us, one.work and list(one.work)] for one in run.too_short
         ],
         "rates": [_rates_out(rates) for rates in run.rates],
+        "memory": [
+            [one.phase, name, peak.most_bytes, peak.lowest_bytes, peak.bound_bytes]
+            for one in run.memory
+            for name, peak in one.peaks.items()
+        ],
         "kernels": [[*_brick_out(brick), list(names)] for brick, names in run.kernels.items()],
         "parts": [_part(part) for part in run.parts],
         "contents": _contents_out(run.contents),
@@ -205,6 +208,8 @@ def _decoded(document: object) -> Run:
         paces=tuple(_pace(one) for one in _list(said.get("paces", []), "paces", MAX_LISTED)),
         # Files of older versions contain no rates.
         rates=tuple(_rates_in(one) for one in _list(said.get("rates", []), "rates", MAX_LISTED)),
+        # Files of older versions contain no memory.
+        memory=_memory_in(_list(said.get("memory", []), "memory", MAX_LISTED)),
         failed_checks=tuple(
             _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
         ),
@@ -253,9 +258,7 @@ def _contents_out(contents: Contents) -> dict[str, Any]:
 
 
 def _phase_out(phase: PhaseContents) -> dict[str, Any]:
-    """Return the JSON fields of the contents of a phase. If several layers have an equal piece, the piece is written
-    as one row.
-    """
+    """Return a phase's contents as JSON fields. A piece that several layers have is one row."""
     rows: dict[tuple[Piece, Range], list[str]] = {}
     for piece, number in phase.pieces.items():
         rows.setdefault((replace(piece, layer=""), number), []).append(piece.layer)
@@ -365,6 +368,17 @@ def _rates_in(document: object) -> PhaseRates:
     )
 
 
+def _memory_in(rows: list[Any]) -> tuple[PhaseMemory, ...]:
+    found: dict[str, dict[str, MemoryPeak]] = {}
+    for row in rows:
+        phase, name, most, lowest, bound = _row(row, "memory", 5)
+        peak = MemoryPeak(_whole(most, "memory"), _whole(lowest, "memory"), _or_none(_whole)(bound, "memory"))
+        if not 0 < peak.lowest_bytes <= peak.most_bytes:
+            raise _WrongError(f"memory: {peak.lowest_bytes} to {peak.most_bytes} bytes; the least comes first")
+        found.setdefault(_text(phase, "memory"), {})[_text(name, "memory")] = peak
+    return tuple(PhaseMemory(phase, peaks) for phase, peaks in found.items())
+
+
 def _part_in(document: object) -> StepGroup:
     said = _mapping(document, "a part")
     said = {"failed": 0, **said}  # Files of older versions lack the number of failed steps.
@@ -386,7 +400,7 @@ def _part_in(document: object) -> StepGroup:
         name, category, budget_us = _row(one, "budgets", 3)
         budgets[_brick([name, category])] = _positive(budget_us, "budgets")
     training = {}
-    # Files of older versions lack the times of the parts of training steps.
+    # Files of older versions have no times of the parts of training steps.
     for one in _list(said.get("training", []), "training", MAX_LISTED):
         name, figure = _row(one, "training", 2)
         training[_text(name, "training")] = _figure(figure, "training")

@@ -1,16 +1,15 @@
-"""Read the runs in a recording. A run has the last state of a process, and the process's records in blocks of
-steps.
-"""
+"""Read the runs in a recording. A run is a process's last state, and its records in blocks of steps."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
 from cbtop.client.source_record import SourceRecord
+from cbtop.comparison.memory_peaks import MemoryPeak, PhaseMemory, peaks_of, peaks_together
 from cbtop.comparison.phase_rates import IN_STEPS, SAMPLES, STEPS, TOKENS, PhaseRates, ShownRates, phase_rates
 from cbtop.comparison.runs import Run, StepGroup, TooShort, kernels_of, part_of
 from cbtop.comparison.step_blocks import LEAST_STEPS, StepBlocks
@@ -25,6 +24,7 @@ from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.device_messages import Device, DeviceSample
 from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
+from cbtop.protocol.memory_messages import TrainingMemory
 from cbtop.protocol.messages import (
     Heartbeat,
     RecordBatch,
@@ -34,18 +34,18 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.protocol.training_messages import TrainingTimes
-from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
+from cbtop.protocol.vocabulary import DeviceKind, NodeKind, SourceStatus
 from cbtop.viewmodels.selection import shown, shown_phase
 from cbtop.viewmodels.snapshot import surroundings_of
 from cbtop.viewmodels.stall import StallKind, stall_view
+from cbtop.viewmodels.training_memory import of_step
 
 
 @dataclass(slots=True)
 class _Read:
-    """The data of one process that is collected while a recording is read.
+    """What is collected of one process while a recording is read.
 
-    `gpus` and `host` are device samples with their times. `ran` is the last heartbeat that reported the process as
-    live.
+    `gpus` and `host` are device samples with their times. `ran` is the last heartbeat with the process live.
     """
 
     seen: FeedSnapshot
@@ -57,11 +57,10 @@ class _Read:
     host: list[tuple[int, Device]] = field(default_factory=list)
     ran: tuple[int, SourceState] | None = None
     training: TrainingParts = field(default_factory=TrainingParts)
+    memory: dict[tuple[str, str], Mapping[str, MemoryPeak]] = field(default_factory=dict)  # by phase and model
 
     def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
-        """Return the device samples that were taken while steps were recorded. Other samples are left out, because an
-        idle device may have a different clock.
-        """
+        """Return the device samples from while steps were recorded. An idle device may have a different clock."""
         return [one for at_ns, one in samples if (self.first_ns or 0) <= at_ns <= self.last_ns]
 
     @property
@@ -99,9 +98,9 @@ def only_run(path: Path, source: str | None) -> Run:
 
 
 def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
-    """Return the runs in the recording at `path`: one for each process with recorded steps.
+    """Return the runs in the recording at `path`, one for each process with recorded steps.
 
-    `selected` limits the processes. A record counts as lost if it was lost on the way, or if it is from before the
+    `selected` limits the processes. Records count as lost if they were lost on the way, or are from before the
     recording. Raises RecordingError or VersionError, and DecodeError if the contents do not fit in memory.
     """
     with ReplayFeed(path, selected=selected) as feed:
@@ -126,10 +125,7 @@ def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
 
 
 def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
-    """Read the recording and add the data of each process to `read`.
-
-    Returns the number of frames that cannot be decoded.
-    """
+    """Read the recording, and add the data of each process to `read`. Returns how many frames cannot be decoded."""
     refused = 0
     for frame in reader.frames(wanted=(FrameKind.RECORDS, FrameKind.LIVE)):
         try:
@@ -140,6 +136,9 @@ def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
                     for said in message.messages:
                         if isinstance(said, TrainingTimes):
                             source.training.take(said, source.blocks.steps)
+                        elif isinstance(said, TrainingMemory):
+                            key = said.phase, said.model
+                            source.memory[key] = peaks_together([source.memory.get(key, {}), peaks_of(said)])
                 elif isinstance(message, DeviceSample):
                     for each in read.values():
                         _take_sample(each, message)
@@ -183,14 +182,13 @@ def _usual(values: Iterable[float | None]) -> float | None:
 
 
 def _stall(name: str, source: _Read) -> str:
-    """Return a text if a process was stalled when its recording or the process itself ended. Otherwise return "".
+    """Return a text if a process was stalled when it or the recording ended, else "".
 
-    Such a stall is not part of any step, so no other figure shows it.
+    No step contains this stall, so no other figure shows it.
     """
     record, how = source.record, "is"
     if record.state is None or record.state.state is not SourceStatus.LIVE:
-        # The process recorded steps after its last live heartbeat, so any stall had ended before the end of the
-        # process.
+        # The process recorded steps after its last live heartbeat, so it was not stalled at its end.
         if source.ran is None or source.last_ns >= source.ran[0]:
             return ""
         record, how = replace(record, state=source.ran[1]), "was gone when it had been"
@@ -204,10 +202,7 @@ def _stall(name: str, source: _Read) -> str:
 
 
 def _rates(source: _Read) -> tuple[PhaseRates, ...]:
-    """Return the rates of each phase.
-
-    If the recording has all steps of the process, these rates are equal to the rates on the screen.
-    """
+    """Return the rates of each phase. If the recording has all steps, they are those on the screen."""
     record, began_ns = source.record, source.blocks.rates.began_ns
     found, headline = shown(record, window=False), shown_phase(record, None)
     on_screen = {
@@ -222,10 +217,16 @@ def _rates(source: _Read) -> tuple[PhaseRates, ...]:
         )
         for steps in found.phases
     }
-    # The daemon may have counted steps from before the recording. In this case, its rates cover more steps than the
-    # recording.
+    # If the daemon counted steps from before the recording, its rates cover more than the recording.
     is_whole = began_ns is not None and found.time_range is not None and found.time_range.begin_ns >= began_ns
     return phase_rates(source.blocks.rates, record.nodes, on_screen, is_shown_whole=is_whole)
+
+
+def _memory(source: _Read) -> tuple[PhaseMemory, ...]:
+    """Return the peak memory of each phase with training steps."""
+    steps = [node for node in source.record.nodes.nodes if node.kind is NodeKind.STEP]
+    found = {display_name(node): of_step(source.memory, node) for node in steps}
+    return tuple(PhaseMemory(phase, peaks) for phase, peaks in found.items() if peaks)
 
 
 def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
@@ -250,7 +251,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     return Run(
         name=name,
         key=record.key,
-        # Prefer the GPU samples that were taken while the process ran. The last sample may be from a later time.
+        # The last sample may be from later, so prefer those from while the process ran.
         surroundings=surroundings_of(record, gpus or gpus_of(source.seen)),
         gpu_clock_mhz=_usual(one.clock_mhz for one in source.while_it_ran(source.gpus)),
         host_busy_percent=_usual(one.utilization_percent for one in source.while_it_ran(source.host)),
@@ -259,6 +260,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
         parts=tuple(parts),
         too_short=tuple(too_short),
         rates=_rates(source),
+        memory=_memory(source),
         kernels=kernels_of(table),
         lost=lost,
         seen=lost + tally.taken,

@@ -24,19 +24,18 @@ def live(
     phase: str | None = None,
     timeout_s: float = 5.0,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a snapshot of the running processes every `interval_s` seconds, until none of them runs any longer.
+    """Yield a snapshot of the running processes every `interval_s` seconds, until none is running.
 
-    A snapshot is the object that `cbtop --headless --format json` prints. Its figures are of the last ten seconds.
-    `source`, `connect` and `phase` are as on the command line. The connection is closed when the loop ends or the
-    caller leaves the loop.
+    A snapshot is the object of `cbtop --headless --format json`, with figures of the last ten seconds. `source`,
+    `connect` and `phase` are as on the command line. The connection is closed when the loop ends or is left.
 
-    Raises NoDataError if no process with data runs within `timeout_s`. Raises CbtopError if all daemons reject this
+    Raises NoDataError if no process with data runs within `timeout_s`, and CbtopError if all daemons reject this
     process.
     """
     from cbtop.feeds.feed import Feed
     from cbtop.reports.json import json_report
 
-    # A daemon inside this process keeps no history, because snapshots show only the present.
+    # Snapshots show only the present, so a daemon in this process keeps no history.
     with Feed(connect, DEFAULT_WINDOW_S, selected=source, history_s=0.0) as feed:
         _wait(feed, timeout_s, phase)
         while keys := _running(feed, phase):

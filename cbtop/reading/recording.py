@@ -34,10 +34,10 @@ if TYPE_CHECKING:  # imported for types only, because views load slowly
 
 def read(path: str | PathLike[str], *, allow_damage: bool = False) -> Recording:
     """Open the recording at `path`. `with cbtop.read(path) as run:` closes it at the end of the block. Otherwise it
-    is closed when nothing refers to it any longer.
+    is closed when nothing refers to it.
 
-    Raises RecordingError or VersionError if the file is not a recording of this version, NoDataError if it holds no
-    process, and UntrustedError if a part of it is damaged. With `allow_damage`, the undamaged parts are read.
+    Raises RecordingError or VersionError if it is not a recording of this version, NoDataError if it has no process,
+    and UntrustedError if a part of it is damaged. `allow_damage` reads the undamaged parts.
     """
     return Recording(Path(path), allow_damage=allow_damage)
 
@@ -45,9 +45,8 @@ def read(path: str | PathLike[str], *, allow_damage: bool = False) -> Recording:
 class Recording:
     """A recording as tables. Each method reads the file again, and returns a new table.
 
-    Processes come one after another, and the rows of a process are in the order of the ends of its calls. Durations
-    include the parts of a call. `begin_s` counts from the first record of the recording. Records that cannot be read
-    are not in the tables: see `lost`.
+    Processes come one after another, with rows by the ends of calls. Durations include the parts of a call. `begin_s`
+    counts from the first record. Records that cannot be read are missing (see `lost`).
     """
 
     def __init__(self, path: Path, *, allow_damage: bool = False) -> None:
@@ -78,9 +77,9 @@ class Recording:
 
     @property
     def lost(self) -> int:
-        """The number of records that the processes wrote, but that are not in the tables.
+        """The number of records that the processes wrote and that the tables lack.
 
-        These records are from before the recording, or were lost on the way, overwritten or rejected.
+        They are from before the recording, or were lost on the way, overwritten or rejected.
         """
         return sum(one.missed + one.overwritten + one.rejected for one in self._processes)
 

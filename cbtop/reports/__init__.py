@@ -1,7 +1,7 @@
 """Reports write view models as text, JSON or other formats to stdout. Each format has its own file."""
 
-# `cbtop --help` imports this module with the list of reports. So slow modules such as numpy are imported only when a
-# report is made.
+# `cbtop --help` imports this module for the list of reports. So slow modules such as numpy are imported when a report
+# is made.
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ class ReportMaker(Protocol):
 
 OVERVIEW = "overview"  # name of the section that fits on one screen; it is printed without other sections
 SOURCES, DEVICES = "sources", "devices"  # names of the sections about all sources together
-HTML = "html"  # format with every section, so that it needs every record, too
-# Name of the section that needs every single record. The daemon sends single records only if this section is
-# requested.
+HTML = "html"  # the format with every section, so it needs every record, too
+# The section that needs every single record, which the daemon sends only on request.
 TIMELINE = "timeline"
 # names of all other sections; text.py must use the same names
 VIEWS = (

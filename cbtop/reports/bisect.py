@@ -22,8 +22,7 @@ class End(StrEnum):
 
     FOUND = "found"  # A commit is slower than GOOD, and also slower than its parent.
     UNCONFIRMED = "unconfirmed"  # A commit is slower than GOOD, but possibly not slower than its parent.
-    # The first bad commit is one of several commits. It is not known which one, because some of them could not be
-    # judged.
+    # Some commits could not be judged, so it is known only that one of several is the first bad one.
     RANGE = "range"
     NOTHING = "nothing"  # The commit BAD is not slower than the commit GOOD.
     UNTRUSTED = "untrusted"  # The runs of GOOD and BAD cannot be judged.
@@ -71,8 +70,8 @@ class BisectResult:
     good: Commit
     bad: Commit
     suspects: tuple[Commit, ...]
-    # The rules that the first bad commit breaks in comparison with its parent. If the first bad commit is unknown,
-    # these are the rules that the commit BAD breaks.
+    # The rules that the first bad commit breaks, compared with its parent. If it is unknown, the rules that BAD
+    # breaks.
     broken: tuple[Judged, ...]
     commits: tuple[CommitResult, ...]
     between: int  # number of commits between GOOD and BAD, including BAD

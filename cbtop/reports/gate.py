@@ -18,10 +18,9 @@ _BETWEEN_CLAUSES = "; "  # separator of the clauses in the text of a result (`Ju
 
 
 def gate_text(judged: Sequence[Judged], found: RunDiff | None) -> str:
-    """Return the text of a gate for terminals and logs.
+    """Return the text of a gate: the verdicts and, if one is broken, the whole comparison.
 
-    The text has the verdicts and, if a verdict is broken, the whole comparison. Without a baseline, the figures of
-    the run replace the comparison. `found` is the comparison, or None without a run.
+    Without a baseline, the run's figures replace the comparison. `found` is None without a run.
     """
     rows, remarks = _rows(judged)
     lines = [table(rows, left=4), *remarks, "", tally(judged)]
@@ -104,9 +103,7 @@ def _worst(judged: Sequence[Judged]) -> list[Judged]:
 
 
 def _rows(judged: Sequence[Judged]) -> tuple[Table, list[str]]:
-    """Return a row of a table for each verdict. Remarks that several rows share are returned separately, as lines
-    below the table.
-    """
+    """Return a table row for each verdict. Remarks of several rows are lines below the table."""
     counts = Counter(clause for one in judged for clause in _clauses(one)[1:])
     rows: Table = [("verdict", "threshold", "of", "measured", "guilty")]
     marks: dict[str, str] = {}

@@ -53,8 +53,8 @@ _POINT_KEYS = (
     "above_roof",
     "roof_unsure",
 )
-# Maps each origin to the JSON keys of the source's figures with this origin. Only figures that are not in the table
-# of statistics are listed. A figure without an entry here is counted or measured.
+# Each origin -> the JSON keys of the source's figures with this origin. Figures in the table of statistics are left
+# out. A figure without an entry is counted or measured.
 OTHER_ORIGINS = {
     Origin.SHAPES: [],
     Origin.MEASUREMENTS: [
@@ -269,9 +269,9 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
 
 
 def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[str, Any] | None:
-    """Return the newest records by lane, or None (null) if records were not received.
+    """Return the newest records by lane, or None (null) if they were not received.
 
-    Only the newest spans and gaps are listed. But the counts and sums cover all spans and gaps.
+    Only the newest spans and gaps are listed, but counts and sums are over all.
     """
     if found is None:
         return None
@@ -508,7 +508,7 @@ def _burst(times: KernelTimes) -> dict[str, Any]:
         "steps": times.steps,
         "launches": times.launches,
         "mean_us": times.mean_ns / 1e3,
-        "deviation_us": times.deviation_ns / 1e3,
+        "deviation_us": times.deviation_ns / 1e3 if times.launches > 1 else None,
         "min_us": times.min_ns / 1e3,
         "max_us": times.max_ns / 1e3,
         "maker": times.maker or None,

@@ -1,6 +1,5 @@
-"""Write the lines of a diff about changes that the lists of slower and faster bricks do not show.
-
-The changes are drift, long calls, and figures that moved beyond their interval but have no verdict.
+"""Write a diff's lines about changes that the lists of slower and faster bricks leave out: drift, long calls, and
+figures that moved beyond their interval without a verdict.
 """
 
 from __future__ import annotations

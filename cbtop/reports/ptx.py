@@ -51,10 +51,8 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
 
 
 def _grouped(findings: Sequence[LintFinding]) -> list[list[LintFinding]]:
-    """Return the findings as groups with one cause.
-
-    The findings of a group have the same lint, and the same function or source line. Their messages differ only in
-    registers and lines.
+    """Return the findings in groups with one cause: the same lint, and the same function or source line. Their
+    messages differ only in registers and lines.
     """
     groups: dict[tuple[object, ...], list[LintFinding]] = {}
     for one in findings:

@@ -10,6 +10,7 @@ from typing import Any
 from cbtop.comparison.causes import THREADS, Causes, causes_of
 from cbtop.comparison.contents import BESIDE
 from cbtop.comparison.judged import BLIND_PERCENT
+from cbtop.comparison.memory_peaks import MemoryPeak, PeakChange, peak_changes
 from cbtop.comparison.noise import CONFIDENCE, Change
 from cbtop.comparison.part_diff import FOUND, PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.phase_rates import IN_STEPS, RATE_UNITS
@@ -17,6 +18,7 @@ from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import Run
 from cbtop.comparison.tails import tails_of
 from cbtop.exporters.differential import DiffStack, folded, speedscope
+from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.profiler.analysis.markup import plain, table_html
 from cbtop.reports.calls import calls_fields
 from cbtop.reports.html import in_scope
@@ -26,8 +28,8 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
 SCHEMA = "cbtop.diff/1"
-# The report lists this many cells (a brick in one layer) with the largest increases, and as many cells with the
-# largest decreases.
+# The report lists this many cells (a brick in one layer) with the largest increases, and as many with the largest
+# decreases.
 LISTED_CELLS = 8
 LISTED_GRAPH = 12  # At most this many differences between the contents of steps are listed.
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
@@ -147,6 +149,7 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
         "notes": list(found.notes),
         "confidence": CONFIDENCE,
         "rates": _rates_fields(found),
+        "memory": [_peak_fields(one) for one in _peaks(found)],
         "causes": asdict(causes_of(found.base, found.now)),
         "parts": [_part_fields(part) for part in found.parts],
     }
@@ -182,7 +185,29 @@ def rate_lines(found: RunDiff) -> list[str]:
             f"{one.phase}: {number(one.before)} → {number(one.now)} {one.unit}, "
             f"a {a_unit} takes {_percents(one.time_us)}{at} by the wall clock"
         )
-    return lines
+    # A single run is not compared, so its memory has no change.
+    return [*lines, *(f"{one.phase}: {one.name} {one.text}" for one in _peaks(found) if found.has_baseline)]
+
+
+def _peaks(found: RunDiff) -> list[PeakChange]:
+    phases = {part.phase for part in found.parts}
+    return [one for one in peak_changes(found.base.memory, found.now.memory) if one.phase in phases]
+
+
+def _peak_fields(one: PeakChange) -> dict[str, Any]:
+    return {
+        "phase": one.phase,
+        "name": one.name,
+        "before": _bytes_fields(one.before),
+        "now": _bytes_fields(one.now),
+        "ratio": one.ratio,
+        "verdict": one.verdict or None,
+    }
+
+
+def _bytes_fields(one: MemoryPeak) -> dict[str, int | None]:
+    """Return the bounds of a peak. `at_least_bytes` was seen, and `at_most_bytes` is torch's own peak."""
+    return {"at_least_bytes": one.most_bytes, "lowest_step_bytes": one.lowest_bytes, "at_most_bytes": one.bound_bytes}
 
 
 def sentence(part: PartDiff, place: PlaceDiff) -> str:
@@ -305,8 +330,7 @@ def _sums(part: PartDiff) -> list[str]:
     terms = [f"{name} {_signed(now - then)}" for name, (then, now) in named if name != named[2][0] or then or now]
     then_us, now_us = balance.wall
     change = f"{_signed(now_us - then_us)} µs = {', '.join(terms)}"
-    # If the phase has only one batch, leave out the change of the wall time, because the line with the rate shows
-    # this change.
+    # With one batch, the line with the rate already shows the change of the wall time.
     of_batch = f", {_percents(part.wall)}" if part.name != part.phase else ""
     return [
         f"wall clock {number(then_us)} → {number(now_us)} µs/{part.unit}{of_batch}",
@@ -420,7 +444,7 @@ def _moved(part: PartDiff) -> list[tuple[str, PlaceDiff]]:
     explains the layer.
     """
     moved = [("slower", place) for place in part.slower]
-    moved += [("faster", place) for place in part.bricks if place.verdict == "faster"]
+    moved += [("faster", _most_of(part, place)) for place in part.bricks if place.verdict == "faster"]
     for place in (*part.bricks, *sorted(part.cells, key=lambda one: -abs(one.delta_us)), *part.layers):
         word = place.verdict
         if word in ("slower", "faster") and not any(
@@ -428,6 +452,18 @@ def _moved(part: PartDiff) -> list[tuple[str, PlaceDiff]]:
         ):
             moved.append((word, place))
     return moved
+
+
+def _most_of(part: PartDiff, brick: PlaceDiff) -> PlaceDiff:
+    """Return `brick` in the layer that has most of its saved time, or `brick` itself if no layer has.
+
+    `PartDiff.slower` does the same for bricks that became slower.
+    """
+    cells = [one for one in part.cells if one.brick == brick.brick and one.change]
+    saved = min(cells, key=lambda one: one.change.delta if one.change else 0.0, default=brick)
+    if len(cells) < MIN_PEERS or saved.verdict != "faster" or not saved.change or not brick.change:
+        return brick
+    return saved if saved.change.delta < brick.change.delta / 2 else brick
 
 
 def _explains(other: PlaceDiff, place: PlaceDiff) -> bool:
@@ -509,10 +545,7 @@ def _decisive(place: PlaceDiff) -> str:
 
 
 def _beside(place: PlaceDiff) -> str:
-    """Return " relative to all others" if the verdict comes from the ratio relative to all other bricks.
-
-    Otherwise return "".
-    """
+    """Return " relative to all others" if the ratio to all other bricks decides the verdict, else ""."""
     return " relative to all others" if place.verdict and place.decisive is not place.change else ""
 
 

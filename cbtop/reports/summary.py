@@ -73,7 +73,7 @@ def _others(view: SourceView) -> Iterator[str]:
 def _while_it_ran(view: SourceView, steps: StepsView) -> str:
     """Return the rate of a phase while its steps ran, such as `899 tokens/s while it ran, 17 % of the time`.
 
-    Several phases share the wall-clock time. So a rate over the whole wall-clock time would make the phase look slow.
+    A rate over the whole wall-clock time, which several phases share, would look slow.
     """
     per_sec, unit = steps.tokens_per_sec_in_steps, "tokens/s"
     if per_sec is None and steps.union_us:

@@ -255,7 +255,7 @@ def _in_steps(view: SourceView, steps: StepsView) -> str:
 def _a_token(steps: StepsView) -> str:
     """Return the time of a token as text: in the median step, at the p99 and in the slowest step.
 
-    If the time is unknown, return the reason. In training, return "", because a token of training has no latency.
+    If it is unknown, the reason. In training "", because tokens have no latency there.
     """
     if steps.why_no_us_per_token and steps.tokens and not is_training(steps.phase):
         return f"; ms/token {units.NOT_MEASURED} ({steps.why_no_us_per_token})"

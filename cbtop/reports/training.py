@@ -49,6 +49,8 @@ def _parts(view: SourceView, found: TrainingView) -> str:
         times = map(units.milliseconds, (part.mean_us, part.p50_us))
         rows.append((part.name, units.percent_number(part.percent), *times))
     rows.append(("step", units.percent_number(100.0), units.milliseconds(found.mean_us), ""))
+    if found.own_us:
+        rows.append(("cbtop itself, in no part", "", units.milliseconds(found.own_us), ""))
     return table(rows, left=1)
 
 

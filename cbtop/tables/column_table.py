@@ -22,8 +22,8 @@ class ColumnTable:
     """Rows in columns of equal length. `len(table)` is the number of rows.
 
     With the extra `arrow`, `polars.DataFrame(table)`, `pandas.DataFrame.from_arrow(table)`, `pyarrow.table(table)`
-    and the SQL of DuckDB take it. Numbers are not copied. Texts are dictionary-encoded: each row has a position in a
-    list of texts.
+    and the SQL of DuckDB take it. Numbers are not copied. A row's text is a position in a list of texts (dictionary
+    encoding).
     """
 
     def __init__(self, columns: Mapping[str, TypedColumn]) -> None:
@@ -86,7 +86,7 @@ def _cell(value: Any) -> str:
 def joined_columns(parts: Sequence[dict[str, TypedColumn]]) -> dict[str, TypedColumn]:
     """Join the tables `parts` (at least one) below each other.
 
-    A column of texts must have the same list of texts in all parts. The function empties the parts, so that at most
-    one column is in memory twice.
+    Columns of texts must have the same list of texts in all parts. The parts are emptied, so that at most one column
+    is in memory twice.
     """
     return {name: TypedColumn.joined([part.pop(name) for part in parts]) for name in [*parts[0]]}

@@ -1,4 +1,4 @@
-"""A typed column: NumPy values, the texts that they stand for, and which of them are known."""
+"""A typed column: NumPy values, their texts, and which values are known."""
 
 from __future__ import annotations
 

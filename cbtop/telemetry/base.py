@@ -21,6 +21,6 @@ class Service(Protocol):
     def serving(self, address: str, subscription: Subscription) -> AbstractContextManager[str]:
         """Export data to or from `address` while the context is open.
 
-        Yields a line with the address. Raises CbtopError if the service cannot run. The service has its own threads,
-        and never delays the daemon's loop or its end.
+        Yields a line with the address. Raises CbtopError if the service cannot run. It has its own threads, and never
+        delays the daemon's loop or end.
         """

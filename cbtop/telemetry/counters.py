@@ -1,9 +1,8 @@
 """Keep the counters of an export from decreasing, even if the data of their sources does."""
 
-# A counter exports a sum, and this sum may decrease in its source. This happens if a keyframe was partly lost, if a
-# process returns, or if another process begins with the same labels. A brick's exclusive time decreases when records
-# of inner bricks arrive late. Prometheus treats every decrease as a restart, and adds the whole value to the rate
-# again.
+# A counter exports a sum, which may decrease in its source: a keyframe was partly lost, a process returns, or another
+# begins with the same labels. A brick's exclusive time decreases when records of inner bricks arrive late. Prometheus
+# takes a decrease for a restart, and adds the whole value to the rate again.
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ class _Counted:
 class Counters:
     """Stores the exported values, so that later exports are never lower.
 
-    While a process lives, the exported value is its highest value until now. If a process starts again with the same
-    labels, its values are added to the values of the earlier process.
+    The exported value of a living process is its highest until now. If a process begins again with the same labels,
+    its values are added to the earlier ones.
     """
 
     def __init__(self) -> None:

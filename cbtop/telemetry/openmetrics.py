@@ -124,10 +124,9 @@ def _buckets(value: DurationHistogram) -> list[tuple[str, float]]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """An HTTP server with limits on threads and time. A slow or silent client does not affect other clients.
+    """An HTTP server with limits on threads and time. A slow or silent client does not affect others.
 
-    If the maximum number of connections is reached, the oldest connection without a complete request is closed. If
-    all connections have sent a complete request, the new connection is closed.
+    At the limit of connections, the oldest one without a complete request is closed, or if all have one, the new one.
     """
 
     daemon_threads = True  # The daemon does not wait for the threads of scrapers when it ends.

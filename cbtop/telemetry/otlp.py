@@ -3,9 +3,8 @@
 The SDK's own environment variables (OTEL_EXPORTER_OTLP_HEADERS, …) apply.
 """
 
-# The SDK's own instruments are not used. They accept single measurements, but our data is already summed. A histogram
-# would have to be split into single calls, which are not available. So we create the objects of the SDK's data model
-# directly.
+# The SDK's own instruments accept single measurements, but our data is already summed. So we create the objects of
+# the SDK's data model directly.
 
 from __future__ import annotations
 
@@ -198,8 +197,7 @@ def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | His
             ],
             cumulative,
         )
-    # Use floats for counts. They are exact up to 2^53, and they can hold the larger sums that forged numbers may
-    # cause.
+    # Floats are exact up to 2^53, and can hold the larger sums of forged numbers.
     numbers = [
         export.NumberDataPoint(attributes(point), point.since_ns, now_ns, float(point.value))
         for point in points

@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 MAX_TIME_NS = 1 << 63
-# Types of links between spans. Only the span of a step has a PREVIOUS link, to the previous step. Every span may have
-# a RUN_BEFORE link, to an earlier run.
+# Types of links between spans. A step's span has a PREVIOUS link to the previous step. Every span may have a
+# RUN_BEFORE link to an earlier run.
 PREVIOUS = "previous step sent of this process"
 RUN_BEFORE = "same place in the last step sent of this program before this process began"
 MAX_PROGRAMS = 16  # Spans are stored for at most this many programs. The last step of one program takes up to 2 MB.
 
-# Position of a span in its trace: the names from the step down to the span. Numbers distinguish siblings with equal
-# names.
+# Position of a span in its trace: the names from the step down to it. Numbers tell apart siblings with equal names.
 Place = tuple[tuple[str, int], ...]
 Places = Mapping[Place, "SpanContext"]
 
@@ -42,11 +41,11 @@ def spans(
     before: SpanContext | None = None,
     run_before: Places | None = None,
 ) -> list[ReadableSpan]:
-    """Return the trace of a step: a span for each record. Returns [] if the times are impossible.
+    """Return the trace of a step: a span for each record. [] if the times are impossible.
 
-    The parent of a span is the nearest enclosing node. The span of the step comes first. This span links to `before`,
-    the previously sent step of this process. Each span links to the span at the same position in `run_before`, a step
-    of an earlier run. Times are Unix times, converted with the two clocks that the process read at its start.
+    The step's span comes first, and links to `before`, this process's previously sent step. The parent of a span is
+    the nearest enclosing node. Each span links to the span at the same position in `run_before`, a step of an earlier
+    run. Times are Unix times, converted by the two clocks that the process read at its start.
     """
     # Imported here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.trace import ReadableSpan
@@ -118,10 +117,9 @@ class SentSteps:
 
     def __init__(self) -> None:
         self._last: dict[str, SpanContext] = {}  # for each process: the span of its step in the last export
-        # For each program: the process of the last sent step, the end of that step, and its spans by position.
+        # program -> the process of its last sent step, the end of that step, and its spans by position
         self._of_program: dict[object, tuple[str, int, Places]] = {}
-        # For each process: the spans of an earlier run of its program. They are looked up when the process is first
-        # exported.
+        # process -> the spans of an earlier run of its program, looked up at its first export
         self._run_before: dict[str, Places | None] = {}
 
     def trace(self, record: SourceRecord, step: Batch, resource: Resource) -> list[ReadableSpan]:

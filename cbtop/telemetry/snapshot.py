@@ -1,7 +1,7 @@
 """Make the content of an export from a store: the points of every metric, and how many items were left out."""
 
-# A counter must never decrease, because its rate would then be wrong. So if a time is computed as a difference, it
-# covers only ended steps, because all records of their bricks have arrived. The daemon counts lost records.
+# A counter must never decrease, or its rate would be wrong. So a time that is a difference is only of ended steps,
+# because all records of their bricks have arrived. The daemon counts lost records.
 
 from __future__ import annotations
 
@@ -107,8 +107,7 @@ class _Part:
 def snapshot(store: Store, now_ns: int) -> Snapshot:
     """Return the points of every metric at `now_ns` (Unix time), in at most MAX_SERIES series.
 
-    If there is not enough room, sources come first, then the first brick of each source, then the second of each, and
-    so on.
+    Without enough room, sources come first, then the first brick of each source, then the second, and so on.
     """
     found: Snapshot = {metric: [] for metric in METRICS}
     left_out = dict.fromkeys(("device", "source", "phase", "brick", "check"), 0)
@@ -267,8 +266,7 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
         is_known = exclusive_ns >= 0
     else:
         exclusive_ns = stats.exclusive_ns
-        # Outside of steps, the exclusive time of a brick may decrease, because records of bricks inside it arrive
-        # later.
+        # Outside of steps, a brick's exclusive time may decrease, because records of inner bricks arrive later.
         is_known = exclusive_ns == stats.calls.total_ns
     if is_known:
         yield BRICK_EXCLUSIVE, labels, exclusive_ns / 1e9
@@ -281,12 +279,11 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
 
 
 def _durations(stats: NodeStats, nodes: list[int], calls: Calls) -> DurationHistogram:
-    # The totals cover the whole life of the process and not only a window. So the minimum and maximum are always
-    # known here.
+    # The totals are of the process's whole life, so the minimum and maximum are known.
     assert calls.min_ns is not None
     assert calls.max_ns is not None
     counts = tuple(np.add.reduceat(stats.histogram(nodes), _CUTS).tolist())
-    # The distribution is unknown. Some nodes have no histogram, or part of an update has not arrived yet.
+    # Some nodes have no histogram, or part of an update has not arrived, so the distribution is unknown.
     if sum(counts) != calls.count:
         return DurationHistogram((), (calls.count,), calls.total_ns, calls.min_ns, calls.max_ns)
     return DurationHistogram(BOUNDS_NS, counts, calls.total_ns, calls.min_ns, calls.max_ns)

@@ -1,7 +1,6 @@
 """Sample one whole step of each process, with all records, for traces."""
 
-# The daemon sends single records only while a step is sampled. Between two samples, neither the daemon nor this
-# service has any cost.
+# The daemon sends single records only while a step is sampled. In between, neither it nor this service has any cost.
 
 from __future__ import annotations
 
@@ -27,14 +26,14 @@ from cbtop.protocol.vocabulary import SourceStatus
 SAMPLE_S = 5.0  # Wait at most this many seconds for a step to begin and end.
 POLL_MS = 50
 MAX_HELD_RECORDS = 1 << 18  # While waiting for a step, at most this many records are stored per source.
-# A step with more records is skipped, because a part of a step would mislead.
+# A step with more records is skipped, because a part of it would mislead.
 MAX_STEP_RECORDS = 4_096
 
 
 def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) -> list[tuple[SourceRecord, Batch]]:
-    """Return the next whole step of each live process of the daemon at `endpoint`. Each step comes with its source.
+    """Return the next whole step of each live process of the daemon at `endpoint`, with its source.
 
-    Returns after SAMPLE_S, or when `stop` is set. Then a process without a whole step is missing.
+    Returns after SAMPLE_S, or when `stop` is set. Processes without a whole step are then missing.
     """
     store = Store()
     waiting: dict[str, GaplessRecords] = {}
@@ -56,8 +55,7 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
                     if isinstance(message, RecordBatch) and message.source not in found:
                         waiting.setdefault(message.source, GaplessRecords()).take(message)
                 except DecodeError:
-                    # Ignore a message that cannot be decoded. The link counts it, and its records are missing as a
-                    # gap.
+                    # The link counts messages that cannot be decoded, and their records are missing as a gap.
                     continue
             for key in waiting.keys() - found.keys():
                 if key in store.sources and (step := waiting[key].step(store.sources[key].nodes)) is not None:
@@ -71,10 +69,9 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
 
 
 def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
-    """Return the records of the first whole step in `batch` that is suitable for a trace, or None.
+    """Return the records of the first whole step in `batch` that can be a trace, or None.
 
-    The step must begin after the end of the first record in `batch`. It must have recorded bricks, and at most
-    MAX_STEP_RECORDS records.
+    It begins after the end of the batch's first record, and has recorded bricks and at most MAX_STEP_RECORDS records.
     """
     known = batch.only((batch.node >= 1) & (batch.node <= len(nodes)) & ~batch.are(FLAG_PLAIN)).calls()
     if not len(known.node):

@@ -70,9 +70,8 @@ class Subscription:
             collector.close()
 
     def _answer(self, collector: Collector, counters: Counters) -> None:
-        """Answer all pending requests for a snapshot with one snapshot.
-
-        A request that comes later waits for the next snapshot, because new data must arrive first.
+        """Answer all pending requests with one snapshot. Later requests wait for the next one, because new data must
+        arrive first.
         """
         waiting = [self._asked.get() for _ in range(self._asked.qsize())]
         waiting = [asked for asked in waiting if asked.set_running_or_notify_cancel()]

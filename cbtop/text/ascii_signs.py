@@ -53,15 +53,15 @@ def replace(error: UnicodeError) -> tuple[str, int]:
 def are_wanted(
     environment: Mapping[str, str] = os.environ, *, is_utf8_mode: bool = bool(sys.flags.utf8_mode)
 ) -> bool:
-    """Whether the terminal or the locale lacks the characters that we use.
+    """Whether the terminal or the locale lacks our characters.
 
-    The console of Linux (TERM=linux) decodes UTF-8, but the console's font has only 256 or 512 characters.
+    The console of Linux (TERM=linux) decodes UTF-8, but its font has only 256 or 512 characters.
 
-    The user's locale may lack UTF-8 although Python writes UTF-8. If the locale is C or POSIX, or is not installed,
-    Python uses UTF-8 (PEP 538, PEP 540). Python then sets LC_CTYPE=C.UTF-8 in the environment, even if LANG=C.
+    The user's locale may lack UTF-8 although Python writes it. If the locale is C, POSIX or not installed, Python
+    uses UTF-8 (PEP 538, PEP 540), and sets LC_CTYPE=C.UTF-8 even if LANG=C.
 
-    htop decides in the same way, by the codeset of the locale in the C library. One case differs: if no locale is
-    set, as in a container, we write UTF-8. Terminals read UTF-8, and the user has not requested ASCII.
+    Like htop, we ask the C library for the codeset of the locale. The exception is a missing locale, as in a
+    container: we write UTF-8, because terminals read it and the user has not requested ASCII.
     """
     if environment.get("TERM") == "linux":
         return not environment.get("PYTHONIOENCODING")

@@ -24,9 +24,9 @@ def no_books(source: SourceView) -> str:
 
 
 def books_trouble(books: TimeBreakdownView | None) -> str:
-    """Return why the parts of the time breakdown do not add up, and by how much. Return "" if they add up.
+    """Return why the parts of the time breakdown do not add up, and by how much. "" if they do.
 
-    If the parts do not add up, a share of wall time may be above 100 % or below 0.
+    If they do not, a share of wall time may be above 100 % or below 0.
     """
     if books is None or books.close:
         return ""

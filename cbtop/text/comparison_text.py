@@ -32,7 +32,7 @@ def step_beside(found: Comparison, step: TimelineSpan) -> str:
     """Format the time of a step next to the baseline's median: `decode 11.85 ms, was 11.20 ms (+5.8 %), the
     baseline's median`.
 
-    If the median is unknown, give the reason. A single step is not judged as slower or faster.
+    Without a median, the reason. A single step is not called slower or faster.
     """
     median_us = found.median_us(step.name, WHOLE_STEP)
     if median_us is None:

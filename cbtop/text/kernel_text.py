@@ -18,11 +18,12 @@ def critical_path(found: CriticalPathView) -> str:
 
 def in_burst(times: KernelTimes) -> str:
     """Format the times of a kernel in a burst (a few recorded steps): `2.10 µs ± 0.05, 1 a step, in a burst of 3
-    steps`.
+    steps`. A single launch has no deviation.
     """
-    deviation, launches = number(times.deviation_ns / 1e3), number(times.launches / times.steps).removesuffix(".00")
+    deviation = f" ± {number(times.deviation_ns / 1e3)}" if times.launches > 1 else ""
+    launches = number(times.launches / times.steps).removesuffix(".00")
     burst = f"in a burst of {counted(times.steps, 'step')}"
-    return f"{number(times.mean_ns / 1e3)} µs ± {deviation}, {launches} a step, {burst}"
+    return f"{number(times.mean_ns / 1e3)} µs{deviation}, {launches} a step, {burst}"
 
 
 def waves(found: Waves) -> str:

@@ -75,7 +75,7 @@ _MERGED_MEANS = {
 def merged_means(merged: MergedView) -> str:
     """Return a text that explains how the figures of merged processes were computed."""
     means = _MERGED_MEANS[merged.mode]
-    # In this mode, all steps are taken from one rank, so the figures of tokens need no explanation.
+    # In this mode, all steps are of one rank, so the figures of tokens need no explanation.
     if merged.mode is MergeMode.MAX:
         return means
     if merged.together > 1:

@@ -13,12 +13,11 @@ from cbtop.viewmodels.time_range import TimeRangeView
 
 
 def shown_time(source: SourceView, *, with_date: bool = False) -> str:
-    """Format the time range that figures cover.
+    """Format the time range of figures.
 
-    - Recent window: `last 10.4 s`, or `its last 10.4 s` if the process has ended.
-    - Recent window of a merge, if only some members run: `last 10.4 s of the 2 that run`.
-    - Since the start: `since 20:02:11`. For a sum of members with different ranges, `since 20:02:11 at the earliest`.
-    - Chosen range: `20:02:11.3–20:02:19.8, 41 steps`.
+    - Recent window: `last 10.4 s`, or `its last 10.4 s` of an ended process. - Recent window of a merge in which only
+      some members run: `last 10.4 s of the 2 that run`. - Since the start: `since 20:02:11`. For a sum of members
+      with different ranges, `since 20:02:11 at the earliest`. - Chosen range: `20:02:11.3–20:02:19.8, 41 steps`.
     """
     if source.window is not None and source.window.range_s is not None:
         steps = f", {count(source.steps.count)} step{'s' * (source.steps.count != 1)}" if source.steps else ""
@@ -38,7 +37,7 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
 def between_steps(found: TimeRangeView | None) -> str:
     """Format the time between steps: `between steps 49.7 % (4.97 s of 10.0 s)`, or "" if unknown.
 
-    The text contains `at least` if a step that began before the range is counted completely.
+    It has `at least` if a step from before the range counts completely.
     """
     if found is None or found.between_us is None:
         return ""
@@ -77,10 +76,10 @@ def time_range(source: SourceView) -> str:
 
 
 def steps_ran(source: SourceView, steps: StepsView) -> str:
-    """Format the time in which steps of a phase ran: `steps ran 352 ms of 18.99 s`.
+    """Format how long steps of a phase ran: `steps ran 352 ms of 18.99 s`.
 
-    If several models ran one after another, the rates of a model cover only a part of the shown time. The text then
-    names this part.
+    If models ran one after another, the rates of one are over a part of the shown time. The text then names this
+    part.
     """
     found, ran_us = source.time_range, None
     if found is not None:

@@ -18,10 +18,7 @@ def sample(every: int | None) -> str:
 
 
 def inside_of_all(source: SourceView) -> str:
-    """Return a note with the number of recorded steps that give the figures of bricks.
-
-    Return "" if there are enough recorded steps.
-    """
+    """Return a note with the number of recorded steps behind the bricks' figures, or "" if there are enough."""
     steps = source.steps
     if steps is None or not steps.recorded:
         return ""
@@ -44,14 +41,15 @@ def warm_up(found: WarmUpView) -> str:
 def overhead(sampling: Sampling) -> str:
     """Format the cost of recording: `recording costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; …)`.
 
-    The process cannot measure all costs. For example, recording pushes data of the model out of the processor's
-    cache.
+    Some costs cannot be measured. For example, recording pushes the model's data out of the processor's cache.
     """
     cost, low, high = sampling.overhead_percent, sampling.low_percent, sampling.high_percent
     allowed = f"at most {sampling.allowed_percent:g} is allowed"
-    if cost is None or low is None or high is None:
+    if cost is None:
         return f"what recording costs its steps is {NOT_MEASURED}: too few were compared yet ({allowed})"
-    return f"recording costs at least {cost:.2f}% of its steps' time (95 %: {low:.2f} to {high:.2f}; {allowed})"
+    is_known = low is not None and high is not None
+    interval = f"95 %: {low:.2f} to {high:.2f}" if is_known else "too few recorded steps for an interval"
+    return f"recording costs at least {cost:.2f}% of its steps' time ({interval}; {allowed})"
 
 
 def short_overhead(sampling: Sampling | None) -> str:
@@ -61,6 +59,13 @@ def short_overhead(sampling: Sampling | None) -> str:
     low, high = sampling.low_percent, sampling.high_percent
     bounds = "" if low is None or high is None else f" ({low:.2f}–{high:.2f})"
     return f"≥{sampling.overhead_percent:.2f} %{bounds}"
+
+
+def limit_of_overhead(sampling: Sampling) -> str:
+    """Format the cost of recording in few words: `up to 0.8%`, or `at least 0.6%` if its interval is not known."""
+    if sampling.high_percent is not None:
+        return f"up to {sampling.high_percent:.1f}%"
+    return NOT_MEASURED if sampling.overhead_percent is None else f"at least {sampling.overhead_percent:.1f}%"
 
 
 def no_bricks(view: SourceView) -> str:

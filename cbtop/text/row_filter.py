@@ -37,9 +37,8 @@ def _sort_names() -> dict[str, str]:
 SORT_NAMES = _sort_names()  # maps each accepted name, such as `p95` or `p95us`, to the title of its column
 
 
-# Names of bricks are untrusted, and a regular expression may take exponential time on such a name. So the number of
-# binary choices in an expression is limited to MAX_CHOICES. A repetition has as many choices as a name has
-# characters, and counts as REPETITION choices. `?` and `|` count as ALTERNATIVE choices.
+# Names of bricks are untrusted, and a regular expression may take exponential time on one. So its number of binary
+# choices is limited to MAX_CHOICES. A repetition counts as REPETITION choices, and `?` or `|` as ALTERNATIVE.
 MAX_CHOICES, REPETITION, ALTERNATIVE = 16, 8, 2
 # A regular expression is applied to this many characters of a name. Plain text is searched in the whole name.
 MAX_SEARCHED = 128
@@ -51,8 +50,8 @@ _REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")
 def matcher(text: str) -> Callable[[str], bool]:
     """Return a function that searches a word for `text`, ignoring case.
 
-    If `text` is a valid regular expression, the function searches for this expression. Expressions that repeat a
-    group or have more than MAX_CHOICES choices are searched as plain text, because they might take too long.
+    `text` is searched as a regular expression if it is a valid one. Expressions that repeat a group, or have more
+    than MAX_CHOICES choices, might take too long, and are searched as plain text.
     """
     if _ends_soon(text):
         try:
@@ -72,7 +71,7 @@ def _ends_soon(expression: str) -> bool:
     if _REFUSED.search(bare):
         return False
     most = choices = depth = 0
-    # Remove the ? of lazy quantifiers such as *?, because it adds no choice to the regular expression.
+    # The ? of lazy quantifiers such as *? adds no choice.
     for char in re.sub(r"(?<=[*+}?(])\?", "", bare):
         depth += (char == "(") - (char == ")")
         if char in "*+{":

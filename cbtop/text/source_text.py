@@ -28,7 +28,7 @@ SOURCE_FIGURES = {
     "overhead_percent": "recording costs",
 }
 
-# If at least this share of the steps is checked, more overhead checks no more: the rest failed, or measures the cost.
+# If this share of the steps is checked, more overhead does not help: the rest failed, or measures the cost.
 ALL_BUT_A_FEW = 0.9
 
 

@@ -1,14 +1,14 @@
 """The table of all statistics, and lists of the outputs that show them.
 
-There are statistics of bricks, categories, graph nodes, devices and processes. The screen's columns, the panel of a
-brick, the text report, the JSON and the help are all made from this table. To add a statistic, add a row to
-STATISTICS, and add its key to the lists at the end. New data also needs a field in its view model
-(viewmodels/bricks.py, categories.py, graph.py, devices.py). The JSON contains every row.
+It has statistics of bricks, categories, graph nodes, devices and processes. The screen's columns, a brick's panel,
+the text report, the JSON and the help are made from it. To add one, add a row to STATISTICS, and its key to the lists
+at the end. New data also needs a field in its view model (viewmodels/bricks.py, categories.py, graph.py, devices.py).
+The JSON has every row.
 """
 
 # Rules
-# - The key of a statistic is its JSON key, and also the name of the attribute that has its value.
-# - Each statistic has an origin. The words `derived` and `static` in the help, the panel and the JSON come from it.
+# - The key of a statistic is its JSON key, and the attribute with its value.
+# - Each statistic has an origin, which gives the words `derived` and `static` in the help, the panel and the JSON.
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The two functions that write a value.
-
-    `bare` leaves out the unit, for columns that have the unit in their head. `in_full` writes the unit.
+    """The functions that write a value: `bare` without the unit, for columns with the unit in their head, and
+    `in_full` with it.
     """
 
     bare: Callable[[Any], str]
@@ -99,7 +98,7 @@ def _celsius(value: float | None) -> str:
     return units.with_unit(units.whole(value), "°C")
 
 
-# Maps a unit to the functions that write values with this unit. The unit of a statistic must be a key here.
+# Unit of a statistic -> the functions that write its values.
 FORMATS = {
     "µs": Format(units.number, units.duration),
     "µs/token": Format(units.number, units.number),
@@ -133,13 +132,11 @@ class Statistic:
     of: tuple[Of, ...] = (Of.BRICK,)
     report_title: str = ""  # title of the statistic's column in the text report, if different
     word: str = ""  # label of the statistic in the panel of a brick, if different
-    # key of another statistic that this column sorts rows by; "" means the values of the column itself
+    # key of the statistic to sort rows by; "" means this one
     sort_key: str = ""
-    # Whether the value is derived when it covers a recent window. Over the time since the start, the value is
-    # measured.
+    # Whether the value is derived in a recent window. Since the start, it is measured.
     derived_in_window: bool = False
-    # Whether the value comes from few calls and therefore scatters. Rows that are sorted by such a value change
-    # places less often.
+    # Whether the value is of few calls, and so scatters. Rows sorted by it then change places less often.
     of_few_calls: bool = False
 
     def value(self, row: object) -> Value:
@@ -352,9 +349,9 @@ class ScreenColumn:
     statistic: Statistic
     width: int
     priority: int
-    # The statistic that limits this value, or None. The limit is shown after the value, as in 412/700.
+    # The statistic that limits this value, or None. It is shown after the value, as in 412/700.
     limit: Statistic | None = None
-    instead: Statistic | None = None  # the statistic that is shown if this one was not measured
+    instead: Statistic | None = None  # shown if this statistic was not measured
 
     def bare(self, row: object) -> str:
         """Return the value of the column in `row` as text, with its limit if it is known."""

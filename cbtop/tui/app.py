@@ -252,9 +252,8 @@ class CbtopApp(App[int]):
             self.show()
 
     def _look(self) -> None:
-        """Select the newest process, unless the screen is paused or shows a merge.
-
-        Notify the user about other new processes.
+        """Select the newest process, unless the screen is paused or shows a merge. Tell the user about other new
+        ones.
         """
         may_move = not self.paused and self.merge is None
         told = self.selection.look(self.feed.sources(), is_complete=self.feed.is_complete, may_move=may_move)
@@ -271,10 +270,7 @@ class CbtopApp(App[int]):
         self._show_content()
 
     def arrive(self) -> None:
-        """Let all views drop their cached pictures, because the screen has moved in time.
-
-        Then draw the screen for the new moment.
-        """
+        """Draw the screen for a new moment. First all views drop their cached pictures."""
         for view in self._views:
             view.let_go()
         self.show()
@@ -317,8 +313,8 @@ class CbtopApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the keys that move in time while the help or the filter is open.
 
-        Esc is also disabled if no range is shown and the overview did not open the view. End is also disabled if the
-        screen is live. Then these keys only have their other meanings, such as closing the filter.
+        Esc is also disabled without a range if the overview did not open the view, and End while the screen is live.
+        They keep their other meanings, such as closing the filter.
         """
         if action not in ("steps", "seek", "seek_to", "range", "leave_range", "overview", "now"):
             return True
@@ -406,8 +402,8 @@ class CbtopApp(App[int]):
 
     def _freeze(self) -> None:
         self.paused = True
-        # Make all parts of the shown source now. The user may scroll or unfold a part while the screen is paused. The
-        # part must then show the paused moment.
+        # While the screen is paused, the user may scroll or unfold any part, and it must show the paused moment. So
+        # make all parts now.
         if self.source is not None:
             self.source = self.source.held()
         self._show_surroundings()
@@ -491,9 +487,8 @@ class CbtopApp(App[int]):
         self.notify("\n".join(lines), title="baseline", severity=severity, timeout=READ_S, markup=False)
 
     def action_merge(self) -> None:
-        """Select the next merge mode: sum, slowest, side by side, or no merge.
-
-        A merge combines all sources with the same model.
+        """Select the next merge mode: sum, slowest, side by side, or none. A merge combines all sources with the same
+        model.
         """
         modes = (None, *MergeMode)
         mode = modes[(modes.index(self.merge) + 1) % len(modes)]

@@ -1,8 +1,8 @@
-"""Detect whether the terminal's background is light.
+"""Detect whether the terminal's background is light, by asking it with the sequence OSC 11.
 
-cbtop asks the terminal with the sequence OSC 11. The app does not wait, because the answer may come at any time, or
-never. The answer is removed from the input, because Textual would treat it as keys. If the user leaves directly after
-the question, the app waits for the answer. Otherwise the shell would receive it.
+The app does not wait, because the answer may come at any time or never. The answer is removed from the input.
+Otherwise Textual would take it for keys. If the user leaves directly after the question, the app waits for the
+answer. Otherwise the shell would receive it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from textual.message import Message
 from cbtop.tui.patience import SlowPollSelector
 
 ASK = "\x1b]11;?\x1b\\"
-# Seconds to wait for the terminal's answer. If none has come by then, the terminal does not answer.
+# A terminal does not answer if it has not done so after this many seconds.
 ANSWER_WITHIN_S = 1.0
 _ANSWER = re.compile(r"\x1b?\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
 # Matches the beginning of an answer that is not complete. The rest comes with the next input.
 _BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")
 _COLOUR = re.compile(r"rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
-# If a background has a higher relative luminance than this, black text on it is more readable than white text (WCAG
-# 2).
+# On a background with a higher relative luminance, black text is more readable than white text (WCAG 2).
 _BLACK_ON_IT = 0.179
 _NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # terminals that do not answer, by their value of TERM
 

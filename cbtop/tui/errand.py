@@ -55,7 +55,7 @@ class BackgroundTask(ABC, Generic[Found]):
 
     TITLE: ClassVar[str]
     AT_IT: ClassVar[str]  # message to the user who starts the task again while it runs
-    # A question that the user must confirm before the task starts, by pressing the key again within READ_S seconds.
+    # A question to confirm before the task starts, by pressing the key again within READ_S seconds.
     QUESTION: ClassVar[str] = ""
 
     def __init__(self, app: App[int], show_progress: Progress) -> None:
@@ -86,9 +86,9 @@ class BackgroundTask(ABC, Generic[Found]):
             self._app.run_worker(partial(self._wait, source), thread=True, group=self.TITLE)
 
     def _is_confirmed(self, source: SourceView) -> bool:
-        """Return whether the user has seen the question about this source during the last READ_S seconds.
+        """Return whether the user has seen the question about this source in the last READ_S seconds.
 
-        If the user has not, the question appears now, so store the time of the question.
+        If not, it appears now, so store the time.
         """
         now_s = time.monotonic()
         if self._asked is not None and self._asked[0] == source.key and now_s - self._asked[1] < READ_S:

@@ -26,10 +26,9 @@ class KeysByName(Provider):
                 yield Hit(score, matcher.highlight(_text(binding)), press)
 
     def _bindings(self) -> Iterator[Binding]:
-        """Yield one key binding for each action.
+        """Yield one key binding for each action, those of the focused widget first.
 
-        The bindings of the focused widget come first. Actions that are disabled only while the palette is open are
-        included. Textual's own actions are left out.
+        Actions that only the open palette disables are included. Textual's own are left out.
         """
         told: set[str] = set()
         for active in self.screen.active_bindings.values():

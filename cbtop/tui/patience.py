@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import selectors
 
-# Seconds between polls of the input. If the app exits without a key, it waits at most this long for the input thread.
+# Seconds between polls of the input. If the app exits without a key, it waits for the input thread for at most this
+# long.
 PATIENT_S = 0.5
-# Polling slows down after this many polls without input. A key may send a sequence of characters, which has arrived
-# completely by then.
+# Polling slows down after this many polls without input. The characters of a key have all arrived by then.
 TYPING_LOOKS = 10
 
 
 class SlowPollSelector(selectors.SelectSelector):
-    """A selector (as in the module `selectors`) that waits longer than requested if no input has come for
-    some time.
-    """
+    """A selector (see the module `selectors`) that waits longer than requested after some time without input."""
 
     def __init__(self) -> None:
         super().__init__()

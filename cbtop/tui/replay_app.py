@@ -15,8 +15,8 @@ _NOT_HERE = ("now", "save_history")
 
 
 def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
-    # The keys that move in time take priority over the same keys in lists. In lists, the keys j k g G still move the
-    # cursor, and in the graph also h l.
+    # The keys that move in time come before the same keys in lists. There, j k g G still move the cursor, and in the
+    # graph also h l.
     return Binding(keys, action, description, show=show, priority=True)
 
 

@@ -29,10 +29,9 @@ class Selection:
     def look(self, sources: Sequence[SourceSummary], *, is_complete: bool, may_move: bool = True) -> str:
         """Select the newest live process if the selection may change. Return a message for the user, or "".
 
-        The selection does not change if the user chose a process or if `may_move` is false. If the selection changes,
-        the message names the new process. Otherwise the message names a process that has started or ended, and a key
-        that shows this process. While `is_complete` is false, no process is selected yet, because the feed may not
-        know all running processes.
+        The selection stays if the user chose a process, or if `may_move` is false. The message names the newly
+        selected process, or one that has started or ended, with a key to show it. While `is_complete` is false,
+        nothing is selected, because the feed may not know all running processes.
         """
         live = {summary.key: clean(summary.label) for summary in sources if summary.state == SourceStatus.LIVE}
         before, self._live = self._live, live
@@ -46,8 +45,7 @@ class Selection:
             self.key = first.key
             why = f"{ended} has ended: " if ended else ""
             return f"{why}{live[first.key]} {'runs' if first.key in known else 'started'} and is shown now"
-        # If a recording is moved backwards, an ended process runs again. `known` contains this process, so it does
-        # not count as newly started.
+        # If a recording moves backwards, an ended process runs again. It is in `known`, so it does not count as new.
         if started := [key for key in live if key not in known]:
             what = live[started[0]] if len(started) == 1 else f"{len(started)} processes"
             return f"{what} started: {self._way_to(started[0], sources)}"
@@ -58,8 +56,8 @@ class Selection:
         return ""
 
     def step(self, steps: int, sources: Sequence[SourceSummary]) -> None:
-        """Select the process that is `steps` positions later in the list. From now on, starts and ends of processes
-        do not change the selection.
+        """Select the process `steps` positions later in the list. From now on, starts and ends do not change the
+        selection.
         """
         self._follows = False
         keys = [summary.key for summary in sources]

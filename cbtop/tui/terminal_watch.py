@@ -1,4 +1,4 @@
-"""Leave the app after a signal or if the terminal is gone, even if nothing reads the terminal's output."""
+"""Leave the app after a signal, or if the terminal is gone, even if nothing reads its output."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TERMINAL_CHECK_S = 1.0
 # The app must have left within this many seconds. This includes up to five seconds to stop the workload of a demo.
 LEAVE_WITHIN_S = 8.0
 MAKE_WAY_EVERY_S = 0.05
-ROOM_FOR_GOOD = 3  # If the output buffer has room at this many checks in a row, no writer is blocked any longer.
+ROOM_FOR_GOOD = 3  # No writer is blocked if the output buffer has room at this many checks in a row.
 HANG_UP_EXIT = 129
-# Sequences that restore the modes of a terminal. They turn off synchronised drawing, and the reports of pastes,
-# sizes, mouse and focus. They turn on line wrap, normal keys, the main screen and the cursor.
+# Sequences that restore the modes of a terminal: synchronised drawing and reports of pastes, sizes, mouse and focus
+# off; line wrap, normal keys, main screen and cursor on.
 _MODES = "?2026l ?2004l ?2048l ?1000l ?1003l ?1015l ?1006l ?1004l ?7h <u ?1049l ?25h"
 AS_BEFORE = "".join(f"\x1b[{mode}" for mode in _MODES.split()).encode()
 # Textual reads keys from the first of these two file descriptors, and draws on the second one.
@@ -40,8 +40,8 @@ class TerminalWatch:
         self._exit_code: int | None = None
 
     def begin(self) -> None:
-        # Do not use asyncio's signal handlers. An event loop that is blocked by terminal output does not call them.
-        # This handler must not raise an exception, because Python drops exceptions in some places, such as `__del__`.
+        # asyncio's signal handlers are not called while the event loop is blocked by terminal output. This handler
+        # must not raise, because Python drops exceptions in places such as `__del__`.
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._watch, name="cbtop-terminal", daemon=True).start()
@@ -78,10 +78,10 @@ class TerminalWatch:
         """Leave because the terminal is gone. Textual's input would loop without a pause, and its output would block
         for ever.
 
-        The terminal's modes are not restored, because no terminal is left.
+        Nothing can restore its modes.
         """
-        # Discard all output. Without a terminal, Python could not flush its output at exit and would end with exit
-        # code 120.
+        # Without a terminal, Python could not flush its output at exit and would end with exit code 120. So discard
+        # it.
         _write_nowhere()
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._leave, HANG_UP_EXIT)
@@ -92,7 +92,7 @@ class TerminalWatch:
 def _leave_unread(deadline_s: float) -> None:
     """Discard output that nothing reads, and restore the terminal's modes for a later reader.
 
-    Discarding output unblocks a writer. Later writes are redirected, because they would block again.
+    This unblocks a writer. Later writes would block again, so they are redirected.
     """
     done = threading.Event()
     # Let Python wait for this thread at exit, because the thread must finish its work.

@@ -33,11 +33,10 @@ NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
 
 class TimeTravel:
-    """Moves the screen through the recording `past`. If `past` is None, moves through the history that `ask`
-    requests.
+    """Moves the screen through the recording `past`, or without one through the history that `ask` requests.
 
-    `show` redraws the same moment, and `arrive` draws a different moment. `source` returns the key of a process. If
-    the user moves by steps, only steps of this process count.
+    `show` redraws the same moment, and `arrive` draws another one. `source` returns the key of a process: moving by
+    steps counts its steps.
     """
 
     def __init__(
@@ -63,8 +62,7 @@ class TimeTravel:
         # Time when the daemon's history was requested. None if no answer is expected from the daemon.
         self._asked_s: float | None = None
         self._ways: list[Way] = []  # moves in time that the user has requested before the history has arrived
-        # The user may have begun a range before the history has arrived. Then this is the number of moves in `_ways`
-        # before the begin of the range.
+        # If the user began a range before the history arrived: the number of moves in `_ways` before that.
         self._begins_after: int | None = None
         self._source = source
         self._told_none = False  # whether the user has already seen the message that no step is near
@@ -165,10 +163,7 @@ class TimeTravel:
         self._app.notify(clean(text), title="time", severity=severity, timeout=READ_S, markup=False)
 
     def _steps_away(self, steps: int, past: ReplayFeed, from_s: float) -> float:
-        """Return the moment `steps` steps later, or earlier if `steps` is negative.
-
-        If no step is near, move by one second in place of each step.
-        """
+        """Return the moment `steps` steps later (negative: earlier). If no step is near, a step is one second."""
         to_s, found = past.search.steps_away(from_s, steps, self._source())
         if not found and not self._told_none:
             where = "before" if steps < 0 else "after"

@@ -79,10 +79,9 @@ class Try:
 
     @property
     def rounds_to_tell(self) -> int | None:
-        """About how many rounds are needed to distinguish LEAST_PERCENT from noise (derived).
+        """About how many rounds tell LEAST_PERCENT from noise (derived), if the rounds go on to scatter alike.
 
-        The scatter of the rounds is assumed not to change. The result is None if the measured difference is already
-        beyond noise, or if the measured rounds are enough.
+        None if the measured difference is beyond noise, or if the measured rounds are enough.
         """
         change = self.request.change
         if change is None or self.request.is_beyond_noise or change.half <= LEAST_PERCENT / 100:
@@ -102,9 +101,9 @@ class Untried:
 class Tuned:
     """The result of `BrickTuner.tune`.
 
-    `best` is equal to `before` if no measured setting was faster. `together` is the direct comparison of `best` with
-    `before`. It was measured only if at least two tries were successful and there was time. `load_percent` is the
-    share of all processors that other processes used during the measurement.
+    `best` equals `before` if no measured setting was faster. `together` compares the two directly, if at least two
+    tries were successful and there was time. `load_percent` is the share of all processors that other processes used
+    meanwhile.
     """
 
     request: TuningRequest
@@ -188,8 +187,7 @@ class BrickTuner:
         except (InterruptedTurnError, KeyboardInterrupt):
             self._was_interrupted = True
         for number, candidate in enumerate(candidates):
-            # Start from the best setting, which contains the changes of earlier tries. Add only the values that this
-            # candidate changes.
+            # The best setting has the changes of earlier tries. Add only what this candidate changes.
             now = replace(candidate, setting=changed(best, self._setting, candidate.setting))
             found = self._tried(now, best, self._left_s / (len(candidates) - number), len(candidates))
             if isinstance(found, Untried):
@@ -208,8 +206,8 @@ class BrickTuner:
     def has_int8(self) -> bool:
         """Return whether the model uses int8 products on this machine by default.
 
-        The model does not use them in three cases: its weights are floats, the processor has no int8 instructions, or
-        the weights are read faster in their stored layout.
+        It does not if its weights are floats, if the processor has no int8 instructions, or if weights are read
+        faster in their stored layout.
         """
         decoder = self._bench.decoder(replace(self._setting, is_exact=False))
         works = (brick.definition.work for brick in decoder.bricks.places())
@@ -253,7 +251,7 @@ class BrickTuner:
         if self._was_interrupted:
             return Untried(name, "it was interrupted")
         if part_s < (least_s := MIN_BLOCKS * self._request_s * SPARE):
-            # Measuring the speed of this candidate would already take three requests, so do not even measure that.
+            # Even measuring this candidate's speed would take three requests, so do not try it.
             why = (
                 f"{MIN_BLOCKS} rounds take {math.ceil(least_s)} s or more, and {max(part_s, 0):.0f} s are left for it"
             )
@@ -364,8 +362,8 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # Settings that do not change the results come first, then settings that do. In both groups, the largest possible
-    # speed-up comes first.
+    # Settings that keep the results come first, then those that change them, each with the largest possible speed-up
+    # first.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 
 

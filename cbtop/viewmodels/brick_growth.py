@@ -13,14 +13,14 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory
 
 MIN_BLOCKS = 6  # At least this many blocks (of about a second) must contain recorded steps.
-LEAST_SHARE = 0.05  # A brick with a smaller share of all bricks' time is ignored, because its growth means little.
-# If the factor of a brick differs from the common factor by more than this share, the bricks do not grow alike.
+LEAST_SHARE = 0.05  # Bricks with a smaller share of all bricks' time are ignored, because their growth means little.
+# Bricks do not grow alike if the factor of one differs from the common factor by more than this share.
 ALIKE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class BrickGrowth:
-    """The exclusive time of a brick per recorded step, in the first third and in the last third of a window."""
+    """The exclusive time per recorded step of a brick, in the first and in the last third of a window."""
 
     name: str
     category: BrickCategory
@@ -29,7 +29,7 @@ class BrickGrowth:
 
 
 def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, ...]:
-    """Return the growth of each brick of `phase`, the largest first, or () if the window has too few blocks."""
+    """Return the growth of each brick of `phase`, largest first. () if the window has too few blocks."""
     blocks = [block for block in record.window.blocks() if block.growth.node.size]
     if phase is None or len(blocks) < MIN_BLOCKS:
         return ()
@@ -40,8 +40,8 @@ def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, 
 
 
 def alike(growth: Sequence[BrickGrowth]) -> float | None:
-    """Return the growth factor of the time of all larger bricks. Returns None if their factors differ, or if fewer
-    than two factors are known.
+    """Return the common growth factor of all larger bricks. None if their factors differ, or if fewer than two are
+    known.
     """
     before_us, after_us = sum(one.before_us for one in growth), sum(one.after_us for one in growth)
     larger = [one for one in growth if one.before_us >= LEAST_SHARE * before_us]

@@ -23,16 +23,16 @@ TREND_S = SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """The mean time per token of a brick in steps of about the same size.
+    """A brick's mean time per token in steps of about the same size.
 
-    The size of a step is its number of cached positions or of sequences. The mean covers all seconds with steps of
-    this size among the last 60 seconds.
+    A step's size is its number of cached positions or of sequences. The mean is over the seconds with such steps
+    among the last 60.
     """
 
-    from_size: int  # smallest size in this range; the size in a second is the rounded mean size of its steps
-    to_size: int  # largest step size in this range, plus 1
+    from_size: int  # smallest size in this range; a second's size is the rounded mean size of its steps
+    to_size: int  # largest size in this range, plus 1
     seconds: int
-    us_per_token: float  # mean time per token in the seconds with a step size in this range (derived)
+    us_per_token: float  # mean time per token in the seconds with a size in this range (derived)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class BrickModule:
 
 @dataclass(frozen=True)
 class BrickRow:
-    """One brick of a phase, summed over all layers and other places that run it."""
+    """One brick of a phase, summed over all places that run it."""
 
     name: str
     category: BrickCategory
     count: int
     failed: int
-    total_inclusive_us: float  # total time of all calls, including bricks inside this brick
-    total_exclusive_us: float  # total time of all calls, without bricks inside this brick
+    total_inclusive_us: float  # total time of all calls, with inner bricks
+    total_exclusive_us: float  # total time of all calls, without inner bricks
     avg_exclusive_us: float | None  # mean exclusive time of a call; None until a step of the brick's phase has ended
     avg_inclusive_us: float
     min_us: float | None
@@ -78,26 +78,26 @@ class BrickRow:
     backend: str
     # How far the brick is from its roof. None if the brick's work or the machine's roofs are unknown.
     roof: Distance | None = None
-    # name of the rank that the figures come from; only set in a view of the slowest rank of each brick
+    # name of the rank with these figures; only set in a view of each brick's slowest rank
     rank: str | None = None
-    # The token rate that determines the budget per token. None for a fixed budget.
+    # The token rate that gives the budget per token. None for a fixed budget.
     budget_gb_per_sec: float | None = None
-    uncounted: int = 0  # Number of calls without a number of elements, because the program did not count them.
-    # bytes that the brick exchanges if it is a collective operation, derived from shapes
+    uncounted: int = 0  # Number of calls with an unknown number of elements.
+    # bytes that a collective operation exchanges, derived from shapes
     size_bytes: float | None = None
     dtypes: tuple[str, ...] = ()  # data types that the brick multiplies, named as in `Work.dtype`
-    # for a brick on a device: host time of the median call, without bricks inside this brick
+    # host time of the median call of a brick on a device, without inner bricks
     host_us: float | None = None
-    launches: int | None = None  # number of kernels that a step launches for this brick
-    # Histogram of the durations of the brick's calls, from short to long. It is empty unless every call is counted.
+    launches: int | None = None  # number of kernels that a step launches in this brick
+    # Histogram of the calls' durations, from short to long. Empty unless it has every call.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
-    # µs per token in each of the last 60 s, oldest first. For calls outside of steps, the values are µs per call. A
-    # second without an ended call is None.
+    # µs per token in each of the last 60 s, oldest first (outside of steps: µs per call). None for a second without
+    # an ended call.
     trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
     # (intensity, GFLOP/s) in each of the last 60 s, or None for an unknown second. Empty if all seconds are unknown.
     trail: Lazy[tuple[tuple[float, float] | None, ...]] = Lazy(())
-    # The brick's time by number of cached positions (`by_cached`), and by number of sequences per step (`by_batch`).
-    # Both are in ascending order of size. They are empty if unknown.
+    # The brick's time by number of cached positions (`by_cached`) and by sequences per step (`by_batch`), in
+    # ascending order. Empty if unknown.
     by_cached: Lazy[tuple[SizePoint, ...]] = Lazy(())
     by_batch: Lazy[tuple[SizePoint, ...]] = Lazy(())
     # The different modules that the brick calls, those at most places first. Empty if no module is known.
@@ -105,29 +105,26 @@ class BrickRow:
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
-        """Name and category, which identify the brick. Bricks of the same name may have several categories."""
+        """Name and category, which identify the brick. The same name may occur in several categories."""
         return self.name, self.category
 
     @property
     def exclusive_us_per_token(self) -> float | None:
-        """Time per token in µs, without bricks inside this brick (derived)."""
+        """Time per token in µs, without inner bricks (derived)."""
         if self.us_per_token is None or not self.total_inclusive_us:
             return None
         return self.us_per_token * self.total_exclusive_us / self.total_inclusive_us
 
     @property
     def budget_used_percent(self) -> float | None:
-        """Percentage of the brick's budget (µs per token) that is used.
-
-        None without a budget or without a measured token.
-        """
+        """Used part of the budget (µs per token), in percent. None without a budget or a measured token."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return 100.0 * self.us_per_token / self.budget_us_per_token
 
     @property
     def budget_over_us(self) -> float | None:
-        """µs/token that the brick takes above its budget, or 0 if its time is within the budget."""
+        """µs per token above the budget, or 0 within the budget."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return max(0.0, self.us_per_token - self.budget_us_per_token)
@@ -154,19 +151,19 @@ class BrickRow:
     def bound(self) -> str | None:
         """The limit of the brick's speed: `memory` or `compute`.
 
-        The limit is `latency or overhead` if the brick's rate is far below all roofs, and `several at once` if
-        concurrent steps share the roofs.
+        It is `latency or overhead` if the rate is far below all roofs, and `several at once` if steps that run at the
+        same time share the roofs.
         """
         return self.roof.bound if self.roof else None
 
     @property
     def roof_unsure(self) -> bool | None:
-        """Whether the roof that limits the brick is uncertain. None if this is unknown."""
+        """Whether the roof that limits the brick is uncertain. None if unknown."""
         return self.roof.is_unsure if self.roof else None
 
     @property
     def above_roof(self) -> bool:
-        """Whether the brick is faster than its roof. Such figures are marked, and never hidden."""
+        """Whether the brick is faster than its roof. Such figures are marked."""
         return self.roof is not None and self.roof.above_roof
 
     @property
@@ -199,8 +196,8 @@ def brick_rows(
 ) -> tuple[BrickRow, ...]:
     """Return one row for each brick that ran, in the given order.
 
-    `checks` has the results of each brick's checks. `launches` has the host cost of bricks on a device. `cached`
-    returns the cached positions per sequence by second. `batch` returns the number of sequences per step by second.
+    `checks` has the results of checks, `launches` the host cost of bricks on a device. `cached` returns the cached
+    positions per sequence in each second, `batch` the sequences per step in each second.
     """
     nodes_of = brick_nodes(totals)
     return tuple(
@@ -225,7 +222,7 @@ def _row(
     batch: Callable[[], Mapping[int, float]],
 ) -> BrickRow:
     calls = stats.calls
-    # The time per token is None until a step with this brick has ended.
+    # The time per token is unknown until a step with this brick has ended.
     us_per_token = totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None
     has_trend = totals.step is None or us_per_token is not None
     is_in_steps = has_trend and totals.step is not None
@@ -277,9 +274,9 @@ def _modules(attributes: Iterable[ModuleAttributes]) -> tuple[BrickModule, ...]:
 
 
 def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:
-    """Return the mean time per token for each range of step sizes. Ranges are powers of two.
+    """Return the mean time per token for ranges of step sizes, which are powers of two.
 
-    `us_of` maps a second to the time per token, and `size_of` maps a second to the size of its steps.
+    `us_of` maps a second to the time per token, `size_of` to the size of its steps.
     """
     found: dict[int, list[float]] = {}
     for second, us in us_of.items():
@@ -293,7 +290,7 @@ def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[
 
 def _durations(stats: BrickStats, nodes: Column, totals: PhaseTotals) -> tuple[DurationBar, ...]:
     counts = totals.stats.histogram(nodes.tolist())
-    # Leave out the histogram if it lacks some calls, because such a histogram would mislead.
+    # A histogram that lacks calls would mislead, so leave it out.
     is_complete = counts.sum() == stats.calls.count
     return duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else ()
 

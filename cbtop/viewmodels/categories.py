@@ -1,7 +1,4 @@
-"""Make the rows of the categories Norm, Attention, FFN, Other and Communication.
-
-Each row is the sum of its bricks.
-"""
+"""Make the rows of the categories Norm, Attention, FFN, Other and Communication, each the sum of its bricks."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """The row of one category, which is the sum of all bricks of the category."""
+    """The row of a category: the sum of its bricks."""
 
     name: str
     category: BrickCategory
     count: int
-    # Sum of the exclusive times of the category's bricks. A brick inside another brick is counted only once.
+    # Sum of the exclusive times of the category's bricks. Time of nested bricks counts once.
     total_exclusive_us: float
     avg_exclusive_us: float | None
     exclusive_us_per_token: float | None

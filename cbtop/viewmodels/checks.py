@@ -18,16 +18,16 @@ class CheckRow:
     tolerance: float | None
     not_finite: str = ""
     skipped: str = ""  # why the check was not evaluated, or ""
-    note: str = ""  # position of the check in the model, and number of times that it ran there
+    note: str = ""  # where in the model the check is, and how often it ran there
 
     @property
     def is_of_input(self) -> bool:
-        """Whether the check tests the input of its brick. If such a check fails, an earlier brick is the cause."""
+        """Whether the check tests the input of its brick. If it fails, an earlier brick is the cause."""
         return self.assertion.startswith(PRECONDITION)
 
     @property
     def is_of_step(self) -> bool:
-        """Whether the check tests a whole step. If such a check fails, any brick of the step may be the cause."""
+        """Whether the check tests a whole step. If it fails, any brick of the step may be the cause."""
         return self.assertion == LOGITS_CHECK
 
     @property

@@ -1,4 +1,4 @@
-"""The communication of training steps, and how much of this time a rank waits for a slower rank."""
+"""The communication of training steps, and how long a rank waits for slower ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.viewmodels.straggler import WAIT_WITHIN, job_of
 
 @dataclass(frozen=True, slots=True)
 class ExposedRow:
-    """One kind of communication that a training step waits for, such as `AllGather, backward`."""
+    """A kind of communication that a training step waits for, such as `AllGather, backward`."""
 
     name: str
     mean_us: float  # mean time of this communication per step
@@ -24,36 +24,35 @@ class ExposedRow:
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """The communication that a rank waits for, split into the communication itself and waiting for other ranks
-    (derived).
+    """The time that a rank waits for communication, divided into the communication itself and the wait for other
+    ranks (derived).
 
-    All ranks of the job are compared. The rank that arrives last waits for no other rank, so all of its time is
+    All ranks of the job are compared. The last rank to arrive waits for nobody else, so its whole time is
     communication.
     """
 
     ranks: int
-    # number of the rank with the least exposed communication, which is the slowest one; other ranks wait for this
-    # rank
+    # number of the slowest rank, which has the least exposed communication because the others wait for it
     slowest: int
-    # Upper limit of the time that the communication itself takes: the smallest exposed time of any rank. The exposed
-    # time of a rank is its mean or its median, whichever is smaller.
+    # Upper limit for the communication itself: the smallest exposed time of any rank. A rank's exposed time is its
+    # mean or its median, whichever is smaller.
     communication_us: float
-    waiting_us: float  # time that this rank waits for others: its exposed time minus `communication_us`
+    waiting_us: float  # how long this rank waits for others: its exposed time minus `communication_us`
 
 
 @dataclass(frozen=True, slots=True)
 class CommunicationView:
-    """The communication of the latest training steps.
+    """The communication of the newest training steps.
 
-    Exposed communication does not overlap with computation, so a step waits for it. The part `communication` of a
-    step is its exposed communication.
+    A step waits for exposed communication, because it does not overlap with computation. The part `communication` of
+    a step is this time.
     """
 
-    exposed: tuple[ExposedRow, ...]  # the communication that a step waits for, by kind, the longest first
-    # upper limit of the communication that overlaps with other parts of the mean step; None if unknown
+    exposed: tuple[ExposedRow, ...]  # the communication that a step waits for, by kind, longest first
+    # Upper limit of the overlap of communication with other parts of the mean step; None if unknown.
     overlapped_us: float | None
     why_unknown: str  # the reason why the time of exposed or overlapped communication is unknown, or ""
-    # The split into communication and waiting. None if some ranks are not visible, or if ranks cannot be compared.
+    # Communication and waiting. None if ranks are not visible or cannot be compared.
     ranks: RankWaits | None = None
 
 
@@ -69,7 +68,7 @@ def communication_view(times: CommunicationTimes | None, steps: int) -> Communic
 def ranks_alongside(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
     """Return the other ranks of the job of `record` that ran at the same time.
 
-    A rank that has ended is included, unless the same rank runs again.
+    An ended rank is included, unless it runs again.
     """
     job = job_of(record)
     if job is None:
@@ -90,9 +89,7 @@ def _ran_together(record: SourceRecord, other: SourceRecord) -> bool:
 
 
 def _life_s(record: SourceRecord) -> tuple[float, float]:
-    """Return when the process of `record` began, and when it ended, as Unix times in s. A running process has not
-    ended.
-    """
+    """Return when the process of `record` began and ended, as Unix times in s. A running process has no end."""
     if record.hello is None:
         return 0.0, 0.0
     begun_s = record.hello.realtime_ns / 1e9
@@ -104,9 +101,9 @@ def _life_s(record: SourceRecord) -> tuple[float, float]:
 def with_ranks(
     found: CommunicationView, record: SourceRecord, others: Iterable[SourceRecord], phase: str
 ) -> CommunicationView:
-    """Return a copy of `found` that also has the comparison of all ranks of the job.
+    """Return a copy of `found`, the communication of `record`, with the comparison of all ranks of the job.
 
-    `found` is the communication of `record`. `others` contains the records of the other ranks.
+    `others` are the records of the other ranks.
     """
     return replace(found, ranks=_rank_waits(record, others, phase))
 
@@ -122,12 +119,12 @@ def _rank_waits(record: SourceRecord, others: Iterable[SourceRecord], phase: str
             continue
         found = _exposed(other, phase)
         if found is None or found.step_us <= 0 or (other.hello.rank or 0) in of_rank:
-            return None  # Two processes have the same rank, so they belong to two jobs.
+            return None  # Two processes with the same rank belong to two jobs.
         of_rank[other.hello.rank or 0] = found
     if len(of_rank) < record.hello.world_size or len(of_rank) < 2:
         return None
     if any(abs(one.step_us - own.step_us) > WAIT_WITHIN * own.step_us for one in of_rank.values()):
-        # The times of steps differ between ranks, so the latest steps of these ranks are not the same steps.
+        # The times of steps differ, so these are not the same steps in all ranks.
         return None
     slowest = min(of_rank, key=lambda rank: of_rank[rank].mean_us)
     least = of_rank[slowest]
@@ -141,7 +138,7 @@ def _rank_waits(record: SourceRecord, others: Iterable[SourceRecord], phase: str
 
 @dataclass(frozen=True, slots=True)
 class _Exposed:
-    """The communication that the latest steps of a rank wait for, and the mean time of these steps."""
+    """The communication that the newest steps of a rank wait for, and their mean time."""
 
     mean_us: float
     p50_us: float
@@ -149,8 +146,8 @@ class _Exposed:
 
 
 def _exposed(record: SourceRecord, phase: str) -> _Exposed | None:
-    """Return the communication that the steps of a rank wait for. Return None without steps of `phase`, or if several
-    models have such steps.
+    """Return the communication that a rank's steps wait for. None without steps of `phase`, or if several models have
+    such steps.
     """
     of_phase: list[TrainingTimes] = [times for (name, _), times in record.training_times.items() if name == phase]
     if len(of_phase) != 1:

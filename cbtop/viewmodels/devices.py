@@ -1,4 +1,4 @@
-"""View of the devices of a daemon's machine and the processes on them, from the newest samples."""
+"""The devices of a daemon's machine and the processes on them, from the newest samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cbtop.client.store import Store
 from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
-STALE_AFTER_S = 3.0  # A sample is old after this many seconds. A sample is taken every second.
-# maximum and minimum number of the newest samples that are used; there is one sample a second
+STALE_AFTER_S = 3.0  # A sample is old after this many seconds. One is taken every second.
+# At most the newest LATEST samples are used (one a second), and at least LEAST_SAMPLES are needed.
 LATEST, LEAST_SAMPLES = 10, 3
 
 
@@ -28,24 +28,24 @@ class DeviceRow:
 
     @property
     def busy_percent(self) -> tuple[float | None, ...]:
-        """Load of the device in percent, one value per sample of the last two minutes. None means not available."""
+        """Load of the device in percent in each sample of the last two minutes. None: not available."""
         return tuple(moment.busy_percent for moment in self.history)
 
     @property
     def watts(self) -> float | None:
-        """Mean power of the device. If no mean is available, the driver's momentary value."""
+        """Mean power of the device, or without a mean the driver's momentary value."""
         mean = self.device.power_watts
         return self.device.power_reading_watts if mean is None else mean
 
     @property
     def is_stale(self) -> bool:
-        """Whether the figures of the device are old, because the sampler does not answer."""
+        """Whether the device's figures are old, because the sampler does not answer."""
         return self.age_s > STALE_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One process on one device, or on no device. A figure that is None is not available."""
+    """A process on a device, or on none. None means that a figure is not available."""
 
     pid: int
     name: str
@@ -62,7 +62,7 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True)
 class WhyView:
-    """A reason why figures are not available, with the figures and devices concerned."""
+    """Why figures are not available, and which figures and devices this is about."""
 
     figures: tuple[str, ...]  # JSON keys of the figures that are not available
     devices: tuple[str, ...]
@@ -76,7 +76,7 @@ class MachineView:
     daemon: str  # key of the daemon: host, boot id and pid
     host: str
     devices: tuple[DeviceRow, ...]
-    processes: tuple[ProcessRow, ...]  # processes on the machine; those that are profiled come first
+    processes: tuple[ProcessRow, ...]  # processes on the machine, profiled ones first
     unknown: tuple[WhyView, ...]
     elsewhere: tuple[str, ...]  # keys of profiled processes in other pid namespaces, which the samplers cannot see
     troubles: tuple[str, ...]  # texts about samplers without a result, each with the reason: `nvml: reason`
@@ -95,7 +95,7 @@ class MachineView:
 def machine_view(store: Store, stale_s: float | None = None) -> MachineView:
     """Return the machine of the daemon that sends its data to `store`.
 
-    `stale_s` is the time since the daemon's last message in seconds. It is None if the daemon is not silent.
+    `stale_s` are the seconds since its last message. None if the daemon is not silent.
     """
     rows: list[DeviceRow] = []
     troubles: list[str] = []
@@ -125,9 +125,8 @@ def _rows(sampler: str, known: SampledDevices, age_s: float) -> Iterable[DeviceR
 
 
 def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...]:
-    """Return a row for each pair of process and GPU, and a row for each profiled process without a GPU.
-
-    A process is identified by its pid and start time.
+    """Return a row for each process on each GPU, and for each profiled process without a GPU. Pid and start time
+    identify a process.
     """
     sources = {
         (record.hello.pid, record.hello.process_start): record.key
@@ -150,15 +149,13 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
 
 
 def waiting_percent(store: Store, record: SourceRecord) -> float | None:
-    """Return how much of the recent time the busiest thread of the process waited for a processor, in percent. Return
-    None if unknown.
-    """
+    """Return how many percent of the recent time the busiest thread waited for a processor. None if unknown."""
     if record.hello is None or record.hello.pid_namespace not in _namespaces(store):
         return None
     key = record.hello.pid, record.hello.process_start
     moments = [one for known in store.devices.values() for one in known.of_processes.get(key, ())][-LATEST:]
     waited = [one.waiting_percent for one in moments if one.waiting_percent is not None]
-    # Each sample covers one second, so the mean over samples is the share of the whole time.
+    # A sample is one second, so the mean over samples is the share of the whole time.
     return sum(waited) / len(waited) if waited else None
 
 
@@ -168,10 +165,7 @@ def _namespaces(store: Store) -> set[int | None]:
 
 
 def _elsewhere(store: Store) -> tuple[str, ...]:
-    """Return the keys of the running sources in a different pid namespace than the daemon.
-
-    The daemon cannot find the processes of these sources by pid.
-    """
+    """Return the keys of running sources in other pid namespaces. The daemon cannot find their processes by pid."""
     spaces = _namespaces(store)
     return tuple(
         record.key
@@ -207,7 +201,7 @@ def _process(
 
 
 def _why(rows: Iterable[DeviceRow], elsewhere: int) -> Iterable[WhyView]:
-    """Yield each reason for missing figures once, with all figures and devices that lack a figure for this reason."""
+    """Yield each reason for missing figures once, with all figures and devices that it explains."""
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         reasons: dict[str, list[str]] = {}

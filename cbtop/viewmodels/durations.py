@@ -1,4 +1,4 @@
-"""Make a bar chart of the durations of calls. A bar consists of one or more buckets of a histogram."""
+"""Make a bar chart of the durations of calls. A bar has one or more buckets of a histogram."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BARS = 64  # A brick has at most this many bars.
 
 @dataclass(frozen=True, slots=True)
 class DurationBar:
-    """One bar of a histogram: the number of calls that took at least `from_us` and less than `to_us`."""
+    """A bar of a histogram: the calls that took `from_us` or longer, and less than `to_us`."""
 
     from_us: float
     to_us: float
@@ -23,24 +23,21 @@ class DurationBar:
 
 
 def duration_bars(counts: Column, buckets_a_bar: int) -> tuple[DurationBar, ...]:
-    """Return a histogram as bars, from short calls to long ones.
-
-    A bar merges `buckets_a_bar` buckets (a power of two).
+    """Return a histogram as bars, from short calls to long ones. Each merges `buckets_a_bar` buckets (a power of
+    two).
     """
     ran = np.flatnonzero(counts) // buckets_a_bar
     if not len(ran):
         return ()
     bars = np.arange(ran[0], ran[-1] + 2)
     edges_us = (bucket_begin_ns(np.minimum(bars * buckets_a_bar, BUCKETS)) / 1e3).tolist()
-    # Buckets after the last bar contain no calls.
+    # Buckets after the last bar are empty.
     summed = np.add.reduceat(counts, bars[:-1] * buckets_a_bar).tolist()
     return tuple(DurationBar(*edges, count) for edges, count in zip(pairwise(edges_us), summed, strict=True))
 
 
 def at_most(bars: int, counts: Column) -> int:
-    """Return the number of histogram buckets per bar, a power of two. It is the smallest number that gives at most
-    `bars` bars.
-    """
+    """Return how many histogram buckets make a bar: the smallest power of two that gives at most `bars` bars."""
     ran = np.flatnonzero(counts)
     width = 1
     while len(ran) and ran[-1] // width - ran[0] // width >= bars:
@@ -49,9 +46,8 @@ def at_most(bars: int, counts: Column) -> int:
 
 
 def coarser(bars: Sequence[DurationBar], most: int) -> tuple[DurationBar, ...]:
-    """Return at most `most` bars. If there are more bars, each new bar merges the same number of old bars.
-
-    The last new bar may merge fewer old bars.
+    """Return at most `most` bars. If there are more, each new bar merges equally many old ones, except perhaps the
+    last.
     """
     each = -(-len(bars) // max(1, most))
     groups = [bars[at : at + each] for at in range(0, len(bars), max(1, each))]

@@ -21,24 +21,23 @@ class GradientNormView:
     norm: float
     p50: float  # median of the newest norms of the gradients
     max: float  # maximum of the newest norms of the gradients
-    measured: int  # number of the newest norms that are stored, at most 64
-    # whether the norm was taken "before" or "after" clipping; None if the process was not seen to clip gradients
+    measured: int  # number of newest norms that are stored, at most 64
+    # whether the norm is from "before" or "after" clipping; None if no clipping was seen
     clipping: str | None
-    is_shard: bool  # whether this process has only a part of some gradients, because they are divided among ranks
+    is_shard: bool  # whether this process has only parts of some gradients, because ranks share them
 
 
 @dataclass(frozen=True, slots=True)
 class GradientFaultView:
     """The first step with a NaN or Inf gradient.
 
-    `parameter` is the parameter with this gradient. If several parameters have one, it is the first that the backward
-    pass reached.
+    `parameter` is the parameter with this gradient, the first one that the backward pass reached.
     """
 
-    parameter: str | None  # name of the parameter that the backward pass reached first, or None if it is not known
+    parameter: str | None  # name of the first such parameter that the backward pass reached; None if unknown
     kind: str  # NaN or Inf
     step: int
-    finite_step: int | None  # latest step before the fault with only finite gradients, or None if unknown
+    finite_step: int | None  # last step before the fault with only finite gradients; None if unknown
     last_step: int  # number of the latest step with a NaN or Inf gradient
     checked_step: int  # number of the latest step with checked gradients
     faulty: int  # number of parameters with a NaN or Inf gradient in the step with the fault
@@ -46,12 +45,12 @@ class GradientFaultView:
 
     @property
     def is_certain(self) -> bool:
-        """Whether all gradients of the step before the fault are known to have been finite."""
+        """Whether all gradients are known to have been finite one step before the fault."""
         return self.finite_step == self.step - 1
 
     @property
     def is_over(self) -> bool:
-        """Whether all gradients were finite when they were last checked."""
+        """Whether all gradients were finite at the last check."""
         return self.last_step < self.checked_step
 
 
@@ -59,15 +58,14 @@ class GradientFaultView:
 class LossScaleView:
     """The loss scale of a gradient scaler.
 
-    If a gradient is not finite, the scaler skips the step and lowers the scale. `latest` is a number of updates of
-    the scale. Among the newest 64 updates, it counts the updates from the first decrease on. The first 32 updates of
-    the program are never counted.
+    The scaler skips a step with a gradient that is not finite, and lowers the scale. `latest` counts the updates
+    since the first decrease, among the newest 64. The program's first 32 updates never count.
     """
 
     scale: float
     updates: int
     falls: int  # number of updates that lowered the loss scale, since the start
-    before: float  # the loss scale before the updates that `latest` counts
+    before: float  # the loss scale before the updates in `latest`
     latest: int
     latest_falls: int
     latest_rises: int
@@ -75,7 +73,7 @@ class LossScaleView:
 
 @dataclass(frozen=True, slots=True)
 class GradientsView:
-    """What is known about the gradients of training steps. A field is None if the process has not reported it."""
+    """What is known about the gradients of training steps. None: the process has not reported it."""
 
     norm: GradientNormView | None
     fault: GradientFaultView | None
@@ -83,9 +81,7 @@ class GradientsView:
 
 
 def gradients_view(record: SourceRecord, step: Node) -> GradientsView | None:
-    """Return what the process has reported about the gradients of the steps of the node `step`, or None if it has
-    reported nothing.
-    """
+    """Return what the process has reported about the gradients in the steps of the node `step`, or None."""
     norm = message_of(record, step, GradientNorm)
     fault = message_of(record, step, GradientFault)
     scale = message_of(record, step, LossScale)
@@ -101,7 +97,7 @@ def gradients_view(record: SourceRecord, step: Node) -> GradientsView | None:
 def message_of(record: SourceRecord, step: Node, kind: type[Kind]) -> Kind | None:
     """Return the message of the type `kind` about the steps of the node `step`, which may be warm-up steps.
 
-    A step node has a model's name only if the process runs several models.
+    Only with several models does a step node have a model's name.
     """
     phase = step.name.removesuffix(WARM_UP)
     of_phase = [one for one in record.gradients.values() if isinstance(one, kind) and one.phase == phase]

@@ -1,4 +1,4 @@
-"""View of the execution graph of one phase, as an ExecutionGraph and as rows in drawing order."""
+"""The execution graph of one phase, as an ExecutionGraph and as rows in drawing order."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from cbtop.protocol.kernel_messages import KernelTimes
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# A graph with more nodes than this has no critical path, because computing the path would take too long. For this
-# many nodes, the path and its graph take 0.3 s, and the rest of the view takes 0.03 s (2 shared cores). A view is
-# made twice a second.
+# A larger graph has no critical path, because it would take too long. With this many nodes, the path and its graph
+# take 0.3 s, and the rest of the view 0.03 s (2 shared cores). A view is made twice a second.
 MAX_PATH_NODES = 10_000
-# The critical path may be this many times as long as the mean step, because the two times come from different clocks.
+# The critical path may be this much longer than the mean step, because their times come from different clocks.
 LONGER = 1.01
 BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # Nodes of these kinds may run in parallel to their siblings.
 _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=4)
@@ -45,7 +44,7 @@ class GraphRow:
     depth: int
     kind: NodeKind
     name: str
-    label: str  # name of the node with its figures in the ASCII tree, without connectors
+    label: str  # the node's name and figures, as in the ASCII tree without connectors
     category: BrickCategory | None
     backend: str
     count: int | None
@@ -54,18 +53,17 @@ class GraphRow:
     p50_us: float | None
     p99_us: float | None
     elements: int | None  # mean number of elements per call of the node
-    percent: float | None  # share of the step's wall time that the node takes, in percent
-    node_label: str = ""  # the label that the program gave to the node, or the stack of a layer
+    percent: float | None  # share of the step's wall time in percent
+    node_label: str = ""  # the program's label of the node, or the stack of a layer
     kernel: KernelAttributes = NO_KERNEL
-    # Whether the node is on the critical path. None if the path is unknown or the node has no exclusive time.
+    # Whether the node is on the critical path. None if the path is unknown, or without exclusive time.
     on_critical_path: bool | None = None
     # slack: how much later (µs) the node could start without delaying the end of the step
     slack_us: float | None = None
-    transfer: TransferAttributes | None = None  # the copied bytes and their direction; only set if the node is a copy
-    # Times of the kernel in the last burst (a few steps that were recorded on request). The fields above do not
-    # include them.
+    transfer: TransferAttributes | None = None  # the copied bytes and their direction; only for a copy
+    # The kernel's times in the last burst (a few steps recorded on request). The fields above do not include them.
     burst: KernelTimes | None = None
-    # key of this node in a baseline: (None, layer) for a layer, (brick, layer) for a brick
+    # the node's key in a baseline: (None, layer) for a layer, (brick, layer) for a brick
     place: Place | None = None
 
     @property
@@ -78,19 +76,19 @@ class GraphRow:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPathView:
-    """The critical path: the chain of work that determines the duration of a mean call of the graph (derived)."""
+    """The critical path: the chain of work that determines how long a mean call of the graph takes (derived)."""
 
     total_us: float
     nodes: int  # number of nodes on the critical path
-    timed_nodes: int  # number of nodes in the graph that have exclusive time
-    unknown: str = ""  # the reason why the critical path is unknown, or ""; with a reason, all numbers are 0
+    timed_nodes: int  # number of nodes with exclusive time
+    unknown: str = ""  # why the critical path is unknown, or ""; with a reason, all numbers are 0
 
 
 class GraphRows(Sequence[GraphRow]):
-    """A sequence of the rows of a graph, one per node. A parent precedes its children.
+    """The rows of a graph, one per node, parents first.
 
-    A row is made when it is accessed, because a screen shows only a few rows. Rows have the current statistics. To
-    keep rows while statistics change, make a tuple.
+    A row is made when it is accessed, because a screen shows only a few. It then has the current statistics. To keep
+    rows while statistics change, make a tuple.
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class GraphRows(Sequence[GraphRow]):
         return id(self.places)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two sequences have the same nodes and counts. The comparison makes no rows."""
+        """Return whether two sequences have the same nodes and counts, without making rows."""
         if not isinstance(other, GraphRows):
             return NotImplemented
         mine, theirs = self._totals.columns, other._totals.columns
@@ -145,12 +143,12 @@ class GraphRows(Sequence[GraphRow]):
 
     @property
     def has_burst(self) -> bool:
-        """Whether the last burst (steps recorded on request) measured a kernel in these nodes."""
+        """Whether the last burst (steps recorded on request) has measured a kernel in these nodes."""
         return bool(self._in_burst) and any(node.id in self._in_burst for node in self.places)
 
     @property
     def largest_percent(self) -> float:
-        """The largest share of the step's wall time that any row takes, in percent."""
+        """The largest share of the step's wall time in any row, in percent."""
         ids = self._totals.inside.ids
         closed_ns = self._totals.columns["closed_ns"][ids[~self._totals.adopted[ids]]]
         return self._totals.percent(int(closed_ns.max(initial=0))) or 0.0
@@ -197,9 +195,9 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def _place_of(self, node: Node) -> Place | None:
-        """Return the key of a node in a baseline: its layer, or its brick and the outermost layer around the brick.
+        """Return a node's key in a baseline: its layer, or its brick and the outermost layer around it.
 
-        Returns None for nodes that are neither an outermost layer nor a brick.
+        None for other nodes.
         """
         outer, at = None, node
         while at.kind is not NodeKind.STEP:
@@ -224,9 +222,9 @@ class GraphRows(Sequence[GraphRow]):
 def graph_rows(
     totals: PhaseTotals, dependencies: Collection[Dependency], in_burst: Mapping[int, KernelTimes] | None = None
 ) -> tuple[GraphRows, CriticalPathView | None]:
-    """Return the rows of a phase, and the critical path if any nodes ran in parallel.
+    """Return the rows of a phase, and the critical path.
 
-    If all nodes run one after another, every node is critical, and the path is None.
+    The path is None if all nodes run one after another, because then every node is critical.
     """
     ids, known = totals.inside.ids, totals.count.keys()
     is_beside = np.isin(totals.table.column("kind_of")[ids], BESIDE).any()
@@ -251,7 +249,7 @@ def graph_rows(
 
 
 def places_of(graph: Sequence[GraphRow]) -> Sequence[GraphRow | Node]:
-    """Return the nodes of `graph` in drawing order. Returns the same object until a node is added."""
+    """Return the nodes of `graph` in drawing order. It is the same object until a node is added."""
     return graph.places if isinstance(graph, GraphRows) else graph
 
 
@@ -281,9 +279,9 @@ def has_burst(graph: Sequence[GraphRow]) -> bool:
 
 
 def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda _: "") -> str:
-    """Return the rows as an ASCII tree, in exactly the format of cbtop's predecessor.
+    """Return the rows as an ASCII tree in the format of cbtop's predecessor.
 
-    `note` returns a text that is appended to the line of a row.
+    `note` returns a text to append to a row's line.
     """
     inside: dict[int | None, list[TreeNode]] = {}
     for row in reversed(tuple(rows)):
@@ -298,7 +296,7 @@ def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda
 def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     """Return the critical path of `graph`.
 
-    If a graph with the same contents was used recently, the path of this graph is returned (4 ms instead of 130).
+    A recent graph with the same contents already has it (4 ms instead of 130).
     """
     for known, path in tuple(_recent):
         if known == graph:
@@ -306,8 +304,7 @@ def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     try:
         found: CriticalPath | CycleError = critical_path(graph)
     except CycleError as error:
-        # Store the error without its traceback. The traceback refers to all frames and would keep the whole view in
-        # memory.
+        # Store the error without its traceback, which would keep the whole view in memory.
         found = error.with_traceback(None)
     _recent.append((graph, found))
     return found

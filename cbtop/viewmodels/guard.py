@@ -10,19 +10,19 @@ from cbtop.protocol.guard_messages import UNKNOWN, GuardedSteps, GuardFault
 
 @dataclass(frozen=True, slots=True)
 class GuardFaultView:
-    """The first fault that the guard has found: the brick with a faulty output, in the first step with a fault."""
+    """The guard's first fault: the brick with a faulty output in the first faulty step."""
 
     kind: str  # the kind of the fault: NaN, Inf or "over the bound"
-    # Name of the brick. None if the output of a layer was faulty, but no output of its bricks was.
+    # Name of the brick. None if a layer's output was faulty, but no output of its bricks.
     brick: str | None
     module: str | None  # the name of the brick's module in the model, such as `layers.2.mlp.down_proj`
     layer: int | None  # number of the layer; None outside of layers
     phase: str
-    step: int  # number of the faulty step, from 1 for the first step of the phase
+    step: int  # number of the faulty step in its phase, from 1
     last_step: int  # number of the latest faulty step of the phase
-    # Whether the brick's input was "finite" or "faulty". None if no tensor in the input was checked.
+    # Whether the brick's input was "finite" or "faulty". None if none of its tensors was checked.
     input: str | None
-    inside: str | None  # If the input was faulty, the innermost module around the brick that had a finite input.
+    inside: str | None  # If the input was faulty: the innermost module around the brick with a finite input.
     weight: str | None  # the brick's first weight that is not finite
     file: str | None  # path of the file with the brick's saved inputs
 
@@ -39,10 +39,7 @@ class GuardView:
 
 
 def guard_view(reports: Iterable[GuardedSteps]) -> GuardView | None:
-    """Return the guard's report on the model with a fault, or else on the first model.
-
-    Return None without a guard.
-    """
+    """Return the guard's report on the model with a fault, or else on the first model. None without a guard."""
     found = sorted(reports, key=lambda report: report.fault is None)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Find losses in the launches of kernels, from their waves (derived). The kernel with the most time comes first."""
+"""Find losses in kernel launches, from their waves (derived). The kernel with the most time comes first."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from cbtop.viewmodels.kernels import KernelRow, PhaseKernels, Waves
 
-# All waves together have room for a number of blocks. A loss is reported if at least this share of the room is empty.
+# A loss is reported if at least this share of the room in all waves is empty.
 LEAST_EMPTY = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFinding:
-    """A loss in the launches of a kernel. `us_per_step` is the measured time of these launches.
+    """A loss in the launches of a kernel. `us_per_step` is their measured time.
 
-    The size of the loss is not measured.
+    The loss itself is not measured.
     """
 
     brick: str
@@ -24,7 +24,7 @@ class KernelFinding:
 
 
 def findings_of(phase: PhaseKernels) -> tuple[KernelFinding, ...]:
-    """Return the losses in the launches of a phase's kernels, sorted by the kernel's measured time in a step."""
+    """Return the losses in a phase's kernel launches, by the kernel's measured time in a step, longest first."""
     found = [
         KernelFinding(f"{brick.brick} {brick.label}".strip(), row.name, what, row.us_per_step)
         for brick in phase.bricks

@@ -1,4 +1,4 @@
-"""Find which library made a kernel, by hooks in the process, by the hash of its PTX, or by the form of its name."""
+"""Find which library made a kernel: by hooks in the process, by the hash of its PTX, or by its name."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class MakerEvidence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KernelMaker:
-    """The maker of a kernel. A text is empty if it is not known."""
+    """The maker of a kernel. Unknown texts are ""."""
 
     maker: str = ""
     source: str = ""
-    # name of the library that loaded the kernel; known only if this library reported the kernel by a hook
+    # the library that loaded the kernel, if it reported this by a hook
     loader: str = ""
-    tile: str = ""  # size of a block of a matrix product (rows x columns), taken from the kernel's name
+    tile: str = ""  # block of a matrix product (rows x columns), from the kernel's name
     evidence: MakerEvidence = MakerEvidence.NOTHING
 
     def __str__(self) -> str:
-        """Return the maker as text, such as `cuBLAS, tile 128x64 (by name)`, or "" if it is not known."""
+        """Return the maker as text, such as `cuBLAS, tile 128x64 (by name)`, or "" if unknown."""
         if not self.maker:
             return ""
         text = ", ".join(filter(None, (self.maker, self.tile and f"tile {self.tile}")))
@@ -40,8 +40,7 @@ class KernelMaker:
 
 NO_MAKER = KernelMaker()
 
-# Patterns of kernel names, with the maker. The first match decides. CUPTI's names come without namespaces and result
-# types.
+# Patterns of kernel names -> the maker. The first match decides. CUPTI's names have no namespaces and result types.
 _NAMES = tuple(
     (re.compile(pattern), maker)
     for pattern, maker in (

@@ -1,4 +1,4 @@
-"""The kernels of a burst (a few steps recorded on request) as rows, summed over all layers of a brick."""
+"""The kernels of a burst (a few steps recorded on request) as rows, summed over a brick's layers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cbtop.viewmodels.kernel_makers import NO_MAKER, KernelMaker, maker_of
 
 @dataclass(frozen=True, slots=True)
 class Waves:
-    """The waves that the blocks of a launch make on the device, derived by NVIDIA's rules of occupancy.
+    """The waves of a launch on the device, by NVIDIA's rules of occupancy (derived).
 
-    A wave is as many blocks as fit on all multiprocessors. `tail` is the filled share of the last wave, above 0 and
-    at most 1.
+    A wave is as many blocks as all multiprocessors run at once. `tail` is the filled share of the last wave, above 0
+    and at most 1.
     """
 
     multiprocessors: int
@@ -31,23 +31,23 @@ class Waves:
 
     @property
     def empty(self) -> float:
-        """The waves have room for a number of blocks. This is the share of the room that is empty, below 1."""
+        """The empty share of the room for blocks in all waves, below 1."""
         return 1 - self.waves / math.ceil(self.waves)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel of a brick with one launch configuration. Its times were recorded in a burst."""
+    """One kernel of a brick with one launch configuration, with its times in a burst."""
 
     name: str
     launches_per_step: float
     kernel: KernelAttributes
     mean_us: float
-    deviation_us: float
+    deviation_us: float | None  # standard deviation of the launches; None for a single launch
     min_us: float
     max_us: float
     maker: KernelMaker = NO_MAKER
-    waves: Waves | None = None  # the waves of a launch; None if the device, the launch or its limits are not known
+    waves: Waves | None = None  # None if the device, the launch or its limits are unknown
 
     @property
     def us_per_step(self) -> float:
@@ -61,7 +61,7 @@ class BrickKernels:
 
     brick: str
     label: str
-    layers: int  # number of layers that contain the brick; 0 for a brick outside of layers
+    layers: int  # number of layers with this brick; 0 outside of layers
     kernels: tuple[KernelRow, ...]
 
     @property
@@ -75,7 +75,7 @@ class BrickKernels:
 
 @dataclass(frozen=True, slots=True)
 class PhaseKernels:
-    """The kernels of one phase in a burst, which recorded `steps` steps of the phase."""
+    """The kernels of one phase in a burst of `steps` steps."""
 
     phase: str
     steps: int
@@ -104,15 +104,14 @@ class BurstView:
 
 
 def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst) -> BurstView:
-    """Return the view of the kernels that `burst` recorded. The process has this pid, and `source` is its key."""
+    """Return the view of the kernels in `burst`. The process has this pid, and the key `source`."""
     phases = kernels_of(nodes, burst)
     return BurstView(source, pid, burst.steps, burst.unplaced, burst.lost, burst.left_out, phases)
 
 
 def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels, ...]:
-    """Return the kernels of `burst`, by phase and brick.
-
-    An entry is ignored if its node is unknown or is not a kernel.
+    """Return the kernels of `burst`, by phase and brick. Unknown nodes, and nodes that are not kernels, are left
+    out.
     """
     phases: dict[int, dict[tuple[str, str], dict[tuple[str, KernelAttributes], list[KernelTimes]]]] = {}
     layers: dict[tuple[int, str, str], set[int]] = {}
@@ -144,7 +143,7 @@ def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels,
 
 
 def path_of(nodes: Sequence[Node], node: int) -> list[Node]:
-    """Return `node` and all nodes around it, in order from the outermost node to `node`."""
+    """Return `node` and all nodes around it, outermost first."""
     found: list[Node] = []
     at: int | None = node
     while at is not None and 1 <= at <= len(nodes):
@@ -154,9 +153,7 @@ def path_of(nodes: Sequence[Node], node: int) -> list[Node]:
 
 
 def waves_of(kernel: KernelAttributes, burst: KernelBurst) -> Waves | None:
-    """Return the waves of a launch on the device of `burst`, or None if the device, the launch or its limits are not
-    known.
-    """
+    """Return the waves of a launch in `burst`. None if the device, the launch or its limits are unknown."""
     if kernel.grid is None or kernel.block is None or burst.multiprocessors is None:
         return None
     threads, blocks = math.prod(kernel.block), math.prod(kernel.grid)
@@ -179,7 +176,7 @@ def _row(name: str, attributes: KernelAttributes, found: Sequence[KernelTimes], 
         launches_per_step=sum(one.launches / one.steps for one in found),
         kernel=attributes,
         mean_us=mean_ns / 1e3,
-        deviation_us=math.sqrt(max(0.0, squares - mean_ns**2)) / 1e3,
+        deviation_us=math.sqrt(max(0.0, squares - mean_ns**2)) / 1e3 if launches > 1 else None,
         min_us=min(one.min_ns for one in found) / 1e3,
         max_us=max(one.max_ns for one in found) / 1e3,
         maker=maker_of(name, attributes, found[0]),

@@ -1,4 +1,4 @@
-"""Make a lane of a timeline from the records of one track. A lane has rows of spans, and named gaps."""
+"""Make a lane of a timeline from the records of one track: rows of spans, and named gaps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cbtop.viewmodels.lanes import (
 class LaneMaker:
     """Makes a lane of a timeline from the records of one track.
 
-    The timeline begins at `begin_ns`, and the lane begins `since_ns` later.
+    The timeline begins at `begin_ns`. The lane begins `since_ns` after that.
     """
 
     def __init__(self, nodes: NodeTable, begin_ns: int, names: GapNames, since_ns: int, *, has_steps: bool) -> None:
@@ -40,19 +40,16 @@ class LaneMaker:
         self._begin_ns = begin_ns
         self._names = names
         self._has_steps = has_steps
-        self._told_ns = since_ns  # All time of the lane until this moment (ns) is already in a brick or in a gap.
+        self._told_ns = since_ns  # Until this moment (ns), the time of the lane is in a brick or a gap.
         self._gaps: list[Gap] = []
 
     def lane(self, name: str, records: Sequence[tuple[int, TimedRecord]], length_ns: int) -> Lane:
-        """Return the lane of `records`.
-
-        Each record comes with its depth, the number of enclosing records.
-        """
+        """Return the lane of `records`, which come with their depths (numbers of records around them)."""
         layers = self._layers(records)
         bricks = self._has_steps + layers
         rows: dict[int, list[TimelineSpan]] = {}
         open_: list[TimelineSpan] = []  # the spans that may contain the next record, outermost first
-        # maps the id of a node to (the node, its name, whether it is a layer or a step)
+        # id of a node -> (node, its name, whether it is a layer or a step)
         known: dict[int, tuple[Node, str, bool]] = {}
         for depth, record in records:
             self._close(open_, depth, bricks)
@@ -100,8 +97,8 @@ class LaneMaker:
         return Lane(name, tuple(backends), tuple(drawn), tuple(self._gaps), bricks)
 
     def _layers(self, records: Sequence[tuple[int, TimedRecord]]) -> int:
-        """Return the largest number of layers that are nested, not counting layers inside of bricks."""
-        # for each enclosing record: whether this record and all records around it are steps or layers
+        """Return how deep layers are nested, without layers inside of bricks."""
+        # for each record around: whether it and everything around it are steps or layers
         deepest, open_ = 0, list[bool]()
         for depth, record in records:
             del open_[depth:]
@@ -113,8 +110,7 @@ class LaneMaker:
     def _holds(self, outer: int, node: int) -> bool:
         """Return whether node `outer` contains `node` in the graph.
 
-        The times of records are not sufficient: a record of zero length fits into any record that began at the same
-        moment.
+        Times do not tell: a record of zero length fits into any record that began at the same moment.
         """
         at = self._nodes.parent_of[node]
         while at > outer:
@@ -122,9 +118,9 @@ class LaneMaker:
         return at == outer
 
     def _close(self, open_: list[TimelineSpan], depth: int, bricks: int) -> None:
-        """Close all open spans except the outermost `depth` ones.
+        """Close all open spans except the outermost `depth`.
 
-        If the end of a closed step or layer is in no brick, this time becomes a gap.
+        If a step or layer ends outside of bricks, its end becomes a gap.
         """
         while len(open_) > depth:
             if open_[-1].level < bricks:
@@ -132,9 +128,7 @@ class LaneMaker:
             open_.pop()
 
     def _gap(self, until_ns: int, around: Sequence[TimelineSpan]) -> None:
-        """Add a gap to the lane for the time until `until_ns` that is in no brick. The gap is inside of the spans
-        `around`.
-        """
+        """Add a gap for the time until `until_ns`, which is in no brick. It is inside of the spans `around`."""
         if until_ns > self._told_ns:
             self._gaps += self._names.of(self._told_ns, until_ns, around)
             self._told_ns = until_ns
@@ -144,8 +138,8 @@ class LaneMaker:
 class GapNames:
     """Names the gaps of a lane.
 
-    `ran` has the times of steps on all lanes, or None if the lane has no steps. `cut_short` has the times when parts
-    of incomplete steps ran.
+    `ran` are the times of steps on all lanes (None: the lane has no steps). `cut_short` are the times of parts of
+    incomplete steps.
     """
 
     nodes: NodeTable
@@ -154,11 +148,11 @@ class GapNames:
     between: str
     begin_ns: int
     holes: Sequence[Hole]
-    # maps the node of a step or layer to the name of the gaps inside
+    # node of a step or layer -> the name of gaps inside it
     inside: dict[int, str] = field(default_factory=dict)
 
     def of(self, start_ns: int, end_ns: int, around: Sequence[TimelineSpan]) -> Iterator[Gap]:
-        """Yield the gaps of a lane from `start_ns` to `end_ns`. They are inside of the spans `around`."""
+        """Yield the gaps of a lane from `start_ns` to `end_ns`, inside of the spans `around`."""
         where = tuple([span.name for span in around])
         if self.holes and self._is_in_hole(self.begin_ns + start_ns, self.begin_ns + end_ns):
             yield Gap(start_ns, end_ns - start_ns, UNNAMED, where)
@@ -184,7 +178,7 @@ class GapNames:
     def _between(self, start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[Gap]:
         """Yield the gaps of a lane outside of steps.
 
-        After the last known step, another step may already be running.
+        After the last known step, another may be running.
         """
         for at, until_ns, is_step_there in _split(start_ns, end_ns, ran):
             if is_step_there:
@@ -196,7 +190,7 @@ class GapNames:
 
 
 def _split(start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-    """Split a time range at the borders of `ran`, which are sorted ranges that do not overlap.
+    """Split a time range at the borders of `ran`, which are sorted and disjoint ranges.
 
     Yields (begin, end, whether the part is in `ran`).
     """

@@ -2,13 +2,11 @@
 
 Lanes
 - Threads are not recorded. Records share a lane if they ran one after another or are nested.
-- If two steps overlap, the second one takes the next lane. Overlapping work inside a step is treated in the same way.
-- Three kinds of records have separate lanes: work that other threads or tasks do for a step (adopted work), work
-  outside of steps, and the host times of a step that was timed on a device.
-- The requests of an engine have lanes without records. The row of bricks in such a lane has the phases of each
-  request.
-- On every lane, the outermost bricks and the gaps between these bricks add up to the whole timeline, to the
-  nanosecond.
+- If two steps overlap, the second takes the next lane, and so does overlapping work inside a step.
+- These have separate lanes: work that other threads or tasks do for a step (adopted work), work outside of steps, and
+  host times of a step that a device has timed.
+- An engine's requests have lanes without records. Their row of bricks has the phases of each request.
+- On every lane, the outermost bricks and the gaps between them add up to the whole timeline, to the nanosecond.
 """
 
 from __future__ import annotations
@@ -20,30 +18,28 @@ from typing import NamedTuple
 
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# These names of gaps exist only in a timeline, and not in the time breakdown.
+# Only timelines have gaps with these names, not the time breakdown.
 BETWEEN_STEPS, BETWEEN_RECORDED = "between steps", "between recorded steps"
-# name of a gap that fills a whole step, because nothing inside of the step was recorded
+# a gap that fills a whole step, because nothing inside was recorded
 NOT_LOOKED_INTO = "not recorded inside"
 UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
 AFTER = "after the last step"
-# Name of a gap that contains parts of an incomplete step. The step was cancelled, has not ended, or its record was
-# lost.
+# A gap with parts of an incomplete step, which was cancelled, has not ended, or has lost its record.
 CUT_SHORT = "a step cut short"
-UNNAMED = "unnamed gap"  # name of a gap with lost records, so that it is unknown what ran there
+UNNAMED = "unnamed gap"  # a gap with lost records, where it is unknown what ran
 # These are names of lanes, except BRICKS.
-BRICKS = "bricks"  # name of the time that a lane spends in bricks
+BRICKS = "bricks"  # the time that a lane spends in bricks
 STEPS, BESIDE, HOST, ADOPTED, OUTSIDE = "steps", "beside steps", "host", "adopted", "outside steps"
 
 
-# The parts are named tuples, because a timeline makes hundreds of them per frame. Making a frozen dataclass takes
-# five times as long.
+# Named tuples, because a timeline makes hundreds of them per frame. A frozen dataclass takes five times as long.
 class TimelineSpan(NamedTuple):
-    """One record on a lane.
+    """A record on a lane.
 
-    `start_ns` counts from the beginning of the timeline. `level` is the index of its row. Rows are steps, then
-    layers, then bricks.
+    `start_ns` is since the beginning of the timeline. `level` is the index of its row: first steps, then layers, then
+    bricks.
     """
 
     start_ns: int
@@ -55,7 +51,7 @@ class TimelineSpan(NamedTuple):
     category: BrickCategory | None
     where: tuple[str, ...]  # names of the spans around this record, outermost first
     backend: str
-    elements: int | None  # number of elements of the record, or None if not counted
+    elements: int | None  # number of elements; None if not counted
     is_failed: bool = False
     is_plain: bool = False  # whether this is a step that was timed only as a whole
 
@@ -65,7 +61,7 @@ class TimelineSpan(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A gap: time on a lane that is in no brick."""
+    """Time on a lane that is in no brick."""
 
     start_ns: int
     duration_ns: int
@@ -79,7 +75,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a lane: spans that do not overlap, sorted by start."""
+    """A row of a lane: spans in order of their starts, which do not overlap."""
 
     name: str
     spans: tuple[TimelineSpan, ...]
@@ -89,20 +85,20 @@ class Row:
 class Lane:
     """A lane of a timeline.
 
-    The spans in the row `bricks` and the `gaps` add up to the whole timeline. The first rows have steps, the next
-    rows layers, and the last rows bricks.
+    The row `bricks` and the `gaps` add up to the whole timeline. The first rows have steps, the next layers, the last
+    bricks.
     """
 
     name: str
     backends: tuple[str, ...]
     rows: tuple[Row, ...]
     gaps: tuple[Gap, ...]
-    bricks: int  # index of the row of the lane that has the outermost bricks
+    bricks: int  # index of the row of the outermost bricks
 
     def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
-        """Return how much time each part of the lane takes between two moments, the longest first.
+        """Return how much time each part of the lane takes between two moments, longest first.
 
-        The key BRICKS has the time in bricks. The other keys are names of gaps.
+        The key is BRICKS for all bricks, or the name of a gap.
         """
         bricks = self.rows[self.bricks].name
         found = {bricks: 0}
@@ -119,8 +115,5 @@ class Lane:
 
 
 def _first_from(parts: Sequence[TimelineSpan | Gap], begin_ns: int) -> int:
-    """Return the index of the first part that ends after `begin_ns`.
-
-    `parts` are in order and do not overlap.
-    """
+    """Return the index of the first part that ends after `begin_ns`. `parts` are in order and disjoint."""
     return bisect_right(parts, begin_ns, key=lambda part: part.end_ns)

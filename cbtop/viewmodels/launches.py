@@ -1,4 +1,4 @@
-"""The host cost of a brick on a device: the host time of a call, and the number of kernels launched in a step."""
+"""A brick's host cost on a device: the host time of a call, and the number of kernels launched in a step."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
 
 
 class Launches(NamedTuple):
-    """The host cost of one brick on a device, over all its layers. None means not measured."""
+    """The host cost of a brick on a device, over all layers. None: not measured."""
 
-    host_us: float | None = None  # host time of the median call, without bricks inside this brick
-    kernels: int | None = None  # Number of kernels that a step launches for this brick.
+    host_us: float | None = None  # host time of the median call, without inner bricks
+    kernels: int | None = None  # Number of kernels that a step launches in this brick.
 
 
 class LaunchesByNode:
-    """The host time and the number of launched kernels of each node.
-
-    The figures are from the newest steps with such measurements.
-    """
+    """The host time and the launched kernels of each node, from the newest steps that were measured."""
 
     def __init__(self, times: HostTimes | None, burst: KernelBurst | None, nodes: NodeTable) -> None:
         self._times = {one.node: one for one in times.bricks} if times else {}
@@ -31,7 +28,7 @@ class LaunchesByNode:
                 self._kernels[brick] = self._kernels.get(brick, 0.0) + kernel.launches / kernel.steps
 
     def of(self, nodes: Iterable[int]) -> Launches:
-        """Return the host cost of the brick that consists of these nodes."""
+        """Return the host cost of the brick with these nodes."""
         ids = list(nodes)
         timed = [self._times[node] for node in ids if node in self._times]
         calls = sum(one.calls for one in timed)

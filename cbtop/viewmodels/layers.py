@@ -1,6 +1,6 @@
-"""Compare the layers of a model: the time of each brick in each layer of a step.
+"""Compare the layers of a model by the time of each brick in each layer of a step.
 
-A layer is compared with similar layers, which are called its peers.
+A layer is compared with its peers: the layers with the same stack and bricks.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.layers import BETWEEN, MIN_PEERS, layer_of_nodes
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind, is_training
+from cbtop.protocol.vocabulary import BACKWARD, BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-P50_OF_A_CALL = "p50 µs a call"  # title of the column with times per call; other columns have µs per step
-# A layer is odd (conspicuously slow) if its time is at least this many times the median of its peers. Noise alone
-# does not make a layer this slow.
+P50_OF_A_CALL = "p50 µs a call"  # title of the column with times per call; the others have µs per step
+# A layer is odd (conspicuously slow) at this many times the median of its peers. Noise alone does not make it this
+# slow.
 ODD = 1.2
-# Distance of the lower end of a confidence interval from the median, in standard deviations of the number of calls
-# below the median. For one median in 1,500, the lower end of the interval is above the true median. The interval is
-# this wide, because the slowest of many layers is judged.
+# How far the lower end of a confidence interval is from the median, in standard deviations of the number of calls
+# below the median. One in 1,500 medians is then wrong. The interval is this wide because the slowest of many layers
+# is judged.
 Z = 3.0
-MIN_STEPS = 20  # At least this many steps must be recorded, because the medians of fewer vary too much.
-MIN_LAYERS = 6  # A layer must have at least this many peers, because the variation of fewer is unknown.
-# A layer is an outlier if its modified z-score 0.6745 (x - median) / MAD exceeds the limit. These are the factor and
-# the limit. Source: Iglewicz and Hoaglin, "How to detect and handle outliers" (1993).
+MIN_STEPS = 20  # Fewer recorded steps than this have medians that vary too much.
+MIN_LAYERS = 6  # The variation of fewer peers than this is unknown.
+# The factor and the limit of the modified z-score: a layer is an outlier if 0.6745 (x - median) / MAD exceeds the
+# limit. Source: Iglewicz and Hoaglin, "How to detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-# If more than this share of the layers would be odd, no layer counts as odd, because the model is then built that
-# way.
+# If a larger share of the layers would be odd, none is, because the model is then built that way.
 ODD_PART = 0.1
-# In the first layer of a recorded step, each brick may take this many µs more. There, cbtop's own code is not yet in
-# the cache.
+# Each brick may take this many µs more in the first layer of a recorded step, because cbtop's own code is not in the
+# cache yet.
 FIRST_US = 15.0
 
 
@@ -53,10 +52,7 @@ class LayerBrick:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer in the mean step (derived).
-
-    If the process has no steps, the times are of one call of the layer.
-    """
+    """One layer in the mean step (derived). In a process without steps, one call of the layer."""
 
     id: int
     name: str  # The name of the layer, for example `Layer 3` or `Layer 3 (encoder)`.
@@ -64,24 +60,28 @@ class LayerRow:
     stack: str
     us: float  # mean time of the layer, including the time between bricks
     p50_us: float | None  # median time of one call of the layer
-    # Exclusive µs of each brick in this layer, in the order of LayersView.bricks. None if this layer does not run the
-    # brick.
+    # Exclusive µs of each brick in this layer, in the order of LayersView.bricks. None: not in this layer.
     cells: tuple[float | None, ...]
     between_us: float  # the part of `us` outside of the layer's bricks
-    calls: float  # mean number of calls of the layer per step; below 1 if only some steps run the layer
-    # Median of `p50_us` over the peers: the layers with the same stack and bricks. None if there are too few peers.
+    calls: float  # mean calls of the layer per step; below 1 if only some steps run it
+    # Median of `p50_us` over the peers (layers with the same stack and bricks). None with too few peers.
     median_us: float | None
-    # The brick (or the time between bricks) that causes most of an odd layer's excess over its peers, as (name, µs
-    # per step). Median calls are compared, because rare delays do not change medians. If medians explain less than
-    # half of the layer's excess, means are compared. None if the layer is not odd.
+    # What causes most of an odd layer's excess over its peers, as (brick or time between bricks, µs per step). Median
+    # calls are compared, because rare delays do not change them. If they explain less than half of the excess, means
+    # are compared. None for a layer that is not odd.
     excess: Lazy[tuple[str, float] | None] = Lazy(None)
     # Median call in µs of each brick in this layer, in the order of LayersView.bricks, as measured.
     p50_cells: Lazy[tuple[float | None, ...]] = Lazy(())
-    low_us: float | None = None  # lower end of the confidence interval of `p50_us`, or None if unknown
+    low_us: float | None = None  # lower end of the confidence interval of `p50_us`; None if unknown
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether this is the backward pass of a layer."""
+        return self.stack.endswith(BACKWARD.strip())
 
     @property
     def is_odd(self) -> bool:
-        """Whether the layer is surely slow: the lower end of its interval is at least ODD times the median of its
+        """Whether the layer is certainly slow: the lower end of its interval is at least ODD times the median of its
         peers.
         """
         us = self.p50_us if self.low_us is None else self.low_us
@@ -95,11 +95,11 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class BrickInLayers:
-    """The median call of one brick in each layer. Layers are in the order of LayersView.rows."""
+    """The median call of one brick in each layer, in the order of LayersView.rows."""
 
-    # Median call of the brick in each layer (µs). None if it is unknown or the layer does not run the brick.
+    # Median call in each layer (µs). None if unknown, or if the layer does not run the brick.
     p50_us: tuple[float | None, ...]
-    odd: tuple[bool, ...]  # for each layer, whether its time is at least ODD times the median of its peers
+    odd: tuple[bool, ...]  # for each layer: whether its time is at least ODD times the median of its peers
     median_us: float | None  # median of the brick's time over all layers
     slowest: int  # index of the layer with the longest time of the brick
 
@@ -111,8 +111,8 @@ class BrickInLayer:
     brick: LayerBrick
     us: float  # exclusive time
     p50_us: float | None  # median time of one call of the brick in this layer
-    usual_p50_us: float | None  # median of `p50_us` over the peers of this layer; None if there are too few peers
-    percent: float | None  # share of the layer's time that the brick takes
+    usual_p50_us: float | None  # median of `p50_us` over this layer's peers; None with too few peers
+    percent: float | None  # the brick's share of the layer's time
 
     @property
     def to_usual(self) -> float | None:
@@ -124,29 +124,28 @@ class BrickInLayer:
 class LayersView:
     """The layers of one phase, in execution order, with their bricks."""
 
-    unit: str  # "step", or "call" for a process without steps; times in the rows are per this unit
-    bricks: tuple[LayerBrick, ...]  # the columns: all bricks that run in layers, in execution order
+    unit: str  # "step", or "call" in a process without steps; the unit of times in rows
+    bricks: tuple[LayerBrick, ...]  # the columns: all bricks in layers, in execution order
     rows: tuple[LayerRow, ...]
-    # A function that returns the median call (µs) of one brick in each of `rows`. The argument is the index of the
-    # brick. If the function is None, use `p50_cells`.
+    # Returns the median call (µs) of the brick with a given index, in each of `rows`. None: use `p50_cells`.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
-    steps: int | None = None  # number of recorded steps, or None if times are per call
+    steps: int | None = None  # number of recorded steps; None if times are per call
     is_training: bool = False  # whether the steps are training steps
 
     @staticmethod
     def median(us: Sequence[float | None]) -> float | None:
-        """Return the median of the known values, or None if all are unknown."""
+        """Return the median of the known values, or None without any."""
         known = [value for value in us if value is not None]
         return median(known) if known else None
 
     def stands_out(self, row: LayerRow) -> int:
-        """Return the number of odd (conspicuously slow) peers of `row`, including `row` itself. Return 0 if `row` is
-        not odd.
+        """Return how many peers of `row` are odd (conspicuously slow), with `row` itself. 0 if `row` is not odd.
 
-        A peer counts if its excess over the median is at least half of the excess of `row`. If too many peers count,
-        the result is 0, because the model is then built that way. The first layer of a stack runs with cold caches.
-        So the first layer does not count for other layers. cbtop's own code is also cold in the first layer, so this
-        layer must exceed the limit by FIRST_US for each of its bricks. In a training step, the first layer is never
+        A peer counts if its excess over the median is at least half the excess of `row`. If too many count, the
+        result is 0, because the model is then built that way.
+
+        The first layer of a stack runs with cold caches, so it does not count for other layers. cbtop's code is cold
+        there, too, so this layer must exceed the limit by FIRST_US for each brick. In a training step it is never
         odd, because it follows the optimizer, which has used all weights.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
@@ -169,9 +168,9 @@ class LayersView:
 
     @property
     def slowest(self) -> LayerRow | None:
-        """The layer that is slowest relative to its peers. None if no layer has enough peers.
+        """The slowest layer relative to its peers. None if no layer has enough peers.
 
-        In a training step, the first layer of each stack is not considered, as in `stands_out`.
+        In a training step, the first layer of each stack does not count, as in `stands_out`.
         """
         compared = [row for row in self.rows if row.to_median is not None]
         if self.is_training:
@@ -179,7 +178,7 @@ class LayersView:
         return max(compared, key=lambda row: row.to_median or 0.0, default=None)
 
     def of_brick(self, brick: LayerBrick) -> BrickInLayers | None:
-        """Return the median call of `brick` in each layer, or None if it is unknown in all layers."""
+        """Return the median call of `brick` in each layer, or None if all are unknown."""
         if brick not in self.bricks:
             return None
         at = self.bricks.index(brick)
@@ -202,7 +201,7 @@ class LayersView:
         return BrickInLayers(p50_us, odd, median_us, max(range(len(p50_us)), key=lambda layer: p50_us[layer] or 0.0))
 
     def inside(self, row: LayerRow) -> list[BrickInLayer]:
-        """Return the bricks that run in the layer `row`, the longest first."""
+        """Return the bricks in the layer `row`, longest first."""
         like, p50_cells, found = self.like(row), row.p50_cells, []
         of_like = [cells for other in like if (cells := other.p50_cells)]
         for at, brick in enumerate(self.bricks):
@@ -222,16 +221,13 @@ class LayersView:
         return sorted(found, key=lambda one: -one.us)
 
     def like(self, row: LayerRow) -> list[LayerRow]:
-        """Return the peers of `row`: all layers with the same stack and the same bricks.
-
-        The peers include `row` itself.
-        """
+        """Return the peers of `row`, with itself: all layers with the same stack and bricks."""
         kind = _kind(row)
         return [other for other in self.rows if _kind(other) == kind]
 
 
 def layers_view(totals: PhaseTotals) -> LayersView | None:
-    """Return the outermost layers of a phase. Return None without layers, and until a step has ended."""
+    """Return the outermost layers of a phase. None without layers, or before a step has ended."""
     table, inside = totals.table, totals.inside
     steps = int(totals.columns["count"][totals.step.id]) if totals.step else None
     ids = inside.ids[(table.column("kind_of")[inside.ids] == NodeKind.BRICK) & ~totals.adopted[inside.ids]]
@@ -284,8 +280,8 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     p50_of = partial(_p50_of, totals, places, p50_cells)
     trains = totals.step is not None and is_training(totals.step.name)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps, trains)
-    # The lazy value of the excess refers to `found`, so it would form a reference cycle in the rows of `found`. Set
-    # it in copies of the rows.
+    # The lazy excess refers to `found`, so setting it in the rows of `found` would form a reference cycle. Set it in
+    # copies.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )
@@ -295,7 +291,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
 class _Places:
     """The outermost layers of a phase as a table.
 
-    `place` has a table row and a table column for each brick node in `ids` that ran.
+    `place` has the table row and column of each brick node in `ids` that ran.
     """
 
     def __init__(self, totals: PhaseTotals, ids: Column) -> None:
@@ -313,7 +309,7 @@ class _Places:
         self.runs_in[self.place] = True
         self.kinds = [(layer.label, self.runs_in[at].tobytes()) for at, layer in enumerate(self.layers)]
         self.cells = self.place[0] * len(firsts) + column
-        # Indices of table cells that contain several nodes, because the brick runs more than once in the layer.
+        # Indices of table cells with several nodes: the brick runs more than once in the layer.
         self.several = np.flatnonzero(np.bincount(self.cells, minlength=self.runs_in.size) > 1)
         self.of_several = [self.ids[self.cells == one].tolist() for one in self.several]
 
@@ -321,10 +317,10 @@ class _Places:
 def _p50_of(
     totals: PhaseTotals, places: _Places, cells: LazyValue[list[tuple[float | None, ...]]], brick: int
 ) -> list[float | None]:
-    """Return the median calls of the brick with the index `brick`, as `LayersView.p50_of` does.
+    """Return the median calls of brick number `brick`, for `LayersView.p50_of`.
 
-    If `cells` was already made, return the values in `cells`, so that all values are from the same time. Otherwise
-    compute only the values of this brick.
+    If `cells` exists, its values are returned, so that all values are of the same time. Otherwise only this brick is
+    computed.
     """
     ran = totals.columns["count"][places.layer_ids].tolist()
     if cells.is_made or len(places.several):
@@ -346,7 +342,7 @@ def _of_layer(cells: LazyValue[list[tuple[float | None, ...]]], at: int) -> tupl
 
 
 def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float64]]) -> dict[int, tuple[str, float]]:
-    """Return the main cause of each odd layer (see LayerRow.excess). The keys are layer ids.
+    """Return the main cause of each odd layer (see LayerRow.excess), by layer id.
 
     `usual_by_layer` has the usual times of each layer's bricks.
     """
@@ -362,7 +358,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
         us = np.array([usual_by_layer[row.id] for row in rows]) / calls
         whole_us = np.array([row.p50_us or row.us / row.calls for row in rows])
         mean_us = np.array([(*(us or 0.0 for us in row.cells), row.between_us) for row in rows]) / calls
-        # The sum of medians is not the median of the sum, so the time between bricks may come out too long. Limit it
+        # The sum of medians is not the median of the sum. The time between bricks may come out too long, so limit it
         # to its mean.
         between_us = np.minimum(whole_us - us.sum(axis=1), mean_us[:, -1])
         over_us, over_mean_us = (_over(each) * calls for each in (np.column_stack((us, between_us)), mean_us))
@@ -372,7 +368,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
                 over = over_us[at]
                 if (
                     np.maximum(over, 0.0).sum() < all_over_us[at] / 2
-                ):  # In each call of the layer, a different brick was slow. Compare means, because means add up.
+                ):  # A different brick was slow in each call. Compare means, because they add up.
                     over = np.minimum(over_mean_us[at], all_over_us[at])
                 most = int(over.argmax())
                 found[row.id] = names[most], float(over[most])
@@ -381,7 +377,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
 
 def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the difference between each value and the median of its column."""
-    # Do not use NumPy's median. It would import masked arrays, which takes as long as three frames.
+    # NumPy's median would import masked arrays, which takes as long as three frames.
     over: NDArray[np.float64] = us - [median(column) for column in us.T.tolist()]
     return over
 
@@ -389,7 +385,7 @@ def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
 def _sums(
     ns: Column | NDArray[np.float64], place: tuple[Column, Column], shape: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """Return for each cell (layer and brick) the sum of the times of its nodes."""
+    """Return for each cell (layer and brick) the summed times of its nodes."""
     found = np.zeros(shape)
     np.add.at(found, place, ns)
     return found
@@ -409,10 +405,7 @@ def _p50_cells(
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the exclusive time that each brick would have if every call took the median.
-
-    If the median is unknown, return the measured time.
-    """
+    """Return each brick's exclusive time if every call took the median. If it is unknown, the measured time."""
     mean_ns: NDArray[np.float64] = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
     known = ~np.isnan(p50_ns) & (mean_ns > 0)
     ratio = np.divide(p50_ns, mean_ns, out=np.ones(len(ids)), where=known)
@@ -420,7 +413,7 @@ def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.
 
 
 def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float | None, ...]]:
-    """Return the cells of the table as one row per layer. A cell is None if the layer does not run the brick."""
+    """Return the cells of the table, one row per layer. None: the layer does not run the brick."""
     if runs.all():
         return [tuple(row) for row in us.tolist()]
     rows = zip(us.tolist(), runs.tolist(), strict=True)
@@ -428,7 +421,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
 
 
 def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:
-    """Return the median over its peers for each layer. The peers include the layer itself."""
+    """Return for each layer the median over its peers, with itself."""
     like: dict[Hashable, list[float]] = {}
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:
@@ -438,7 +431,5 @@ def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[
 
 
 def _kind(row: LayerRow) -> tuple[str, tuple[bool, ...]]:
-    """Return a value that all peers of a layer have in common: the stack, and for each brick whether the layer runs
-    the brick.
-    """
+    """Return what the peers of a layer have in common: the stack, and which bricks they run."""
     return row.stack, tuple([us is not None for us in row.cells])

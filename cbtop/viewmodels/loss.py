@@ -9,11 +9,12 @@ from cbtop.client.source_record import SourceRecord
 
 @dataclass(frozen=True, slots=True)
 class LossView:
-    """Counts of the records of a source. The equation produced == received + dropped always holds.
+    """Counts of the records of a source. Always: produced == received + dropped.
 
-    `dropped` includes three other counts. `before_attach` records were overwritten before the daemon first read the
-    ring. `rejected` records had an unknown node. `on_the_wire` records will come with the next update. `unread`
-    records have been written but not read yet. `left_out` does not count records, but announcements beyond a limit.
+    `dropped` includes `rejected` records (with an unknown node), `on_the_wire` records (which come with the next
+    update), and overwritten records. Those that were overwritten before the daemon first read the ring are
+    `before_attach`. `unread` records were written but not read yet. `left_out` counts announcements beyond a limit,
+    not records.
     """
 
     produced: int
@@ -32,9 +33,9 @@ class LossView:
 
     @property
     def lost(self) -> int:
-        """Number of records lost since the daemon found the process.
+        """Number of records that were lost since the daemon found the process.
 
-        Records on the wire are not lost, because the next update brings them.
+        Records on the wire are not lost. They come with the next update.
         """
         return self.dropped - self.before_attach - self.on_the_wire
 
@@ -45,12 +46,12 @@ class LossView:
 
 
 def loss_view(record: SourceRecord) -> LossView:
-    """Count the records of the source that have arrived here, and the records that have not arrived."""
+    """Count the source's records that have arrived here, and those that have not."""
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
-    # The totals may come in several messages. The last message has the source's state. Until it arrives, `state` is
-    # older than the totals.
+    # Totals may come in several messages, and the source's state in the last one. Until then, `state` is older than
+    # the totals.
     ahead = max(0, received - state.received)
     on_the_wire = max(0, state.received - received)
     return LossView(

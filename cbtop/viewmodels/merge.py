@@ -1,6 +1,5 @@
-"""Merge several sources into one view: their sum, the slowest rank of each brick, or all ranks in columns.
-
-Every figure of a merge is derived from measured figures of its members.
+"""Merge several sources into one view: their sum, each brick's slowest rank, or all ranks in columns. Every figure of
+a merge is derived.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_
 
 KEYS_JOINED_BY = "+"  # text between the keys of the members in the key of a merge
 
-# Returns the properties of a node that do not depend on the process. || Nodes of two processes are merged if these
+# Returns the properties of a node that do not depend on the process. Nodes of two processes are merged if these
 # properties are equal and if the parents of the nodes are merged.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
-# States from good to bad. A merge has the state of its worst member.
+# States of processes from good to bad. A merge is in the worst state of its members.
 _BAD: tuple[SourceStatus | StallKind, ...] = (
     SourceStatus.LIVE,
     StallKind.IDLE,
@@ -56,14 +55,14 @@ _BAD: tuple[SourceStatus | StallKind, ...] = (
 def merged_view(
     records: Sequence[SourceRecord], mode: MergeMode, phase: str | None = None, *, window: bool = False
 ) -> SourceView:
-    """Return one view of `records`. They must be sources of one program and model.
+    """Return one view of `records`, sources of one program and model.
 
-    The mode `sum` adds the counts, times, tokens and histograms of nodes that are the same in several members. The
-    parts of the time breakdown still add up, and percentiles are over all calls. If members report that they compute
-    the same tokens together, rates count these tokens once.
+    Mode `sum` adds up counts, times, tokens and histograms of nodes that several members have. The parts of the time
+    breakdown still add up, and percentiles are over all calls. If members report that they compute the same tokens
+    together, rates count these tokens once.
 
-    The mode `max` shows each brick from the rank with the longest time per step. The mode `ranks` shows the sum, and
-    in addition the time of every brick in each rank.
+    Mode `max` shows each brick of the rank with the longest time per step. Mode `ranks` shows the sum, and the time
+    of every brick in each rank.
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
@@ -78,7 +77,7 @@ def merged_view(
     exchange = any(row.category is BrickCategory.COMMUNICATION for row in view.categories)
     may_share = exchange and not any(record.manifest and record.manifest.ranks for record in taken)
     merged = replace(merged, troubled=tuple(_troubled(taken)), together=together, may_share_tokens=may_share)
-    # The view of a merge has no roofs, because a roof belongs to one machine.
+    # A roof belongs to one machine, so a merge has none.
     factors = {record.sample_every for record in taken}
     plain = replace(
         view,
@@ -95,16 +94,13 @@ def merged_view(
     if mode is MergeMode.SUM:
         return plain
     views = [(names[record.key], source_view(record, view.phase, window=window)) for record in taken]
-    # Leave out sources that have not run this phase. Their views would show a different phase.
+    # Leave out sources that have not run this phase, because their views would show another.
     members = [(name, member) for name, member in views if member.phase == view.phase]
     return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
 
 
 def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
-    """Return the time from the begin of the first time range to the end of the last one.
-
-    Return None without ranges.
-    """
+    """Return the time from the first range's begin to the last one's end. None without ranges."""
     windows = [window_view(record, found) for record in records if (found := shown(record, window=True).window)]
     ranges = [window.range_s for window in windows if window.range_s is not None]
     return (min(begin_s for begin_s, _ in ranges), max(end_s for _, end_s in ranges)) if ranges else None
@@ -113,10 +109,9 @@ def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
     """Return the members of `records` that can be merged with `record`.
 
-    Members have the same model, program and state. A killed process is merged with processes that ran at the same
-    time, so that the loss of the process is visible. For ranks of a job, return the newest process of each rank, in
-    any state. If two processes of one rank ran at the same time, return both processes, because they belong to two
-    jobs that look equal.
+    They have the same model, program and state. A killed process is merged with those that ran at the same time, so
+    that the loss is visible. Of a job, the newest process of each rank is returned, in any state. If two processes of
+    a rank ran at the same time, both are returned, because they are from two jobs that look equal.
     """
     job = job_of(record)
     if job is None:
@@ -130,18 +125,15 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
 
 
 def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
-    """Return the running processes of one rank. If none runs, return the processes that no later process has
-    replaced.
-    """
+    """Return the running processes of a rank. If none runs, return those that no later process has replaced."""
     run = [record for record in alike if not record.has_ended]
     last_ns = max((record.hello.realtime_ns for record in alike if record.hello), default=0)
     return run or [record for record in alike if last_ns <= _ended_at_ns(record)]
 
 
 def _ended_at_ns(record: SourceRecord) -> float:
-    """Return when the last step of an ended process ended, as Unix time of its host.
-
-    Returns the begin of the process if it had no step.
+    """Return when the last step of an ended process ended, as Unix time of its host. Without steps, when the process
+    began.
     """
     if record.hello is None:
         return inf
@@ -156,7 +148,7 @@ def _what_runs(record: SourceRecord) -> tuple[str, str]:
 def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
     """Return whether the states of two processes allow to merge them.
 
-    Both states must be the same. If one process was killed, both processes must have run at the same time.
+    The states must be the same, or one was killed and both ran at the same time.
     """
     states = {state_of(one), state_of(other)}
     if not (SourceStatus.GONE in states and states <= {SourceStatus.LIVE, SourceStatus.GONE}):
@@ -199,7 +191,7 @@ def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
 
 
 class _WindowOfAll(Window):
-    """The sum of the windows of several sources. Its length is the length of a single window."""
+    """The sum of several sources' windows. It is as long as a single window."""
 
     def __init__(self, length_s: float, has_watched: bool, statistics: Callable[[], tuple[NodeStats, TimeRange]]):
         super().__init__(length_s)
@@ -218,7 +210,7 @@ def _watched(records: Sequence[SourceRecord]) -> list[SourceRecord]:
     """Return the records with windows that can be summed. Ended sources are left out, because their windows are
     older.
 
-    In a chosen range, only sources that ended before the range are left out.
+    In a chosen range, only sources that ended before it are left out.
     """
     watched = [record for record in records if record.window.has_watched]
     run = [record for record in watched if not record.has_ended or _lies_in_range(record)]
@@ -230,9 +222,8 @@ def _lies_in_range(record: SourceRecord) -> bool:
 
 
 def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceRecord]]:
-    """Return the sum of the sources and their list.
-
-    A source is left out if its nodes do not fit into the node table.
+    """Return the sum of the sources, and the list of them. Sources whose nodes do not fit into the node table are
+    left out.
     """
     table = NodeTable()
     known: dict[Hashable, int] = {}
@@ -258,8 +249,7 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         time_ranges = [
             time_range_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)
         ]
-        # In a chosen range, use the longest time range of any source. A source that ended inside the range covers
-        # less.
+        # A source that ended inside a chosen range covers less. So use the longest range.
         covers = max if first.window.is_range else min
         covered_ns = covers(time_range.end_ns - time_range.begin_ns for time_range in time_ranges)
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), TimeRange(0, covered_ns)
@@ -284,12 +274,12 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
 
 
 def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int]) -> Column:
-    """Add the nodes of a source to a merged table. Return their ids in `table`.
+    """Add the nodes of a source to a merged table. Return their ids there.
 
-    Nodes that are not known yet are added to `table` and `known`.
+    New nodes are added to `table` and `known`.
     """
     place = np.zeros(len(nodes) + 1, np.int64)
-    # maps (parent, properties) to the index of the latest node of the source with both
+    # (parent, properties) -> index of the source's newest node with both
     seen: dict[Hashable, int] = {}
     for node in nodes.nodes:
         parent = None if node.parent is None else int(place[node.parent])
@@ -338,7 +328,7 @@ def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
 
 
 def _worst(records: Sequence[SourceRecord]) -> SourceRecord:
-    """Return the source that is in the worst state. If several have stopped, return the one that stopped first."""
+    """Return the source in the worst state. Of several stopped ones, the first to stop."""
     return max(records, key=_badness)
 
 
@@ -354,7 +344,7 @@ def _stall_of_worst(records: Sequence[SourceRecord]) -> StallView | None:
 
 
 def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
-    """Yield the members of a merge that are suspended, stalled, gone or faulty, except the worst one."""
+    """Yield members that are suspended, stalled, gone or faulty, except the worst one."""
     names, worst = _names(records), _worst(records)
     for record in sorted(records, key=_badness, reverse=True):
         stall, state = stall_view(record), state_of(record)
@@ -364,16 +354,16 @@ def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
 
 
 def _together(records: Sequence[SourceRecord]) -> int:
-    """Return how many of the sources compute each token together. Return 1 if their reports differ."""
+    """Return how many of the sources compute each token together. 1 if their reports differ."""
     said = {record.manifest.ranks if record.manifest else 0 for record in records}
     return max(min(said.pop(), len(records)), 1) if len(said) == 1 else 1
 
 
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int, *, window: bool) -> SourceView:
-    """Return `view` with the sum of the rates of a merge's members.
+    """Return `view` with the summed rates of a merge's members.
 
-    The rate of a member is over the member's own time, or over the time of a chosen range. If `together` members
-    compute the same tokens, the summed rates are divided by `together`.
+    A member's rate is over its own time, or over a chosen range. If `together` members compute the same tokens, the
+    sum is divided by `together`.
     """
     members = [shown(record, window=window) for record in records]
     walls_us = [member.time_range_view.wall_us if member.time_range_view else 0.0 for member in members]
@@ -410,17 +400,14 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
 
 
 def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tuple[float, ...]:
-    # Align the members' histories at their newest values, because the clocks of the hosts may differ.
+    # The hosts' clocks may differ, so align histories at their newest values.
     length = min(map(len, histories), default=0)
     newest = (history[len(history) - length :] for history in histories)
     return tuple(sum(rates) / together for rates in zip(*newest, strict=True))
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """Convert the rates of `steps` from rates over `wall_us` to rates over the whole time range `range_us`.
-
-    If `range_us` is 0, the rates are not changed.
-    """
+    """Convert rates of `steps` over `wall_us` to rates over the time range `range_us`. 0: no change."""
     if not range_us:
         return steps
 
@@ -442,7 +429,7 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
         steps_per_sec=_sum_of_rates([(member.steps_per_sec, member.count) for member in members], together),
         samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
-        # If there are several members, it is not known how their steps overlapped.
+        # With several members, it is unknown how their steps overlapped.
         at_once=members[0].at_once if len(members) == 1 else None,
         wall_us=max(member.wall_us for member in members),
         is_sample=any(member.is_sample for member in members),
@@ -450,10 +437,9 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
 
 
 def _sum_of_rates(rates: Iterable[tuple[float | None, int]], together: int) -> float | None:
-    """Return the sum of rates, divided by `together`. `together` is the number of members that compute the same
-    tokens.
+    """Return the sum of rates, divided by `together` (how many members compute the same tokens).
 
-    Returns None if a member ran steps but its rate is unknown, because a sum without this rate would be wrong.
+    None if a member ran steps at an unknown rate, because the sum would be wrong.
     """
     found = [(rate, count) for rate, count in rates if rate is not None or count]
     known = [rate for rate, _ in found if rate is not None]
@@ -486,9 +472,9 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
 
 
 def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> SourceView:
-    """Return `view` with each brick and category from its slowest rank, and with the steps of the slowest rank.
+    """Return `view` with each brick and category of its slowest rank, and with the steps of the slowest rank.
 
-    The time breakdown and the graph are removed, because values of different ranks do not add up.
+    Time breakdown and graph are removed, because values of different ranks do not add up.
     """
     slowest = max((member for _, member in members), key=lambda one: (one.steps and one.steps.mean_us) or 0)
     bricks: dict[tuple[str, BrickCategory], BrickRow] = {}
@@ -497,8 +483,8 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
     for name, member in members:
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > max_us.get(brick.key, -1):
-                # If the parts of the step do not add up, leave out the share of each row, because a row has no mark
-                # for a doubtful share.
+                # If the parts of the step do not add up, leave out the shares, because a row cannot mark a share as
+                # doubtful.
                 percent = brick.percent if _closes(member) else None
                 max_us[brick.key], bricks[brick.key] = us, replace(brick, rank=name, roof=None, percent=percent)
         for category in member.categories:
@@ -556,9 +542,7 @@ def _rank_row(brick: BrickRow, us: Sequence[float | None]) -> RankRow:
 
 
 def _a_step(row: BrickRow | CategoryRow, member: SourceView) -> float:
-    """Return the exclusive µs of a brick per recorded, ended step. For a process without steps, return the µs per
-    call.
-    """
+    """Return a brick's exclusive µs per recorded, ended step. Without steps, per call."""
     if row.percent is None or member.steps is None or member.books is None or not member.steps.recorded:
         return row.total_exclusive_us / row.count
     return row.percent / 100 * member.books.wall_us / member.steps.recorded

@@ -14,8 +14,8 @@ class TroubledMember:
 
     name: str
     state: str
-    reason: str  # why the member is gone, or "" if it is not gone
-    stall: StallView | None  # the member's lack of progress, or None if the member makes progress
+    reason: str  # why the member is gone; "" if it is not
+    stall: StallView | None  # why the member makes no progress; None if it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +25,16 @@ class MergedView:
     mode: MergeMode
     members: tuple[str, ...]  # names of the merged processes, such as `rank 3`, or `pid 7` without a rank
     keys: tuple[str, ...]
-    # Number of sources of this model that are left out of the merge, because they are silent, not read yet, or too
-    # large.
+    # Number of this model's sources that are not in the merge: silent, not read yet, or too large.
     left_out: int
-    # Number of running members with a window. If the number is above 0, the recent window covers only these members.
+    # Number of running members with a window. If above 0, the recent window is only of these.
     running: int = 0
-    # Members that are gone, suspended or stalled, the worst first. The first of all is left out, because the merge
-    # itself has the state of this member.
+    # Members that are gone, suspended or stalled, worst first. The very worst is left out, because the merge is in
+    # its state.
     troubled: tuple[TroubledMember, ...] = ()
-    # Number of members that compute each token together, according to the reports of the members. Rates count such a
-    # token once.
+    # Number of members that compute each token together, by their reports. Rates count such a token once.
     together: int = 1
-    # whether members exchange data but do not report whether they compute the same tokens
+    # whether members exchange data without reporting whether they compute the same tokens
     may_share_tokens: bool = False
 
 
@@ -55,7 +53,7 @@ class RankColumn:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """The exclusive times of one brick in every rank (derived). They are per `RanksView.unit`."""
+    """The exclusive times of a brick in every rank, per `RanksView.unit` (derived)."""
 
     brick: str
     category: str
@@ -69,6 +67,6 @@ class RankRow:
 class RanksView:
     """The table with the time of each brick in each rank."""
 
-    unit: str  # "step", or "call" for processes without steps; times are per this unit
+    unit: str  # "step", or "call" without steps; the unit of times
     ranks: tuple[RankColumn, ...]
     rows: tuple[RankRow, ...]

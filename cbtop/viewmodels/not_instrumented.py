@@ -1,4 +1,4 @@
-"""Find steps that spend much time in code that is not instrumented."""
+"""Find steps that spend much of their time outside of instrumented code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import GPU_WAITED, NOT_ITS_KERNELS
 from cbtop.viewmodels.time_range import NamedTime
 
-# The time outside of bricks is reported above this percentage of a step. An instrumented decoder spends some percent
-# between its bricks, and few bricks take a quarter.
+# Time outside of bricks is reported above this percentage of a step. An instrumented decoder spends some percent
+# between its bricks, and a single brick rarely takes a quarter.
 OUTSIDE_PERCENT = 25.0
 COMPILED = "torch.compile compiled code of this process"
 UNKNOWN = "no brick covers it: operations between a layer's bricks, a fused path, a script, or the program's own code"
@@ -18,10 +18,7 @@ UNKNOWN = "no brick covers it: operations between a layer's bricks, a fused path
 
 @dataclass(frozen=True, slots=True)
 class NotInstrumented:
-    """The time of the recorded steps outside of bricks (derived).
-
-    The code and the device of this time are unknown.
-    """
+    """The time of recorded steps outside of bricks (derived). It is unknown which code ran, and where."""
 
     percent: float
     wall_us: float
@@ -30,7 +27,7 @@ class NotInstrumented:
 
 
 def not_instrumented(view: SourceView) -> NotInstrumented | None:
-    """Return the time of steps outside of bricks. Return None if its share is unknown or below OUTSIDE_PERCENT."""
+    """Return the time of steps outside of bricks. None if unknown or below OUTSIDE_PERCENT."""
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or not books.wall_us or not steps.recorded:
         return None

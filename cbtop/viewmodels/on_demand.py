@@ -1,7 +1,7 @@
-"""Parts of a view that are made when they are first accessed. A part that is not used costs nothing."""
+"""Parts of a view that are made when they are first read, so that unused parts cost nothing."""
 
-# A part of a view has the data of the time when it is made. Call SourceView.held before the next poll to keep a view
-# unchanged.
+# A part has the data of the time when it is made. To keep a view unchanged, call SourceView.held before the next
+# poll.
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ V = TypeVar("V")
 
 
 class LazyValue(Generic[T]):
-    """A value that is made when it is first accessed.
-
-    `make` returns the value, and is called at most once.
-    """
+    """A value that is made when it is first read. `make` returns it, and is called at most once."""
 
     __slots__ = ("_made", "_make")
 
@@ -27,21 +24,18 @@ class LazyValue(Generic[T]):
 
     @property
     def is_made(self) -> bool:
-        """Whether `make` was called already, so that the value exists."""
+        """Whether the value exists, because `make` was called."""
         return self._make is None
 
     def value(self) -> T:
         if self._make is not None:
             self._made = self._make()
-            self._make = None  # Forget `make`, so that the objects used by `make` can be freed.
+            self._make = None  # Drop `make`, so that the objects it uses can be freed.
         return self._made
 
 
 class Lazy(Generic[T]):
-    """A field of a dataclass without slots.
-
-    It is set to a value or to a `LazyValue`, and reading it returns the value.
-    """
+    """A field of a dataclass without slots. It is set to a value or a `LazyValue`, and reads as the value."""
 
     def __init__(self, *default: T) -> None:
         self._default = default
@@ -55,8 +49,7 @@ class Lazy(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> T: ...
     def __get__(self, instance: object | None, owner: type | None = None) -> T:
-        # The field is read from the class and not from an instance. A dataclass does this to find the field's default
-        # value.
+        # Read from the class, as a dataclass does to find the default.
         if instance is None:
             if not self._default:
                 raise AttributeError(self._name)
@@ -71,7 +64,7 @@ class Lazy(Generic[T]):
 def with_parts(view: V, **parts: Any) -> V:
     """Return a copy of `view` with some fields replaced. Raises TypeError for an unknown name.
 
-    dataclasses.replace is not used, because it would make all lazy parts.
+    dataclasses.replace would make all lazy parts.
     """
     if unknown := parts.keys() - view.__dict__.keys():
         raise TypeError(f"a {type(view).__name__} has no {', '.join(sorted(unknown))}")

@@ -10,7 +10,7 @@ from cbtop.viewmodels.steps import StepsView
 
 
 class Rate(NamedTuple):
-    """The rate at which a phase runs: tokens/s, or steps/s if tokens are unknown."""
+    """How fast a phase runs: tokens/s, or steps/s if tokens are unknown."""
 
     unit: str  # "tokens/s" or "steps/s"
     per_sec: float | None
@@ -18,12 +18,12 @@ class Rate(NamedTuple):
 
 
 def rate_of(steps: StepsView | None, tokens_per_sec: tuple[float, ...], steps_per_sec: tuple[float, ...]) -> Rate:
-    """Return the rate of `steps` with its history. It is in tokens/s, or in steps/s if the steps have no tokens."""
+    """Return the rate of `steps` with its history: tokens/s, or steps/s without tokens."""
     if steps is None or steps.has_tokens:
         return Rate("tokens/s", steps.tokens_per_sec if steps else None, tokens_per_sec)
     return Rate("steps/s", steps.steps_per_sec, steps_per_sec)
 
 
 def are_rates_least(window: WindowView | None, loss: LossView) -> bool:
-    """Return whether the true rates of the steps may be higher, because records of steps were lost."""
+    """Return whether the true rates may be higher, because records of steps were lost."""
     return (window.lost if window else loss.lost) > 0

@@ -8,15 +8,15 @@ from cbtop.protocol.serving_messages import ServedRequest
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.lanes import Gap, Lane, Row, TimelineSpan
 
-MAX_REQUEST_LANES = 16  # requests that run while this number of lanes is in use are left out
+MAX_REQUEST_LANES = 16  # leave out requests that run while this many lanes are in use
 REQUESTS, PHASES = "requests", "phases"  # names of a lane's rows
 QUEUED, PREFILL, DECODE, NO_REQUEST = "queued", "prefill", "decode", "no request"
 
 
 def request_lanes(requests: Iterable[ServedRequest], begin_ns: int, length_ns: int) -> tuple[Lane, ...]:
-    """Return lanes with all requests that overlap the timeline, which begins at `begin_ns`.
+    """Return lanes with all requests in the timeline, which begins at `begin_ns`.
 
-    A request takes the first lane that is free at its arrival. A request that has not ended lasts until the end.
+    A request takes the first lane that is free when it arrives. A running request lasts until the end.
     """
     end_ns = begin_ns + length_ns
     tracks: list[list[ServedRequest]] = []
@@ -55,7 +55,7 @@ def _lane(track: list[ServedRequest], begin_ns: int, length_ns: int) -> Lane:
 
 
 def _parts(one: ServedRequest, begin_ns: int, length_ns: int) -> Iterator[Gap]:
-    """Yield the parts of a request that lie in the timeline, in order. They have no gaps between them."""
+    """Yield the parts of a request in the timeline, in order and without gaps."""
     end_ns = one.ended_ns or begin_ns + length_ns
     scheduled_ns = one.scheduled_ns or end_ns
     first_ns = one.first_token_ns or end_ns

@@ -23,46 +23,40 @@ LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # These data type
 
 @dataclass(frozen=True, slots=True)
 class CeilingRow:
-    """A roof (speed limit of the machine).
-
-    `kind` is `bandwidth` or `cache` (both in GB/s), or `compute` (in GFLOP/s).
-    """
+    """A roof (speed limit of the machine): `bandwidth` or `cache` in GB/s, or `compute` in GFLOP/s."""
 
     name: str
     kind: str
     value: float
     unit: str
     provenance: Provenance
-    median: float | None = None  # median of the rounds that measured the roof; `value` is the best round
+    median: float | None = None  # median of the measured rounds; `value` is the best round
     lowest: float | None = None
-    measured_on: str = ""  # date of the roof's measurement, with or without time of day
-    # How much other programs used the processors or the GPU while the roof was measured.
+    measured_on: str = ""  # date of the measurement, with or without time of day
+    # How busy other programs kept the processors or the GPU during the measurement.
     load_percent: float | None = None
     age_s: float | None = None
-    gpu: str = ""  # UUID of the GPU that has this roof, or "" if processors have it
-    dtype: str = ""  # data type of the matrix products that measured a compute roof, or "" if not reported
-    rounds: int | None = None  # number of rounds that measured the roof, or None if not reported
-    is_short: bool = False  # whether cbtop measured the roof without being asked, in a quiet second
+    gpu: str = ""  # UUID of the GPU, or "" for processors
+    dtype: str = ""  # compute roof: data type of the measured matrix products, or "" if not reported
+    rounds: int | None = None  # number of measured rounds; None if not reported
+    is_short: bool = False  # whether cbtop has measured the roof by itself, while the machine was quiet
 
     @property
     def spread_percent(self) -> float | None:
-        """Difference between the best and the median round of the measurement, in percent of the best round.
-
-        None if only one of the two is known.
+        """How far the median round of the measurement is below the best, in percent. None if one of them is
+        unknown.
         """
         return spread_percent(self.value, self.median)
 
     @property
     def is_unsure(self) -> bool | None:
-        """Whether the roof is uncertain because its rounds differ too much. None if this is unknown."""
+        """Whether the roof is uncertain because its rounds differ too much. None if unknown."""
         return is_unsure(self.value, self.median)
 
 
 @dataclass(frozen=True, slots=True)
 class RidgeRow:
-    """A ridge point: the intensity at which a bandwidth line reaches a compute roof. Below this intensity, memory is
-    the limit.
-    """
+    """The intensity at which a bandwidth line reaches a compute roof. Below it, memory is the limit."""
 
     bandwidth: str
     compute: str
@@ -74,17 +68,14 @@ class RidgeRow:
 @dataclass(frozen=True, slots=True)
 class RooflineView:
     ceilings: tuple[CeilingRow, ...]
-    points: tuple[BrickRow, ...]  # bricks with a known intensity (FLOP per byte), which are points in the plot
-    # Names of bricks with unknown intensity, because they do not declare both FLOP and bytes.
+    points: tuple[BrickRow, ...]  # bricks with a known intensity (FLOP per byte): the points in the plot
+    # Names of bricks that do not declare both FLOP and bytes, so their intensity is unknown.
     without_work: tuple[str, ...]
     note: str = ""  # why some roofs are unknown, with advice
 
     @property
     def has_roofs(self) -> bool:
-        """Whether any roof for bandwidth or compute is known.
-
-        Without such a roof, bricks cannot be compared with roofs.
-        """
+        """Whether a bandwidth or compute roof is known, to compare bricks with."""
         return any(ceiling.kind in ("bandwidth", "compute") for ceiling in self.ceilings)
 
     @property
@@ -113,9 +104,9 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
 def under_roofs(
     bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow], steps: StepsView | None
 ) -> tuple[BrickRow, ...]:
-    """Return the bricks with their distance from the roofs, if their work and both roofs are known.
+    """Return the bricks with their distances from the roofs, if their work and both kinds of roofs are known.
 
-    If steps ran at the same time, a single brick has no known limit, because the steps share the roofs.
+    Steps that ran at the same time share the roofs, so the limit of a single brick is then unknown.
     """
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth"]
     roofs = [(row, _roof(row, peaks_over(row, ceilings), bandwidths)) for row in bricks]
@@ -127,7 +118,7 @@ def under_roofs(
 def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
     """Return the compute roofs for the data types that a brick multiplies.
 
-    Returns [] if one of these types has no roof, because the missing roof may be the highest.
+    [] if one of these types has no roof, because it may be the highest.
     """
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     over = [[peak for peak in peaks if roof_applies(dtype, peak.dtype)] for dtype in brick.dtypes or ("",)]
@@ -135,10 +126,9 @@ def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingR
 
 
 def advice_at_a_peak(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> str:
-    """Return advice for a brick that already computes as fast as the machine can.
+    """Return advice for a brick that computes as fast as the machine can.
 
-    If the brick multiplies float32 and a lower precision was measured to be faster, the advice is the lower
-    precision.
+    If it multiplies float32 and a lower precision was measured to be faster: use that.
     """
     ceilings = list(ceilings)
     here = max((peak.value for peak in peaks_over(brick, ceilings)), default=None)
@@ -151,7 +141,7 @@ def advice_at_a_peak(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> str:
 
 
 def shared_note(steps: StepsView | None) -> str:
-    """Return a note if concurrent steps share the roofs. Return "" if steps ran one after another."""
+    """Return a note if steps ran at the same time and share the roofs, else ""."""
     if steps is None or not steps.overlap:
         return ""
     return (
@@ -161,7 +151,7 @@ def shared_note(steps: StepsView | None) -> str:
 
 
 def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: str = "") -> RooflineView:
-    """Return the roofline view. Bricks that declare FLOP and bytes become points. Other bricks are only named."""
+    """Return the roofline view. Bricks with FLOP and bytes are points. The others are only named."""
     return RooflineView(
         ceilings=tuple(ceilings),
         points=tuple(brick for brick in bricks if _is_point(brick)),
@@ -171,7 +161,7 @@ def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: s
 
 
 def note_of_then(said: str) -> str:
-    """Return what a process says about its roofs, without advice to measure them. In a recording, roofs cannot
+    """Return what a process says about its roofs, without advice to measure them, because a recording's roofs cannot
     change.
     """
     if _CALIBRATE not in said:
@@ -181,7 +171,7 @@ def note_of_then(said: str) -> str:
 
 
 def missing_ceilings(view: RooflineView) -> str:
-    """Return which roofs are unknown, and why. Return "" if all roofs that are needed are known."""
+    """Return which roofs are unknown, and why. "" if all needed ones are known."""
     kinds = {ceiling.kind for ceiling in view.ceilings}
     missing = [name for name in ("bandwidth", "compute") if name not in kinds]
     dtypes = _without_peak(view.points, view.ceilings) if "compute" in kinds else []
@@ -192,10 +182,7 @@ def missing_ceilings(view: RooflineView) -> str:
 
 
 def why_no_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Return why no compute roof applies to the brick.
-
-    Return "" if one applies, or if no compute roof was measured.
-    """
+    """Return why no compute roof applies to the brick. "" if one does, or if none was measured."""
     if not any(ceiling.kind == "compute" for ceiling in ceilings):
         return ""
     dtypes = _without_peak([brick], ceilings)
@@ -206,17 +193,14 @@ def why_no_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
 
 
 def _without_peak(bricks: Iterable[BrickRow], ceilings: Iterable[CeilingRow]) -> list[str]:
-    """Return the data types without a compute roof that bricks multiply."""
+    """Return the data types that bricks multiply and that have no compute roof."""
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     dtypes = {dtype for brick in bricks for dtype in brick.dtypes}
     return sorted(one for one in dtypes if not any(roof_applies(one, peak.dtype) for peak in peaks))
 
 
 def _never_measured(dtypes: Iterable[str], ceilings: Iterable[CeilingRow]) -> list[str]:
-    """Return the types in `dtypes` that have no measured compute roof on a processor.
-
-    Return [] if `ceilings` contains the roof of a GPU.
-    """
+    """Return the `dtypes` without a measured compute roof of a processor. [] if `ceilings` has a GPU's roof."""
     if any(ceiling.gpu for ceiling in ceilings):
         return []
     return [dtype for dtype in dtypes if dtype in ONLY_ON_GPUS]

@@ -1,4 +1,4 @@
-"""List the kernels of a process, each with its maker, its loader, and the brick that launches it."""
+"""List the kernels of a process: maker, loader, and the brick that launches each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cbtop.viewmodels.kernels import path_of
 class RunningKernel:
     """A kernel at one place in the steps of a phase.
 
-    `launches` is the number of launches in a step of the last burst. It is None without a burst.
+    `launches` is per step in the last burst. None without a burst.
     """
 
     phase: str

@@ -1,6 +1,4 @@
-"""Select the part of a source that a view shows: a phase, and either the recent window, a chosen range, or
-all data.
-"""
+"""Select what a view shows of a source: a phase, and the recent window, a chosen range, or all data."""
 
 from __future__ import annotations
 
@@ -18,48 +16,47 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_training, is_wa
 from cbtop.viewmodels.steps import StepsView, steps_views
 from cbtop.viewmodels.time_range import TimeRangeView, time_range_of, time_range_view
 
-# Matches the names of decode steps, also of a draft model, and names such as `decode, a sample`.
+# Matches names of decode steps, also of draft models and with suffixes (`decode, a sample`).
 _DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowView:
-    """The range of time that a view covers: the recent window, or a chosen range.
+    """The time that a view is about: the recent window, or a chosen range.
 
-    The window of an ended process ends with the process.
+    An ended process's window ends with the process.
     """
 
     asked_s: float
     covers_s: float  # actual length in seconds; shorter than `asked_s` if the process was watched for less time
-    lost: int = 0  # number of records that were lost among the `seen` records of this range; both are 0 in a merge
+    lost: int = 0  # lost records among the `seen` ones of this range; in a merge, both are 0
     seen: int = 0
     range_s: tuple[float, float] | None = None  # (begin, end) of the chosen range in Unix time, or None
 
     @property
     def is_short(self) -> bool:
-        """Whether the window is shorter than requested by more than a second.
+        """Whether the window is more than a second shorter than requested.
 
-        A smaller difference is normal, because figures are updated about once a second.
+        Up to a second is normal, because figures are updated about once a second.
         """
         return self.range_s is None and self.covers_s < self.asked_s - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseSelection:
-    """The selected part of a source: its statistics, their time range, and the steps in it."""
+    """What is shown of a source: its statistics, their time range, and the steps in it."""
 
     stats: NodeStats
-    time_range: TimeRange | None  # time range of the statistics; None if no step has been seen
-    window: TimeRange | None  # the recent window, or None if the statistics cover the time since the start
+    time_range: TimeRange | None  # time range of the statistics; None if no step was seen
+    window: TimeRange | None  # the recent window; None: since the start
     phases: tuple[StepsView, ...]
     time_range_view: TimeRangeView | None
 
 
 def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
-    """Select all data of `record` or, if `window` is true, only the data of its recent window.
+    """Select all data of `record`, or with `window` only its recent window.
 
-    A source has no window if it was watched for less than a second, or had already ended when it was found. In these
-    cases, all data is returned.
+    A source has no window if it was watched for less than a second, or had already ended. Then all data is selected.
     """
     is_all = not (window and record.window.has_watched)
     stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)
@@ -67,24 +64,18 @@ def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
     view = None if time_range is None else time_range_view(record, stats, time_range)
     phases = steps_views(record, stats, time_range)
     if view and any(steps.is_sample for steps in phases):
-        # Some steps left no record. Their time would look like time between steps, so the division of the time is
-        # unknown.
+        # Steps without records would look like time between steps, so it is unknown how the time divides.
         view = replace(view, in_steps_us=None, between_us=None)
     return PhaseSelection(stats, time_range, seconds and (time_range or seconds), phases, view)
 
 
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
-    """Return `phase` if the source has steps of this phase. Otherwise return the source's most relevant phase.
+    """Return `phase` if the source has such steps, otherwise its most relevant phase. None without steps.
 
-    Return None without steps. The criteria for relevance, the most important first:
-    - The phase is not a warm-up.
-    - The phase trains, and training took most of the time of all steps.
-    - The phase's model ran for at least a tenth of the time of any other model.
-    - The phase decodes.
-    - The manifest names the phase's model. In addition, the phase decodes, or its model ran for at least half of the
-      time of any other model.
-    - The phase has the name `decode`.
-    - The phase took the most time.
+    The most relevant phase is found by these criteria, most important first: - It is not a warm-up. - It trains, and
+    training took most of the time of all steps. - Its model ran for at least a tenth of the time of any other model.
+    - It decodes. - The manifest names its model, and it decodes or its model ran for at least half of the time of any
+    other. - It is called `decode`. - It took the most time.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     named = record.manifest.steps_of if record.manifest else ""
@@ -113,7 +104,7 @@ def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
 
 
 def window_view(record: SourceRecord, window: TimeRange) -> WindowView:
-    """Return the length of the window, and the numbers of records that were lost and seen in it."""
+    """Return the length of the window, and its numbers of lost and seen records."""
     losses, range_s = record.window.losses, None
     if record.window.is_range and (hello := record.hello) is not None:
         begin_s, end_s = (
@@ -129,7 +120,7 @@ def state_of(record: SourceRecord) -> SourceStatus:
 
 
 def is_live(record: SourceRecord) -> bool:
-    """Return whether the process still runs. Return True if this is unknown."""
+    """Return whether the process still runs. True if unknown."""
     return state_of(record) is SourceStatus.LIVE
 
 
@@ -142,7 +133,7 @@ def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
 
 
 def has_data(record: SourceRecord, phase: str | None = None) -> bool:
-    """Return whether a view of exactly this `phase` would have data, without making the view."""
+    """Return whether a view of exactly this `phase` would have data, without making it."""
     shown, count = shown_phase(record, phase), record.stats.column("count")
     if phase is not None and shown != phase:
         return False

@@ -1,4 +1,4 @@
-"""The requests that an engine serves, its latencies, its load over time, and the parts of its time."""
+"""An engine's requests, latencies, load over time, and the parts of its time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EnginePartRow:
 
 @dataclass(frozen=True, slots=True)
 class LatencyView:
-    """The median and the 99th percentile of the latest latencies. `measured` is the number of these latencies."""
+    """The median and 99th percentile of the newest latencies, of which `measured` were measured."""
 
     measured: int
     p50_us: float
@@ -43,7 +43,7 @@ class LoadView:
 
 @dataclass(frozen=True, slots=True)
 class ServedRow:
-    """One request. A time is None until the request has reached the end of this time."""
+    """One request. A time is None until it is over."""
 
     number: int
     name: str
@@ -51,18 +51,18 @@ class ServedRow:
     queued_us: float | None  # time from the arrival until the engine scheduled the request
     first_token_us: float | None  # time from the arrival until the first token
     total_us: float | None  # time from the arrival until the end of the request
-    # mean time between two tokens of an ended request; None if the request made only one token
+    # mean time between two tokens of an ended request; None with a single token
     per_token_us: float | None
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     preemptions: int
-    reason: str  # the reason why the request ended, or "" if it is still running
+    reason: str  # why the request ended; "" while it runs
 
 
 @dataclass(frozen=True, slots=True)
 class ServingView:
-    """An engine. The parts are of its latest `iterations` iterations. A field is None until it is reported."""
+    """An engine. Its parts are those of the newest `iterations`. None: not reported yet."""
 
     engine: str
     iterations: int
@@ -72,15 +72,15 @@ class ServingView:
     first_token: LatencyView | None  # latency from the arrival to the first token
     between_tokens: LatencyView | None  # latency between two outputs of a request
     load: LoadView | None  # the newest
-    loads: tuple[LoadView, ...]  # the load at about one moment per second, oldest first
+    loads: tuple[LoadView, ...]  # the load about once a second, oldest first
     requests: tuple[ServedRow, ...]  # the newest requests, by arrival
     left_out: int  # number of requests that are not in `requests`
 
 
 def engine_of(record: SourceRecord, records: Iterable[SourceRecord]) -> SourceRecord:
-    """Return the record of the engine that uses the process of `record` to run a model.
+    """Return the record of the engine that runs its model in the process of `record`.
 
-    Returns `record` if this process is itself an engine, or if its engine is not among `records`.
+    Returns `record` if it is an engine, or if its engine is not among `records`.
     """
     hello, pid = record.hello, record.serving.engine_pid
     if hello is None or pid is None or record.serving.is_engine:
@@ -97,10 +97,7 @@ def engine_of(record: SourceRecord, records: Iterable[SourceRecord]) -> SourceRe
 
 
 def shared_engine(members: Iterable[SourceRecord], records: Sequence[SourceRecord]) -> SourceRecord | None:
-    """Return the engine of all `members`.
-
-    Return None if the members have several engines, as with data parallelism.
-    """
+    """Return the engine of all `members`. None if they have several, as with data parallelism."""
     engines = {engine.key: engine for engine in (engine_of(member, records) for member in members)}
     return next(iter(engines.values())) if len(engines) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Make a snapshot of a live process, for comparing it with a baseline. All figures of a snapshot are derived."""
+"""Make a snapshot of a live process, to compare it with a baseline. All its figures are derived."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ def snapshot(
 ) -> Snapshot:
     """Return a snapshot of the window of `record`, with the times of all phases or only of `phase`.
 
-    If `beside` has a snapshot of the same process, blocks of steps that overlap the time of `beside` are excluded.
-    With these blocks, data would be compared with itself. If `inside` is true, the snapshot includes the times of
-    bricks and layers.
+    Blocks of steps that a snapshot of this process in `beside` also has are excluded, so that no data is compared
+    with itself. With `inside`, the snapshot has the times of bricks and layers.
     """
     blocks = record.window.blocks()
     for other in beside:
@@ -121,9 +120,9 @@ def _times(
     is_sample: bool,
     inside: bool,
 ) -> PhaseTimes:
-    """Return the times of the steps of one phase.
+    """Return the times of one phase's steps.
 
-    `ran` has a pair for each block of steps that contains recorded steps: the block, and its (steps, tokens).
+    `ran` has each block with recorded steps, and its (steps, tokens).
     """
     assert totals.step is not None
     step = totals.step.id
@@ -151,14 +150,14 @@ def _times(
 def _places(
     totals: PhaseTotals, growths: Sequence[Growth], units: NDArray[np.float64], steps: NDArray[np.float64]
 ) -> dict[Place, PlaceTimes]:
-    """Return the times of every brick, layer, and brick in a layer.
+    """Return the times of every brick, every layer, and every brick in a layer.
 
-    `units` and `steps` have a number for each block of steps. A unit is a token or a step.
+    `units` (tokens or steps) and `steps` have a number for each block.
     """
     places = PhasePlaces(totals)
     found, _ = place_times(places, totals, growths, units, steps, None)
     medians = map(_median_us, totals.stats.calls_of(places.nodes))
-    # If there are few calls, use their median although its error is unknown.
+    # With few calls, use their median although its error is unknown.
     return {
         place: one if one.time.median_us is not None else replace(one, time=replace(one.time, median_us=median))
         for (place, one), median in zip(found.items(), medians, strict=True)
@@ -170,9 +169,8 @@ def _median_us(calls: Calls | None) -> float | None:
 
 
 def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
-    """Return the work (FLOP and bytes) per unit of each brick that declares both kinds of work.
-
-    `units` is the number of units (tokens or steps).
+    """Return the FLOP and bytes per unit (token or step) of each brick that declares both. `units` is the number of
+    units.
     """
     return {
         (one.name, one.category): BrickWork(one.flops / units, flop_per_byte, one.gflops)
@@ -182,7 +180,7 @@ def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
 
 
 def _recorded(growth: Growth, step: int) -> tuple[int, int]:
-    """Return the number of recorded steps of a phase, and the number of their tokens."""
+    """Return the number of a phase's recorded steps, and of their tokens."""
     plain, plain_tokens = (growth.rare.get((column, step), 0) for column in (_PLAIN, _PLAIN_TOKENS))
     return _of(growth, "count", step) - plain, _of(growth, "elements", step) - plain_tokens
 

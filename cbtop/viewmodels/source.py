@@ -1,4 +1,4 @@
-"""Make a frozen SourceView from the store's record of a source. Screens and reports draw it."""
+"""Make a frozen SourceView from the store's record of a source, for screens and reports."""
 
 from __future__ import annotations
 
@@ -78,27 +78,27 @@ class SourceSummary:
     key: str
     label: str  # name of the source: program, pid and host, as `program, pid@host`
     state: SourceStatus
-    stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
+    stale_s: float | None = None  # seconds since the daemon's last message; None if it is not silent
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceView:
-    """Everything that the screens show about one profiled process, for one phase of its steps.
+    """All that the screens show of a profiled process, for one phase of its steps.
 
-    With a `window`, steps, bricks, categories, roofline, graph and time breakdown cover only the window. `loss`,
-    `checks` and `traces` always cover all data.
+    With a `window`, steps, bricks, categories, roofline, graph and time breakdown are of the window. `loss`, `checks`
+    and `traces` are always of all data.
 
-    A `Lazy` field is made when it is first accessed, from the data at that time. `held` returns a view that new data
-    does not change.
+    A `Lazy` field is made when it is first read, from the data at that time. `held` returns a view that does not
+    change.
     """
 
-    key: str  # key of the process, host:pid:start, which never changes during its life
+    key: str  # the process's key, host:pid:start, which never changes
     pid: int
     host: str
     program: str
     state: SourceStatus
     state_reason: str
-    # The current activity that the process reports, such as "measuring ceilings". It is "" in the main loop.
+    # What the process says it is doing, such as "measuring ceilings". "" in its main loop.
     activity: str
     activity_done: float | None  # completed part of the process's current activity, 0 to 1
     model: str | None
@@ -108,79 +108,78 @@ class SourceView:
     threads: int | None
     layers: int | None
     weights_bytes: int | None
-    phase: str | None  # the phase that this view shows, or None if the process has no steps
+    phase: str | None  # the phase in this view; None without steps
     phases: tuple[StepsView, ...]
-    steps: StepsView | None  # the steps of the phase that the view shows
+    steps: StepsView | None  # the steps of this phase
     # bricks of the shown phase, sorted by exclusive time, the largest first
     bricks: Lazy[tuple[BrickRow, ...]] = Lazy()
     categories: Lazy[tuple[CategoryRow, ...]] = Lazy()
     roofline: Lazy[RooflineView] = Lazy()
     graph: Lazy[Sequence[GraphRow]] = Lazy()
-    books: TimeBreakdownView | None  # time breakdown of the steps, or None if the process has no steps
+    books: TimeBreakdownView | None  # time breakdown of the steps; None without steps
     loss: LossView
     checks: tuple[CheckRow, ...]
     tokens_per_sec_history: tuple[float, ...]  # tokens/s in each second, oldest first, at most 120 values
     steps_per_sec_history: tuple[float, ...] = ()  # steps/s in each second, oldest first, at most 120 values
-    traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # the results of the process's own tracer; empty if it has none
-    window: WindowView | None = None  # the recent window, or None if the view covers all data since the start
-    since_s: float | None = None  # Unix time when the source's data begins, or None if unknown
-    # Time range that the figures cover. None until a step has ended.
+    traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # results of the process's own tracer; empty without one
+    window: WindowView | None = None  # the recent window; None: all data since the start
+    since_s: float | None = None  # Unix time when the source's data begins; None if unknown
+    # Time range of the figures. None before a step has ended.
     time_range: TimeRangeView | None = None
-    warm_up: WarmUpView | None = None  # the warm-up steps, or None without warm-ups
-    # Whether bricks and layers cover all data, because the window has too few recorded steps.
+    warm_up: WarmUpView | None = None  # the warm-up steps; None without any
+    # Whether bricks and layers are of all data, because the window has too few recorded steps.
     is_inside_of_all: bool = False
-    # Compilations by torch.compile in the shown time. None in a merge, or if there were no compilations.
+    # Compilations by torch.compile in the shown time. None without any, and in a merge.
     compiling: CompilingView | None = None
     guard: GuardView | None = None  # None without `--guard`
-    serving: Lazy[ServingView | None] = Lazy(None)  # requests of the engine; None if the process serves no requests
-    rank: int | None = None  # number of the rank that the launcher reported
+    serving: Lazy[ServingView | None] = Lazy(None)  # requests of the engine; None if the process serves none
+    rank: int | None = None  # number of the rank, from the launcher
     local_rank: int | None = None
     world_size: int | None = None
     trains: bool = False  # whether the process computes gradients between its steps
-    # Percentage of the recent time that the process's busiest thread waited for a processor. None if unknown.
+    # How many percent of the recent time the busiest thread waited for a processor. None if unknown.
     waiting_percent: float | None = None
     has_compiled: bool = False  # whether torch.compile has compiled code of this process
-    sample_every: int | None = 1  # N if one step in N is recorded; None in a merge if N differs between sources
-    # resolution of the clock: the smallest difference of two readings, or None if not reported
+    sample_every: int | None = 1  # one step in N is recorded; None in a merge of different N
+    # the clock's resolution (smallest difference of two readings); None if not reported
     clock_resolution_ns: int | None = None
-    overhead: Sampling | None = None  # how much recording slows the process, or None if not measured
-    # The calls outside of all steps. None if the process has no such calls, or no steps.
+    overhead: Sampling | None = None  # how much recording slows the process; None if not measured
+    # The calls outside of all steps. None without any, or without steps.
     outside: Lazy[BesideView | None] = Lazy(None)
-    stall: StallView | None = None  # why the process makes no progress; None if it makes progress or has ended
-    stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
-    clock: ClockView | None = None  # offset of the host's clocks from ours, or None if unknown
+    stall: StallView | None = None  # why the process makes no progress; None if it does, or has ended
+    stale_s: float | None = None  # seconds since the daemon's last message; None if it is not silent
+    clock: ClockView | None = None  # how the host's clocks differ from ours; None if unknown
     straggler: StragglerView | None = None  # the straggler (slowest rank) of the source's job, or None
-    # The members if this is a merge, otherwise None. In a merge, `pid`, `host` and so on are taken from the first
-    # member.
+    # The members of a merge, otherwise None. `pid`, `host` and so on are those of the first member.
     merged: MergedView | None = None
     ranks: RanksView | None = None  # the time of each brick in each rank; only set with MergeMode.RANKS
-    # Critical path of the graph, or None if all nodes run one after another.
+    # Critical path of the graph. None if all nodes run one after another.
     critical_path: Lazy[CriticalPathView | None] = Lazy(None)
-    # The times of the layers. None if there are no layers, or in a view of the slowest rank of each brick.
+    # The times of the layers. None without layers, or in a view of each brick's slowest rank.
     layer_times: Lazy[LayersView | None] = Lazy(None)
-    machines: tuple[MachineView, ...] = ()  # the machines on which the process runs; a merge may have several
-    # Parts and bricks of the training steps. None if the shown steps are not training steps.
+    machines: tuple[MachineView, ...] = ()  # the machines that the process runs on; a merge may have several
+    # Parts and bricks of training steps. None for other steps.
     training: Lazy[TrainingView | None] = Lazy(None)
     # The mean time of the shown steps in each second of the last two minutes. Empty in a merge.
     pace: Lazy[tuple[PaceView, ...]] = Lazy(())
-    # growth of each brick's time within the window; empty if the window is too short
+    # how each brick's time grows within the window; empty if it is too short
     brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())
     # Mean step time in each second of `steps_per_sec_history`. Empty in a merge.
     step_us_history: Lazy[tuple[float | None, ...]] = Lazy(())
-    # Comparison of the recent window with the baseline. None without a baseline.
+    # The recent window compared with the baseline. None without a baseline.
     baseline: Lazy[Comparison | None] = Lazy(None)
     # the verdicts (problems with advice) on the shown time range, the worst first
     verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())
-    # Verdicts that are not shown, because their figures cannot be trusted. None if there are no such verdicts.
+    # Verdicts that are not shown, because their figures cannot be trusted. None without any.
     withheld: Lazy[Withheld | None] = Lazy(None)
-    # List of all sources, including this one. None if the feed has no list.
+    # List of all sources, with this one. None if the feed has no list.
     listed: Lazy[ListView | None] = Lazy(None)
-    # Kernels of the shown phase in the last burst (steps recorded on request). Empty without a burst.
+    # The phase's kernels in the last burst (steps recorded on request). Empty without a burst.
     kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
     # Timeline of the last steps of all phases. None if single records are not received.
     timeline: Lazy[TimelineView | None] = Lazy(None)
-    # Second of the daemon's clock at which the view was made. Plots are drawn again when this second changes. None if
-    # the view is not updated.
+    # Second of the daemon's clock when the view was made. When it changes, plots are drawn again. None: the view is
+    # not updated.
     second: int | None = field(default=None, compare=False)
 
     @property
@@ -195,42 +194,41 @@ class SourceView:
 
     @property
     def failed_checks(self) -> list[CheckRow]:
-        """The failed checks, the most likely cause first.
+        """The failed checks, most likely cause first.
 
-        The check of the guard comes first, because the guard has found the origin of a wrong value. Other failures
-        follow in the order of their occurrence. Checks of inputs come last.
+        The guard's check is first, because the guard finds the origin of a wrong value. Others follow in the order in
+        which they failed, and checks of inputs are last.
         """
         failed = [check for check in self.checks if not check.passed]
         return sorted(failed, key=lambda check: (check.assertion != GUARD_CHECK, check.is_of_input))
 
     @property
     def standing(self) -> str:
-        """The state of the process in one word, for example `live` if the process runs and makes progress."""
+        """The state of the process in a word, such as `live`."""
         return self.stall.word if self.stall else self.state
 
     @property
     def rows_of(self) -> tuple[object, ...]:
         """A value that identifies the rows of a table: source, phase, and whether a window is shown.
 
-        While this value does not change, rows keep their order on the screen.
+        While it does not change, rows keep their order on the screen.
         """
-        # A merge is identified by its mode and not by its key, because its members may change.
+        # A merge is identified by its mode, because its members, and so its key, may change.
         who = self.key if self.merged is None else self.merged.mode
         return who, self.phase, self.window is None
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """The GPUs that the process uses. If none is known and the machine has only one GPU, it is this GPU."""
+        """The GPUs that the process uses. If unknown, the machine's only GPU."""
         used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
         all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
         return used or (all_there_are if len(all_there_are) == 1 else ())
 
     @property
     def shares_close(self) -> bool | None:
-        """Whether the bricks' shares of the time add up to at most 100 %, or None without shares.
+        """Whether the bricks' shares of the time add up to at most 100 %. None without shares.
 
-        The sum may be larger if work overlaps inside a step, or in a view of the slowest ranks, which mixes several
-        steps.
+        They do not if work overlaps inside a step, or in a view of the slowest ranks, which mixes steps.
         """
         shares = [row.percent for row in self.bricks if row.percent is not None]
         return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None
@@ -245,10 +243,10 @@ class SourceView:
 
     @property
     def moved_gb_per_sec(self) -> float | None:
-        """Lower limit of the memory traffic: the bytes that all bricks declare (from shapes), per second of
-        wall-clock time.
+        """Lower limit of the memory traffic: the bytes that bricks declare (from shapes), per second of wall-clock
+        time.
 
-        None in three cases: the view is a merge, no brick declares bytes, or some steps were not recorded.
+        None in a merge, without declared bytes, or if some steps were not recorded.
         """
         steps, time_range = self.steps, self.time_range
         known = [row.bytes for row in self.bricks if row.bytes is not None]
@@ -260,13 +258,13 @@ class SourceView:
     def has_data(self) -> bool:
         """Whether there is data to show: a step has ended.
 
-        A process without steps has data if a brick has ended, or if the process serves requests.
+        Without steps: a brick has ended, or the process serves requests.
         """
         return self.steps is not None or (self.phase is None and (bool(self.bricks) or self.serving is not None))
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
-    """Return one entry of the list for every source. Live sources come first, and newer ones before older ones."""
+    """Return one entry of the list for every source, live ones first, newer before older."""
     ordered = sorted(records, key=_newest_first)
     return tuple(SourceSummary(record.key, _label(record), state_of(record)) for record in ordered)
 
@@ -282,9 +280,9 @@ def source_view(
 ) -> SourceView:
     """Return the view of `record` for `phase` (default: `shown_phase`), over its window or since the start.
 
-    `ceilings` are the roofs of the roofline (default: the roofs that the process announced). `engine` is the record
-    of the process that serves the requests (default: `record`). With `is_recording`, notes contain no advice to
-    measure roofs, because the roofs of a recording cannot be measured.
+    `ceilings` are the roofs (default: those that the process announced). `engine` is the record of the process that
+    serves the requests (default: `record`). `is_recording` leaves out advice to measure roofs, because those of a
+    recording cannot be measured.
     """
     found = shown(record, window=window)
     phases = found.phases
@@ -334,7 +332,7 @@ def source_view(
 def _with_details(
     view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts, engine: SourceRecord
 ) -> SourceView:
-    """Return a copy of `view` with additional fields. Few sources have these fields, or few outputs show them."""
+    """Return a copy of `view` with fields that few sources have, or few outputs show."""
     hello, phase = record.hello, view.phase
     is_sample = view.steps is not None and view.steps.is_sample
     return with_parts(
@@ -370,10 +368,7 @@ def _with_details(
 
 
 class _Parts:
-    """Intermediate results that several parts of a view use.
-
-    Each result is made at its first use, and then stored.
-    """
+    """Results that several parts of a view need. Each is made at its first use, and stored."""
 
     def __init__(
         self,
@@ -386,14 +381,14 @@ class _Parts:
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
         self._is_recording = is_recording
-        # Rows refer to these values and not to the view. A reference to the view would form a cycle, which would keep
-        # the view in memory until garbage collection.
+        # Rows refer to these values instead of the view. A reference cycle would keep the view in memory until
+        # garbage collection.
         self._cached = LazyValue(partial(cached_by_second, record, phase))
         self._batch = LazyValue(partial(batch_by_second, record, phase))
 
     @cached_property
     def whole(self) -> PhaseTotals:
-        """The totals of the shown phase since the start."""
+        """The shown phase's totals since the start."""
         return PhaseTotals.of(self._record.nodes, self._record.stats, self._phase)
 
     @cached_property
@@ -405,7 +400,7 @@ class _Parts:
 
     @cached_property
     def is_inside_of_all(self) -> bool:
-        """Whether bricks and layers cover all steps, because the window has too few recorded steps."""
+        """Whether bricks and layers are of all steps, because the window has too few recorded ones."""
         if self._found.window is None or self._record.window.is_range or not self._record.leaves_steps_out:
             return False
         if self.steps is None or not self.steps.count:
@@ -417,7 +412,7 @@ class _Parts:
         )
 
     def with_recorded(self, steps: StepsView) -> StepsView:
-        """Return `steps` with the number and mean time of recorded steps replaced by the values since the start."""
+        """Return `steps` with the number and mean time of recorded steps since the start."""
         every = self.all_steps
         return (
             steps
@@ -427,7 +422,7 @@ class _Parts:
 
     @cached_property
     def totals(self) -> PhaseTotals:
-        """The totals of the phase that are shown. They cover the window, or the time since the start."""
+        """The phase's totals in the window or since the start, whichever is shown."""
         if self._found.window is None or self.is_inside_of_all:
             return self.whole
         return PhaseTotals.of(self._record.nodes, self._found.stats, self._phase)
@@ -440,8 +435,8 @@ class _Parts:
     def bricks(self) -> list[BrickStats]:
         bricks = brick_stats(self.totals)
         if self._found.window and self.totals is not self.whole and self.totals.step is not None:
-            # At the border of a window, the records of a brick may be separated from the records of bricks inside it.
-            # Exclusive times could then be negative, so take them from ended steps.
+            # A window's border may separate records of a brick from those of inner bricks. Exclusive times could be
+            # negative, so take them from ended steps.
             bricks = [
                 replace(
                     one,
@@ -465,8 +460,8 @@ class _Parts:
     def roofs_note(self) -> str:
         manifest = self._record.manifest
         said = manifest.roofs if manifest else ""
-        # The process announced that its roofs are unknown, with advice to measure them. All needed roofs may have
-        # been measured later. Then leave out the advice.
+        # The process announced that its roofs are unknown, with advice to measure them. If all needed ones were
+        # measured since, leave out the advice.
         if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):
             said = said if missing_ceilings(roofline(self.roofs, self.rows)) else ""
         if self._is_recording:
@@ -507,7 +502,7 @@ def _second(record: SourceRecord) -> int | None:
 
 
 def _heard_s(record: SourceRecord) -> float | None:
-    """Return the Unix time (on its host) at which the source last showed that it is alive."""
+    """Return the Unix time (on its host) when the source last showed that it is alive."""
     hello = record.hello
     if hello is None:
         return None
@@ -520,8 +515,9 @@ def _label(record: SourceRecord) -> str:
 
 
 def _newest_first(record: SourceRecord) -> tuple[bool, bool, int]:
-    """Order live processes first. Processes that only have work outside of steps follow those with steps, because an
-    engine may run its model in other processes.
+    """Order by state (live first), then processes with steps before those with only other work, then newest first.
+
+    An engine may run its model in other processes, so it has no steps.
     """
     has_steps = any(node.kind is NodeKind.STEP for node in record.nodes.children[None])
     is_beside = not has_steps and (bool(len(record.nodes)) or record.serving.is_engine)
@@ -535,6 +531,6 @@ def _kernels(record: SourceRecord, phase: str | None) -> tuple[BrickKernels, ...
 
 
 def _only_backend(record: SourceRecord) -> str | None:
-    """Return the common backend of all bricks, if no manifest names a backend."""
+    """Return the backend that all bricks have in common, if no manifest names one."""
     named = record.nodes.backends
     return next(iter(named)) if len(named) == 1 else None

@@ -36,19 +36,19 @@ TWO_SAMPLES = "a mean needs two samples"
 
 @dataclass(frozen=True, slots=True)
 class ClockView:
-    """A host's clocks minus our clocks (derived). Both differences are accurate to `uncertainty_us`."""
+    """A host's clocks minus ours (derived). Both differences are accurate to `uncertainty_us`."""
 
     offset_us: float  # offset of the real-time clock of the host
-    monotonic_offset_us: float  # offset of the host's monotonic clock, on which records are timed
+    monotonic_offset_us: float  # offset of the host's monotonic clock, which times records
     uncertainty_us: float
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A source in the list: its name, its state, and how complete its data is.
+    """A source in the list: its name, state, and how complete its data is.
 
-    The figures are about the steps of `phase`, in the `window` or since the start. `unknown` has a reason for each
-    figure that is None.
+    Figures are of the steps of `phase`, in the `window` or since the start. `unknown` has a reason for each figure
+    that is None.
     """
 
     key: str
@@ -68,7 +68,7 @@ class SourceRow:
     steps_per_sec: float | None  # steps of the source per second of wall-clock time (derived)
     window: WindowView | None
     since_s: float | None
-    wall_us: float | None  # wall-clock time over which the rates are computed
+    wall_us: float | None  # wall-clock time of the rates
     loss: LossView
     # Age of the newest data. None if the source has ended, or if its clock's offset is unknown.
     lag_s: float | None
@@ -77,7 +77,7 @@ class SourceRow:
     sample_every: int
     overhead: Sampling | None
     unknown: tuple[Unknown, ...] = ()
-    stale_s: float | None = None  # seconds since the daemon's last message, or None if the daemon is not silent
+    stale_s: float | None = None  # seconds since the daemon's last message; None if it is not silent
     straggler: StragglerView | None = None  # the straggler (slowest rank) of the source's job, or None
     # tokens/s of the source in each second, as in `SourceView.tokens_per_sec_history`
     tokens_per_sec_history: tuple[float, ...] = ()
@@ -87,7 +87,7 @@ class SourceRow:
 
     @property
     def standing(self) -> str:
-        """The state of the source in one word, for example `live` if its process runs and makes progress."""
+        """The state of the source in a word, such as `live`."""
         return self.stall.word if self.stall else self.state
 
     @property
@@ -103,15 +103,14 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True)
 class ProcessCost:
-    """The cost of a cbtop process: its CPU time, where 100 % is one processor, and its memory.
+    """What a cbtop process costs: CPU time (100 % is one processor) and memory.
 
-    None means not available, and `why` has the reason.
+    None means not available, for the reason `why`.
     """
 
-    name: str  # name of the cbtop process, for example `this viewer` or `daemon 812@host`
+    name: str  # name of the process, such as `this viewer` or `daemon 812@host`
     cpu_percent: float | None
-    # Seconds over which the CPU time is averaged. None means the time between two samples of the daemon, about a
-    # second.
+    # Seconds of the CPU time's mean. None: the time between two samples of the daemon, about a second.
     over_s: float | None
     resident_bytes: float | None
     why: str = ""
@@ -119,20 +118,19 @@ class ProcessCost:
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """The list of all sources and the cost of cbtop.
+    """The list of all sources, and the cost of cbtop.
 
-    Live sources come before ended sources, and newer sources before older sources. The first entry of the costs is
-    the viewer's own cost.
+    Live sources are before ended ones, newer before older. The first cost is the viewer's own.
     """
 
     keys: tuple[str, ...]
-    ended: int  # number of ended sources; their keys are the last keys in `keys`
+    ended: int  # number of ended sources, which are the last in `keys`
     row: Callable[[str], SourceRow]
     costs: tuple[ProcessCost, ...] = ()
     is_compared: bool = False  # whether a baseline exists to compare the rates with
 
     def rows(self) -> tuple[SourceRow, ...]:
-        """Return the rows of all sources, one for each key."""
+        """Return the rows of all sources, by key."""
         return tuple(map(self.row, self.keys))
 
 
@@ -145,10 +143,9 @@ def source_row(
     clock: ClockView | None = None,
     now_ns: int | None = None,
 ) -> SourceRow:
-    """Return the row of `record` in the list, with the rates of `phase` (default: see `shown_phase`).
+    """Return the row of `record`, with the rates of `phase` (default: see `shown_phase`).
 
-    `machine` is the machine of the source's daemon. `now_ns` is the current time on the clock of the source's host,
-    or None if unknown.
+    `machine` is the machine of the source's daemon. `now_ns` is the time on the source's host (None: unknown).
     """
     found, name, hello, state = shown(record, window=window), shown_phase(record, phase), record.hello, record.state
     steps = next((steps for steps in found.phases if steps.phase == name), None)
@@ -188,7 +185,7 @@ def source_row(
 
 
 def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
-    """Return the GPUs that the source `key` uses, or `cpu`. Return None if unknown."""
+    """Return the GPUs that the source `key` uses, or `cpu`. None if unknown."""
     if machine is None:
         return None
     gpus = tuple(row.label for row in machine.gpus_of(key))
@@ -198,7 +195,7 @@ def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
 def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unread: bool) -> Iterator[Unknown]:
     """Yield the reason for each figure of the source that is not available.
 
-    An ended process never has a device or an age of its data, so these figures get no reason.
+    Devices and age of an ended process need no reason.
     """
     is_live, steps = row.state is SourceStatus.LIVE, row.steps
     if row.model is None:
@@ -223,7 +220,7 @@ def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unr
 
 
 def daemon_cost(store: Store, stale_s: float | None = None) -> ProcessCost | None:
-    """Return the cost that the daemon reports about itself. Return None until the daemon has sent its hello."""
+    """Return the cost that the daemon reports of itself. None before its hello."""
     daemon = store.daemon
     if daemon is None:
         return None

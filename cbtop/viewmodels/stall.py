@@ -1,17 +1,16 @@
 """Decide whether a running process makes progress. If not, it is stalled in a step, idle, suspended, or quiet.
 
 Rules
-- A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is over all calls of the running step. If the
-  process has no steps, the p99 is over the calls of the running brick. If it is unknown which step runs, the p99 of
-  the slowest phase is used.
-- A process is stalled only if a step is known to run and earlier steps have ended. A first step may take any time.
-- A large step may take longer than the p99. Its limit is its number of tokens times the time per token of earlier
-  steps with the same name. If tokens are unknown, sequences are counted in place of tokens. If the number is unknown
-  for this step and differs between earlier steps, the context length is used as the number.
-- A step has no limit if this context length is unknown. A step also has no limit if steps report no number and the
-  bricks of this step leave no records.
-- A process is idle only if it is known to be in no step. If steps are sampled, or if the hot path runs in Python,
-  this is unknown, because a step without a record may be running.
+- A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is that of the running step's calls, or without
+  steps of the running brick's. If it is unknown which step runs, the slowest phase counts.
+- A process is stalled only if a step is known to run, and earlier steps have ended. A first step may take any time.
+- A large step may take longer than the p99: its tokens times the time per token of earlier steps of this name.
+  Without tokens, sequences count. If this number is unknown for the step and differs between earlier steps, the
+  context length counts.
+- A step has no limit if the context length is unknown, or if steps report no number and bricks of this step leave no
+  records.
+- A process is idle only if it is known to be in no step. If steps are sampled, or the hot path runs in Python, a step
+  without a record may be running.
 - A process that announces other work (compiling) is not judged.
 - The daemon measures the age with the clock of the process's host.
 """
@@ -39,57 +38,57 @@ STEP_UNKNOWN = "whether a step runs is not known"
 
 
 class StallKind(StrEnum):
-    """The states of a running process that makes no progress."""
+    """Why a running process makes no progress."""
 
     STALLED = "stalled"  # A step or brick takes far longer than usual.
     SUSPENDED = "suspended"  # The process was stopped by a signal or a debugger.
-    IDLE = "idle"  # The process runs, but no step is running in it.
-    QUIET = "quiet"  # The process is stalled, idle or suspended, but it is unknown which. `why` has the reason.
+    IDLE = "idle"  # The process runs, but no step does.
+    QUIET = "quiet"  # The process is stalled, idle or suspended, but it is unknown which. `why` is the reason.
 
 
 @dataclass(frozen=True, slots=True)
 class StallView:
-    """A running process that makes no progress. During the last `age_s`, nothing was recorded and nothing began.
+    """A running process in which nothing was recorded and nothing began during the last `age_s`.
 
-    `place` has the names of the running nodes, outermost first (`decode`, `Layer 17`, `AllReduce`). `place` is empty
-    if no node is known. If several `threads` are running a brick, `place` leads to the brick that began last. `after`
-    is the node that ended last inside of `place`.
+    `place` are the names of the running nodes, outermost first (`decode`, `Layer 17`, `AllReduce`), or empty. If
+    several `threads` run a brick, it leads to the brick that began last. `after` is the node that ended last inside
+    `place`.
     """
 
     word: StallKind
     age_s: float
-    limit_s: float  # A stall is reported if nothing was recorded for at least this time.
+    limit_s: float  # A stall is reported if nothing was recorded for this long.
     place: tuple[str, ...] = ()
     phase: str | None = None  # name of the phase of the running step
     layer: str | None = None
     brick: str | None = None
-    runs_s: float | None = None  # how long the innermost node of `place` has been running, or None if unknown
+    runs_s: float | None = None  # how long the innermost node of `place` has been running; None if unknown
     after: tuple[str, ...] = ()
     threads: int = 0
-    # p99 of the calls of `usual_of`. None if the p99 is unknown, or if `age_s` is not compared with the p99.
+    # p99 of the calls of `usual_of`. None if unknown, or not compared with `age_s`.
     usual_s: float | None = None
     usual_of: str = ""
-    why: str = ""  # additional facts about the lack of progress, or the reason why they are not known
+    why: str = ""  # more facts about the lack of progress, or why they are unknown
     member: str = ""  # name of the process within a merge, or "" without a merge
 
 
 def limit_s(usual_s: float | None) -> float:
-    """Return after how many seconds without progress a stall is reported.
+    """Return after how many seconds without progress to report a stall.
 
-    `usual_s` is the p99 of earlier calls, or None if unknown.
+    `usual_s` is the p99 of earlier calls (None: unknown).
     """
     return MIN_S if usual_s is None else max(MIN_S, SLOW * usual_s)
 
 
 def stall_view(record: SourceRecord) -> StallView | None:
-    """Return the stall of `record`. Return None if the process makes progress, has ended, or announces other work."""
+    """Return the stall of `record`. None if the process makes progress, has ended, or announces other work."""
     state = record.state
     quiet = state.quiet if state is not None and state.state is SourceStatus.LIVE else None
     if quiet is None:
         return None
     path = _path(record.nodes, quiet.in_flight)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    # A call outside of steps may take long, such as a server's wait for a request, so it is not a stall.
+    # A call outside of steps may take long (a server waits for a request), so it is not a stall.
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)
@@ -130,10 +129,9 @@ def stall_view(record: SourceRecord) -> StallView | None:
 def _judged(
     record: SourceRecord, quiet: Quiet, usual_s: float | None, none_known: str, *, has_steps: bool, runs: bool
 ) -> tuple[StallKind, str] | None:
-    """Return why the process makes no progress (the kind of stall), and why a more specific kind is unknown. Return
-    None if no kind is certain.
+    """Return the kind of stall, and why it is not known more exactly. None if nothing is certain.
 
-    `runs` means that a step is running. For a process without steps, it means that a brick is running.
+    `runs` says that a step (without steps: a brick) is running.
     """
     if quiet.is_suspended:
         return StallKind.SUSPENDED, ""
@@ -147,7 +145,7 @@ def _judged(
 
 
 def _path(nodes: NodeTable, innermost: int) -> list[Node]:
-    """Return all nodes from the outermost one to `innermost`. Return [] if no node has the id `innermost`."""
+    """Return all nodes from the outermost to `innermost`. [] if this id is unknown."""
     path: list[Node] = []
     at: int | None = innermost if 0 < innermost <= len(nodes) else None
     while at is not None:
@@ -157,16 +155,17 @@ def _path(nodes: NodeTable, innermost: int) -> list[Node]:
 
 
 def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
-    """Return the longest p99 of any node in `nodes`, in seconds. Return None if no call of these nodes has ended."""
+    """Return the longest p99 of any of `nodes`, in seconds. None if none of their calls has ended."""
     known = [calls.p99_ns for calls in record.stats.calls_of([[node.id] for node in nodes]) if calls]
     return max((p99_ns / 1e9 for p99_ns in known if p99_ns is not None), default=None)
 
 
 def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool) -> float | None:
-    """Return how many seconds a step of `size` tokens or sequences may take. If `size` is 0, use the context length.
+    """Return how many seconds a step of `size` tokens or sequences may take. If `size` is 0, the context length
+    counts.
 
-    Returns 0 if all steps have the same size, and None if no limit is known. `is_seen_inside` is true if the bricks
-    of this step would leave records.
+    0: all steps have the same size. None: no limit is known. `is_seen_inside` says that bricks of this step leave
+    records.
     """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None
     if calls is None:
@@ -185,5 +184,5 @@ def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool
 
 
 def _name_of(path: list[Node], kind: NodeKind) -> str | None:
-    """Return the name of the innermost node of the kind `kind` in `path`, or None."""
+    """Return the name of the innermost node of this `kind` in `path`, or None."""
     return next((display_name(node) for node in reversed(path) if node.kind is kind), None)

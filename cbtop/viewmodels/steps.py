@@ -1,4 +1,4 @@
-"""Make the views of steps (forward passes): their times, tokens and rates, by phase."""
+"""Make the views of steps (forward passes) by phase: times, tokens and rates."""
 
 from __future__ import annotations
 
@@ -19,28 +19,24 @@ from cbtop.viewmodels.durations import DurationBar, duration_bars
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.time_range import compiling_in_warm_up, of_model
 
-UNEVEN = 1e-9  # Relative rounding error of a sum of squares, which is sent as a float64.
-# Number of histogram buckets that one bar merges. An octave has 16 bars, so a bar is as wide as 3 to 6 % of its
-# value.
+UNEVEN = 1e-9  # Relative rounding error of a sum of squares that is sent as float64.
+# Histogram buckets per bar. An octave has 16 bars, so a bar is 3 to 6 % of its value wide.
 BUCKETS_A_BAR = 4
 
 
-# Texts that explain why the time of a token is unknown.
+# Why the time of a token is unknown.
 NO_STEP = "no step has ended"
 NO_TOKENS = "no step reports tokens"
 UNEVEN_TOKENS = "steps differ in tokens"
 UNEVEN_SEQUENCES = "steps differ in sequences"
 UNCOUNTED_STEPS = "not every step reports its tokens"
 
-OVERLAP = 1.05  # Steps count as sequential if the mean number of concurrent steps is below this.
+OVERLAP = 1.05  # Below this mean number of running steps, steps count as sequential.
 
 
 @dataclass(frozen=True, slots=True)
 class SpanView:
-    """Statistics of a number that each step reports, such as its sequences.
-
-    In a window, its minimum and maximum are unknown.
-    """
+    """Statistics of a number that each step reports, such as its sequences. In a window, the extremes are unknown."""
 
     mean: float
     least: int | None
@@ -50,36 +46,32 @@ class SpanView:
 
 @dataclass(frozen=True, slots=True)
 class PaceView:
-    """An item of a history: the steps of a phase that ended within about a second.
+    """The steps of a phase that ended within about a second: an item of a history.
 
-    The first item of a history also covers all earlier steps.
+    The first item also has all earlier steps.
     """
 
-    ago_s: float  # seconds between this item and the newest item of the history
+    ago_s: float  # seconds from this item to the newest one
     steps: int
-    us: float  # mean time of a step in these seconds
-    tokens: int  # sum of the tokens of the steps in these seconds
-    cached: float | None  # mean number of cached positions per sequence before a step, or None if not reported
+    us: float  # mean time of a step in this second
+    tokens: int  # tokens of the steps in this second
+    cached: float | None  # mean cached positions per sequence before a step; None if not reported
 
 
 @dataclass(frozen=True)
 class StepsView:
-    """The steps of one phase (`decode`, `prefill`).
-
-    The figures are over all steps, including steps without recorded bricks.
-    """
+    """The steps of one phase (`decode`, `prefill`), with and without recorded bricks."""
 
     phase: str
     count: int
     tokens: int
     tokens_per_sec: float | None  # tokens per second of wall-clock time, over the shown time range
-    recorded: int  # number of steps of the phase that have recorded bricks
-    failed: int = 0  # Number of steps that ended with an exception or were cancelled. Their tokens are also counted.
-    # Tokens per second in steps: tokens divided by `union_us`. If the time range is shorter than `union_us`, the
-    # tokens are divided by the length of the range.
+    recorded: int  # number of steps with recorded bricks
+    failed: int = 0  # Number of steps that ended with an exception or were cancelled. Their tokens count, too.
+    # Tokens per second in steps: tokens divided by `union_us`, or by the time range if it is shorter.
     tokens_per_sec_in_steps: float | None = None
-    steps_per_sec: float | None = None  # steps per second of wall-clock time; also known for models without tokens
-    # sequences (samples) per second; None if some steps do not report their sequences
+    steps_per_sec: float | None = None  # steps per second of wall-clock time; also known without tokens
+    # sequences (samples) per second; None if some steps do not report them
     samples_per_sec: float | None = None
     mean_us: float | None = None
     recorded_mean_us: float | None = None  # mean time of the steps with recorded bricks
@@ -92,26 +84,25 @@ class StepsView:
     us_per_token_p99: float | None = None
     us_per_token_max: float | None = None
     why_no_us_per_token: str = ""  # why the times of a token (median, p99 and maximum) are unknown, or ""
-    # time during which at least one step ran, including the part of a step that ran before the range
+    # time when at least one step ran, with the part of a step before the range
     union_us: float | None = None
-    at_once: float | None = None  # mean number of concurrent steps: the sum of their times, divided by `union_us`
+    at_once: float | None = None  # mean number of steps at once: the sum of their times, divided by `union_us`
     sequences: SpanView | None = None  # number of sequences per step of the phase
-    cached: SpanView | None = None  # number of positions of each sequence that were cached before a step
-    # The rates are computed over this wall-clock time, 0 if unknown. For several processes, it is the longest time of
-    # any process.
+    cached: SpanView | None = None  # cached positions per sequence before a step
+    # Wall-clock time of the rates, 0 if unknown. For several processes, the longest of any.
     wall_us: float = 0.0
-    is_sample: bool = False  # whether the view may lack some steps, because they left no record
+    is_sample: bool = False  # whether steps may be missing, because they left no record
     # Histogram of step times, as bars from short to long.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
 
     @property
     def known_tokens(self) -> int | None:
-        """Number of tokens of all steps, or None if no step reported tokens."""
+        """Number of tokens of all steps. None if no step reported tokens."""
         return self.tokens if self.tokens or not self.count else None
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the rate is in tokens/s. Also true if neither tokens/s nor steps/s are known."""
+        """Whether the rate is in tokens/s. Also true if neither rate is known."""
         return self.tokens_per_sec is not None or self.steps_per_sec is None
 
     @property
@@ -122,21 +113,20 @@ class StepsView:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpView:
-    """The warm-up steps of a process. They are not part of the figures of other steps."""
+    """The warm-up steps of a process, which the figures of other steps leave out."""
 
     steps: int
     took_us: float
-    has_ended: bool  # whether other steps have ended; if none have, the warm-up steps are shown
-    # Number of recompilations during the warm-up. The verdict "recompilation" does not count them.
+    has_ended: bool  # whether other steps have ended; until then, warm-up steps are shown
+    # Number of recompilations in the warm-up, which the verdict "recompilation" leaves out.
     recompilations: int = 0
     recompiled_us: float = 0.0
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
-    """Return one entry for each phase with an ended step, in the order of the phases' first steps. Warm-ups come
-    last.
+    """Return one entry for each phase with an ended step, by the phase's first step. Warm-ups come last.
 
-    The figures come from `stats`, which cover `time_range`.
+    The figures are from `stats`, over `time_range`.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
@@ -147,11 +137,11 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     names = {display_name(step) for step in ended}
 
     def is_sample(step: Node) -> bool:
-        """Return whether some steps of this name may be missing because they left no record.
+        """Return whether steps of this name may be missing, because they left no record.
 
-        Normally, a step without recorded bricks leaves a plain record. If no step of this name has a plain record,
-        some steps may have left no record at all (as in llama.cpp). Steps inside of a plain step also leave no
-        record. If later steps of a name are known to be a sample, earlier steps of this name count as a sample, too.
+        A step without recorded bricks normally leaves a plain record. If no step of this name has one, some may have
+        left no record at all (as in llama.cpp), and steps inside a plain step leave none. If later steps of a name
+        are known to be a sample, earlier ones count as a sample, too.
         """
         name = display_name(step)
         if name.endswith(SAMPLE) or name + SAMPLE in names:
@@ -162,8 +152,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     tokens = record.stats.column("elements")
     of = {label: time_range and of_model(record, time_range, label) for label in {step.label for step in ended}}
     has_steady = not all(is_warm_up(step.name) for step in ended)
-    # The shown time range begins after the warm-up or contains it, so it is not the time of the warm-up. If other
-    # steps have ended, the rates of the warm-up are unknown.
+    # The shown time is not that of the warm-up. If other steps have ended, the warm-up's rates are unknown.
     return tuple(
         _steps_view(
             stats, step, None if has_steady and is_warm_up(step.name) else of[step.label],
@@ -174,7 +163,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:
-    """Return how many warm-up steps there are and how long they took. Return None without warm-ups."""
+    """Return how many warm-up steps there are, and how long they took. None without any."""
     counts, times_ns = record.stats.column("count"), record.stats.column("total_ns")
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id < len(counts)]
     warm = [step.id for step in steps if is_warm_up(step.name) and counts[step.id]]
@@ -189,7 +178,7 @@ def warm_up_view(record: SourceRecord) -> WarmUpView | None:
 
 
 def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
-    """Return the wall-clock tokens/s of each second, oldest first. Return () if unknown."""
+    """Return the wall-clock tokens/s of each second, oldest first. () if unknown."""
     if steps is None or steps.tokens_per_sec is None:
         return ()
     samples = list(record.history.get(steps.phase, ()))
@@ -199,7 +188,7 @@ def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tup
 
 
 def steps_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
-    """Return the wall-clock steps/s of each second, oldest first. Return () if unknown."""
+    """Return the wall-clock steps/s of each second, oldest first. () if unknown."""
     if steps is None or steps.steps_per_sec is None:
         return ()
     samples = list(record.history.get(steps.phase, ()))
@@ -209,10 +198,7 @@ def steps_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tupl
 
 
 def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | None, ...]:
-    """Return the mean step time (µs) in each second of `steps_per_sec_history`.
-
-    A second without an ended step has None.
-    """
+    """Return the mean step time (µs) in each second of `steps_per_sec_history`. None without an ended step."""
     samples = list(record.history.get(phase or "", ()))
     return tuple(
         (new.time_ns - old.time_ns) / (new.count - old.count) / 1e3 if new.count > old.count else None
@@ -221,7 +207,7 @@ def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | No
 
 
 def cached_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """Return the mean number of cached positions per sequence before a step, by second of the daemon's clock."""
+    """Return the mean cached positions per sequence before a step, by second of the daemon's clock."""
     return _mean_by_second(record, phase, lambda sample: (sample.cached, sample.cached_given))
 
 
@@ -233,9 +219,9 @@ def batch_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]
 def _mean_by_second(
     record: SourceRecord, phase: str | None, totals: Callable[[StepSample], tuple[int, int]]
 ) -> dict[int, float]:
-    """Return a mean for each second of a history. Seconds without steps are left out.
+    """Return a mean for each second of a history that has steps.
 
-    `totals` returns two numbers: a running sum, and the number of steps in this sum.
+    `totals` returns a running sum, and the number of its steps.
     """
     samples = [(sample.monotonic_ns, *totals(sample)) for sample in record.history.get(phase or "", ())]
     return {
@@ -246,10 +232,10 @@ def _mean_by_second(
 
 
 def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
-    """Return the mean step time of each second with its number of steps, oldest first."""
+    """Return each second's mean step time and number of steps, oldest first."""
     samples = list(record.history.get(phase or "", ()))
     found = []
-    # In a chosen range, the first sample is only the starting point, so that steps before the range do not count.
+    # In a chosen range, the first sample is only the starting point: steps before the range do not count.
     seen_before = [] if record.window.is_range else [StepSample(0, 0)]
     for old, new in pairwise([*seen_before, *samples]):
         steps, given = new.count - old.count, new.cached_given - old.cached_given
@@ -262,22 +248,21 @@ def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
 
 
 def _names_in_others(nodes: NodeTable) -> set[str]:
-    """Return the names of steps that ran inside of other steps."""
+    """Return the names of steps that ran inside other steps."""
     step_of = nodes.column("step_of")
     is_inside = (nodes.column("kind_of") == NodeKind.STEP) & (step_of >= 0) & (step_of != np.arange(len(step_of)))
     return {display_name(nodes[node]) for node in np.flatnonzero(is_inside).tolist()}
 
 
 def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
-    """Return whether all `steps` had the same number of tokens.
-
-    `squared` is the sum of the squares of these numbers.
+    """Return whether all `steps` had the same number of tokens. `squared` is the sum of the squares of these
+    numbers.
     """
-    # Older daemons do not send `squared`. Without `squared`, a mean that is not a whole number proves that the
-    # numbers differ. Otherwise it is not known whether the numbers differ.
+    # Older daemons do not send `squared`. Without it, a mean that is not whole proves that the numbers differ. A
+    # whole mean proves nothing.
     if squared is None:
         return tokens % steps == 0
-    # This difference of sums is 0 only if all steps had the same number of tokens (Cauchy-Schwarz inequality).
+    # The difference is 0 only if all steps had the same number of tokens (Cauchy-Schwarz inequality).
     return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2
 
 
@@ -297,19 +282,19 @@ def _steps_view(
         )  # fmt: skip
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
-    # If a step began before the time range, all of its tokens count, so its whole time must count, too. Limit this
-    # time to the length of the range, because otherwise the rate could be lower than the wall-clock rate.
+    # All tokens of a step count, even if it began before the time range, so its whole time must count, too. The
+    # length of the range is the limit, or the rate could be below the wall-clock rate.
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
-    # The time of a token can only be computed if all steps had the same number of tokens.
+    # Only if all steps had the same number of tokens is the time of a token known.
     why_unknown = "" if is_counted else UNCOUNTED_STEPS if has_tokens else NO_TOKENS
     if is_counted and not are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id)):
         why_unknown = UNEVEN_TOKENS
     elif is_counted and sequences is not None and sequences.least != sequences.most:
         why_unknown = UNEVEN_SEQUENCES
     tokens_a_step = 0 if why_unknown else tokens / count
-    # The border of a window may separate a step from its number of sequences, so one number may be missing.
+    # A window's border may separate a step from its number of sequences, so one number may be missing.
     is_said = sequences is not None and sequences.steps >= count - 1
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(

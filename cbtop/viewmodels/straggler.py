@@ -1,4 +1,4 @@
-"""Find the straggler: the rank of a job that is busy longer in its steps than every other rank."""
+"""Find the straggler: the rank of a job that is busy in its steps for longer than every other rank."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory, TrainingPart
 
 THRESHOLD = 0.10  # The straggler takes longer than every other rank by at least this share.
-# A rank waits for the straggler if the whole steps of both ranks take about equally long. The difference must be at
-# most the first number times the straggler's step. It must also be at most the second number times the difference of
-# the ranks' busy times.
+# A rank waits for the straggler if whole steps of both take about equally long. The difference is at most the first
+# number times the straggler's step, and at most the second number times the difference of their busy times.
 WAIT_WITHIN, NEARER = 0.10, 0.5
-ALPHA = 0.1  # Probability that a confidence bound of a median is wrong. A verdict uses two such bounds.
-# A rank needs at least this many slices of time, because the median of fewer has no confidence bounds.
+ALPHA = 0.1  # Probability that a confidence bound of a median is wrong. A verdict uses two.
+# A rank needs at least this many slices of time. The median of fewer has no confidence bounds.
 MIN_SLICES = 4
 BETWEEN_BRICKS: Brick = ("gaps between its bricks", BrickCategory.OTHER)
-# Communication is mostly waiting for the slowest rank, so its time would make all ranks look equally busy. It is also
+# Communication is mostly a wait for the slowest rank, so its time would make all ranks look equally busy. It is also
 # recognised by name, because custom bricks have no category.
 _COLLECTIVE = re.compile(
     r"all_?-?reduce|all_?-?gather|reduce_?-?scatter|all_?-?to_?-?all|broadcast|barrier|nccl|(^|_)(send|recv|wait)",
@@ -36,7 +35,7 @@ Job = tuple[str, str, int | None, str]
 
 @dataclass(frozen=True, slots=True)
 class StragglerView:
-    """The straggler: the rank that is busier per step than each other rank, over the last five seconds (derived)."""
+    """The straggler: the rank that was busier per step than every other rank in the last five seconds (derived)."""
 
     key: str
     rank: int
@@ -44,30 +43,27 @@ class StragglerView:
     host: str
     ranks: int  # number of ranks that were compared, including this one
     phase: str
-    steps: int  # number of this rank's steps that the comparison covers
+    steps: int  # number of this rank's steps in the comparison
     busy_us: float  # time of a step outside of communication; median over slices of time
-    others_us: float  # busy time of a step of the other ranks; median over these ranks
+    others_us: float  # busy time per step of the other ranks (median over them)
     percent: float  # how much larger `busy_us` is than `others_us`, in percent
-    # The part where the straggler loses most time: a brick, gaps between bricks or part of a training step.
+    # Where the straggler loses most: a brick, gaps between bricks, or a part of a training step.
     brick: str
-    # time per step that this brick takes in the straggler, minus the median over the other ranks
+    # the straggler's time per step in this brick, minus the median of the other ranks
     brick_excess_us: float
     step_us: float  # time of a whole step, including communication; median over slices of time
-    others_step_us: float  # time of a whole step of the other ranks; median over these ranks
-    # whether all other ranks wait for the straggler: their whole steps take about as long as the straggler's steps
+    others_step_us: float  # time of the other ranks' whole steps (median over them)
+    # whether all other ranks wait for the straggler, because their whole steps take about as long
     others_wait: bool
 
     @property
     def waited_us(self) -> float:
-        """Upper limit of the time per step that the other ranks wait: the whole step minus their busy time."""
+        """Upper limit of the other ranks' wait per step: the whole step minus their busy time."""
         return max(0.0, self.others_step_us - self.others_us)
 
 
 def job_of(record: SourceRecord) -> Job | None:
-    """Return the properties that all ranks of a job share.
-
-    Return None if `record` has no rank or is the only rank.
-    """
+    """Return what all ranks of a job have in common. None without a rank, or for an only rank."""
     hello, manifest = record.hello, record.manifest
     if hello is None or hello.rank is None or hello.world_size == 1:
         return None
@@ -76,7 +72,7 @@ def job_of(record: SourceRecord) -> Job | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """What is known about one rank, from its slices of time.
+    """What is known of one rank, from its slices of time.
 
     Times are exclusive, per step, and without communication, unless noted.
     """
@@ -94,20 +90,19 @@ class _Rank:
     def is_waited_for_by(self, other: _Rank) -> bool:
         """Return whether the rank `other` waits for this rank.
 
-        The other rank waits if it is less busy than this rank, although the whole steps of both ranks take about as
-        long.
+        It does if it is less busy, although whole steps of both ranks take about equally long.
         """
         apart_ns = abs(self.step_ns - other.step_ns)
         return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
 
     def is_slower_than(self, other: _Rank) -> bool:
-        """Return whether this rank's median busy time is larger than the other rank's by more than THRESHOLD.
+        """Return whether this rank's median busy time is longer than the other's by more than THRESHOLD.
 
-        Noise alone must not explain the difference. So the lower bound of this rank's median is compared with the
-        upper bound of the other rank's median. The bounds are the k-th smallest and the k-th largest slice. These
-        bounds hold for any distribution (W. R. Thompson, "On confidence ranges for the median and other expectation
-        distributions for populations of unknown distribution form", Annals of Mathematical Statistics 7, 1936). So
-        pauses in a few slices have no effect, however long the pauses are.
+        Noise alone must not explain it. So the lower bound of this median is compared with the upper bound of the
+        other. The bounds are the k-th smallest and k-th largest slice, for any distribution (W. R. Thompson, "On
+        confidence ranges for the median and other expectation distributions for populations of unknown distribution
+        form", Annals of Mathematical Statistics 7, 1936). Pauses in a few slices have no effect, however long they
+        are.
         """
         low_ns = self.busy_ns[bound_of_median(len(self.busy_ns)) - 1]
         high_ns = other.busy_ns[-bound_of_median(len(other.busy_ns))]
@@ -116,10 +111,10 @@ class _Rank:
 
 @cache
 def bound_of_median(count: int, alpha: float = ALPHA) -> int:
-    """Return an index k (from 1), such that the k-th smallest of `count` values is a lower bound of the median.
+    """Return the largest k for which the k-th smallest of `count` values is a lower bound of the median (0: none).
 
-    The probability that this lower bound is above the median is at most `alpha`. Returns the largest such k, or 0 if
-    no k is sufficient. The number of values below the median is binomial with p = 1/2.
+    The bound is above the median with a probability of at most `alpha`. The number of values below the median is
+    binomial with p = 1/2.
     """
     at_most, k = 0.0, 0
     while (at_most := at_most + comb(count, k) / 2**count) <= alpha:
@@ -128,14 +123,13 @@ def bound_of_median(count: int, alpha: float = ALPHA) -> int:
 
 
 def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | None:
-    """Return the rank among `records` of one job that is clearly slower than every other rank, or None.
+    """Return the rank among `records` of one job that is clearly slower than every other, or None.
 
-    The busy time of a rank is its step time outside of communication, because a rank waits in communication. If
-    communication is not recorded, or if the host times only launches, it is unknown when a rank waits. Then the busy
-    time is the time of bricks, without gaps.
+    A rank waits in communication, so its busy time is its step time outside of communication. If communication is not
+    recorded, or if the host times only launches, it is the time of bricks, without gaps.
 
-    Returns None while a running rank has too little data, because that rank may be equally slow. Also returns None if
-    two processes have the same rank, because they belong to two jobs.
+    Returns None while a running rank has too little data, because it may be equally slow. Also returns None if two
+    processes have the same rank, because they are from two jobs.
     """
     ranks: list[_Rank] = []
     for record in records:
@@ -180,9 +174,9 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
 
 
 def _outside_bricks(slowest: _Rank, others: Sequence[_Rank], phase: str) -> str:
-    """Return a name for the time between the bricks of the slowest rank.
+    """Return a name for the time between the slowest rank's bricks.
 
-    In training, the name is a part of the step: the part that takes longest in comparison with the other ranks.
+    In training, it is the part of the step that takes longest compared with the other ranks.
     """
     own = _parts_ns(slowest.record, phase)
     usual = [_parts_ns(other.record, phase) for other in others]
@@ -196,9 +190,9 @@ def _outside_bricks(slowest: _Rank, others: Sequence[_Rank], phase: str) -> str:
 
 
 def _parts_ns(record: SourceRecord, phase: str) -> dict[str, float]:
-    """Return the mean times of the parts of the latest training steps, without communication.
+    """Return the mean times of the newest training steps' parts, without communication.
 
-    Returns {} if these times are unknown, or if several models have steps of this phase.
+    {} if unknown, or if several models have steps of this phase.
     """
     of_phase = [times for (name, _), times in record.training_times.items() if name == phase]
     if len(of_phase) != 1:
@@ -228,5 +222,5 @@ def _is_communication(brick: Brick) -> bool:
 
 
 def _only_launches(record: SourceRecord) -> bool:
-    """Return whether the host's times of bricks only cover their launches, because the model runs on a device."""
+    """Return whether the host's times of bricks are only those of launches, because the model runs on a device."""
     return record.manifest is not None and LAUNCHES in record.manifest.backend

@@ -1,4 +1,4 @@
-"""The time breakdown of steps: the parts of their wall time, the times in parallel to it, and whether the parts add
+"""The time breakdown of steps: the parts of their wall time, times in parallel to it, and whether the parts add
 up.
 """
 
@@ -11,13 +11,13 @@ from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 from cbtop.viewmodels.time_range import NamedTime
 
-# If a step was recorded by the times of its kernels, these are the names of the time without a running kernel.
+# Names of the time without a running kernel, in steps that were recorded by their kernels.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
 
 @dataclass(frozen=True, slots=True)
 class BesideView:
-    """Calls that are not part of the wall time of steps: their number and the sum of their times (derived)."""
+    """Calls outside of the steps' wall time: their number, and the sum of their times (derived)."""
 
     calls: int
     us: float
@@ -28,10 +28,10 @@ class BesideView:
 class TimeBreakdownView:
     """The wall time of a phase's ended, recorded steps: wall = bricks + gaps - overlap + unattributed.
 
-    Other fields are not part of this sum. If bricks overlap, for example on two streams of a device, `bricks_us`
-    contains the full time of each brick. `close` is false if parts are longer than their whole. `over` is the number
-    of steps that are shorter than the sum of their parts. `over_us` is the total of these differences. `exceeded` has
-    the layers and bricks that are shorter than the sum of their parts.
+    Other fields are outside of this sum. If bricks overlap, for example on two streams, `bricks_us` has the full time
+    of each. `close` is false if parts are longer than their whole. `over` counts the steps that are shorter than
+    their parts, and `over_us` adds up the differences. `exceeded` has the layers and bricks that are shorter than
+    their parts.
     """
 
     wall_us: float
@@ -40,28 +40,25 @@ class TimeBreakdownView:
     gaps_us: float
     unattributed_us: float
     residual_percent: float | None
-    open_us: float  # time that bricks took in steps which have not ended
-    # Time that is counted several times because bricks overlap. If n parts overlap, their common time counts n - 1
-    # times.
+    open_us: float  # time of bricks in running steps
+    # Time that counts several times because bricks overlap. If n overlap, their common time counts n - 1 times.
     overlap_us: float = 0.0
     close: bool = True
-    over: int = 0  # number of steps that are shorter than the sum of their parts
-    over_us: float = 0.0  # total time that the parts of these steps are longer than the steps themselves
-    # layers and bricks that are shorter than the sum of their parts, each with the difference
+    over: int = 0  # number of steps that are shorter than their parts
+    over_us: float = 0.0  # by how much these steps' parts are longer, in total
+    # layers and bricks that are shorter than their parts, with the difference
     exceeded: tuple[NamedTime, ...] = ()
-    # Number of calls that were stopped twice, out of order or after their step. They are not part of the breakdown.
+    # Number of calls that were stopped twice, out of order or after their step. The breakdown leaves them out.
     unmatched_calls: int = 0
     unmatched_us: float = 0.0
-    cancelled: int = 0  # Number of cancelled or renamed steps. Their bricks are not part of the breakdown.
-    # Number of steps with unknown bricks, because at least fifteen other steps ran at the same time.
+    cancelled: int = 0  # Number of cancelled or renamed steps. The breakdown leaves out their bricks.
+    # Number of steps with unknown bricks, because at least fifteen others ran at the same time.
     in_shared_lane: int = 0
     adopted: BesideView | None = None  # work that other threads or tasks did for these steps
 
 
 def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdownView | None:
-    """Return the time breakdown in µs, or None for a process without steps. `measured` is the backend that the
-    manifest names.
-    """
+    """Return the time breakdown in µs, or None without steps. `measured` is the backend in the manifest."""
     if books is None:
         return None
     unattributed_ns = books.unattributed_ns
@@ -91,7 +88,7 @@ def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdown
 
 
 def beside_view(beside: Beside | None) -> BesideView | None:
-    """Return the sum of the calls outside of steps in µs, or None if there are none."""
+    """Return the sum of the calls outside of steps in µs, or None without any."""
     return None if beside is None else BesideView(beside.calls, beside.time_ns / 1e3, _named(beside.by_name))
 
 

@@ -1,6 +1,4 @@
-"""Compute the wall-clock time range that figures cover: its begin, its length, and the time during which
-steps ran.
-"""
+"""Compute the wall-clock time of figures: its begin, its length, and the time when steps ran."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
-# Tolerance in ns. A record should end after the start message (hello) of its process, and not in the future. If a
-# record is further away from this range, its clock is not the host's clock. Then the time of the record is unknown.
+# Tolerance in ns. A record should end after its process's start message (hello), and not in the future. If it is
+# outside by more than this, its clock is not the host's, and its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
-# If a time range and the sum of its parts differ by at most this share of the wall-clock time, the difference is not
+# If a time range and the sum of its parts differ by at most this share of wall-clock time, the difference is not
 # shown.
 CLOSES_WITHIN = 0.01
 
@@ -33,18 +31,18 @@ class NamedTime:
 class TimeRangeView:
     """The wall-clock time of the figures (derived):
 
-        wall = in steps + warm-up + between steps + since the last step ended
+    wall = in steps + warm-up + between steps + since the last step ended
 
-    `warm_up_us` is the time during which only steps of warm-ups ran, or None if unknown. If it is None, or if all
-    steps are warm-ups, `in_steps_us` and `by_phase` include the warm-ups. The range begins with the window or, if
-    there is no window, with the first step. It ends now, or with the last step of an ended process. If a step began
-    before the range, only a part of it counts. After the end of the last step, another step may be running. A field
-    is None if it is unknown when steps ran or when the last step ended.
+    `warm_up_us` is the time when only warm-up steps ran, or None if unknown. If it is None, or if all steps are
+    warm-ups, `in_steps_us` and `by_phase` include them. The range begins with the window, or without one with the
+    first step. It ends now, or with an ended process's last step. Of a step that began earlier, only a part counts.
+    After the last step's end, another may be running. A field is None if it is unknown when steps ran, or when the
+    last one ended.
     """
 
     wall_us: float
     in_steps_us: float | None
-    by_phase: tuple[NamedTime, ...]  # time during which steps of each phase ran; the phases may overlap
+    by_phase: tuple[NamedTime, ...]  # time when steps of each phase ran; phases may overlap
     between_us: float | None
     since_last_us: float | None
     warm_up_us: float | None = 0.0
@@ -58,10 +56,9 @@ class TimeRangeView:
 
 @dataclass(frozen=True, slots=True)
 class CompilingView:
-    """The compilations in the shown time that Dynamo reported: their number and duration.
+    """Dynamo's compilations in the shown time: number and duration.
 
-    `again` is the number of recompilations, which were necessary because the existing code did not fit its inputs.
-    Overlapping compilations count as one.
+    `again` counts recompilations: the existing code did not fit its inputs. Overlapping compilations count as one.
     """
 
     count: int
@@ -72,11 +69,10 @@ class CompilingView:
 
 
 def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
-    """Return the time range of `window`. Without a window, return the range of all data.
+    """Return the time range of `window`, or without one of all data. None if no step was seen.
 
-    Return None if no step has been seen. The range begins with the first step after the warm-up, because earlier time
-    does not count as time between steps. But a window that begins later, or that is a chosen range, keeps its begin.
-    The range ends now, or with the last step of an ended process.
+    It begins with the first step after the warm-up, because earlier time does not count as time between steps. A
+    window that begins later, or a chosen range, keeps its begin. It ends now, or with an ended process's last step.
     """
     steps = _steps(record)
     if not steps:
@@ -95,10 +91,10 @@ def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange |
 
 
 def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRange:
-    """Return the part of `time_range` for the rates of one model. Steps of the model have the label `model`.
+    """Return the part of `time_range` for the rates of the model whose steps have the label `model`.
 
-    If models run one after another, the part begins with the first step of this model. If another model has begun
-    after the last step of this model, the part ends with this last step.
+    If models run one after another, it begins with the first step of this model. If another model has begun after its
+    last step, it ends with this step.
     """
     steps = _steps(record)
     own = [step for step in steps if step.label == model]
@@ -113,9 +109,8 @@ def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRan
 
 
 def heard_ns(record: SourceRecord) -> int:
-    """Return the time on the daemon's clock at which the source last showed that it is alive.
-
-    For an ended process, it is the end of its last step.
+    """Return when the source last showed that it is alive, on the daemon's clock. For an ended process, the end of
+    its last step.
     """
     steps = _steps(record)
     if record.has_ended and steps and _is_of_host(record, last_ns := _last_ns(record, steps)):
@@ -124,10 +119,7 @@ def heard_ns(record: SourceRecord) -> int:
 
 
 def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | None) -> CompilingView | None:
-    """Return the number and time of the compilations in `time_range`.
-
-    Return None without compilations, and without steps.
-    """
+    """Return the number and time of the compilations in `time_range`. None without any, and without steps."""
     if time_range is None:
         return None
     found = [
@@ -139,13 +131,13 @@ def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | 
         return None
     again = [us for is_again, us in found if is_again]
     wall_us = (time_range.end_ns - time_range.begin_ns) / 1000
-    # Add up the durations of compilations. It is assumed that compilations do not overlap.
+    # Compilations are assumed not to overlap, so add up their durations.
     took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))
     return CompilingView(len(found), took_us, len(again), again_us, wall_us)
 
 
 def compiling_in_warm_up(record: SourceRecord) -> CompilingView | None:
-    """Return the compilations before the first step that is not a warm-up. If all steps are warm-ups, return all
+    """Return the compilations before the first step after the warm-up. If all steps are warm-ups, all
     compilations.
     """
     steps = _steps(record)
@@ -155,16 +147,13 @@ def compiling_in_warm_up(record: SourceRecord) -> CompilingView | None:
 
 
 def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRange) -> TimeRangeView:
-    """Divide `time_range` into the time in steps and the time between steps.
-
-    `stats` cover the same range.
-    """
+    """Divide `time_range` into the time in steps and between steps. `stats` are of the same range."""
     steps = _steps(record)
     wall_ns, last_ns = time_range.end_ns - time_range.begin_ns, _last_ns(record, steps)
     is_of_host = _is_of_host(record, last_ns)
     since_last_ns = min(max(time_range.end_ns - last_ns, 0), wall_ns) if is_of_host else None
-    # If records have different clocks, the end of the window cannot be compared with the end of the last step. Then
-    # the time between steps is unknown.
+    # With different clocks, the end of the window cannot be compared with the last step's end. The time between steps
+    # is then unknown.
     is_known = is_of_host or time_range.end_ns == last_ns
     before_ns = (time_range.before_ns if is_of_host else None) or {}
     room_ns = wall_ns - (since_last_ns or 0)
@@ -198,9 +187,7 @@ def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRang
 
 
 def since_s(record: SourceRecord) -> float | None:
-    """Return the Unix time at which the data of the source begins: its first step or, without steps, its first
-    record.
-    """
+    """Return the Unix time of the source's first step, or of its first record if it has no steps."""
     steps, hello = _steps(record), record.hello
     first_ns = record.stats.sparse["first_ns"].get(ANY_STEP)
     if steps:
@@ -217,7 +204,7 @@ def _steps(record: SourceRecord) -> list[Node]:
 
 
 def _steady(steps: list[Node]) -> list[Node]:
-    """Return the step nodes that are not warm-ups. If all step nodes are warm-ups, return all of them."""
+    """Return the step nodes without warm-ups, or all of them if all are warm-ups."""
     return [step for step in steps if not is_warm_up(step.name)] or steps
 
 
@@ -228,11 +215,10 @@ def _ids(steps: Iterable[Node]) -> list[int]:
 def _early_warm_ups(
     record: SourceRecord, time_range: TimeRange, steps: list[Node], in_range_ns: Mapping[int, int]
 ) -> tuple[dict[int, int], int]:
-    """Return the time (ns) that must be subtracted from `in_range_ns` for each step node, and its largest error.
+    """Return how much time (ns) to subtract from `in_range_ns` for each step node, and the largest error of this.
 
-    If a range begins with the first step after the warm-up, the statistics contain warm-up steps from before the
-    range. The time of these steps must be subtracted. A warm-up may have continued in another thread. The time of
-    such a warm-up cannot be divided, so the error includes this time.
+    If a range begins after the warm-up, the statistics contain earlier warm-up steps, which are subtracted. A warm-up
+    that went on in another thread cannot be divided, so the error includes its time.
     """
     warm = [step.id for step in steps if is_warm_up(step.name)]
     if len(warm) == len(steps) or time_range.begin_ns != _first_ns(record, _steady(steps)):
@@ -246,10 +232,9 @@ def _early_warm_ups(
 
 
 def _warm_up_ns(any_ns: int, steps: list[Node], ran_ns: Mapping[int, int], doubt_ns: int, wall_ns: int) -> int | None:
-    """Return the time during which only warm-up steps ran.
+    """Return the time when only warm-up steps ran. None if phases overlap, so that it is unknown.
 
-    Return None if this time is unknown, because phases overlap. `any_ns` is the time when any step ran. `any_ns` may
-    be too long by at most `doubt_ns`.
+    `any_ns` is the time when any step ran. It may be too long by `doubt_ns`.
     """
     steady_ns = [ran_ns[step] for step in _ids(_steady(steps))]
     warm_ns = sum(ran_ns.values()) - sum(steady_ns)
@@ -275,12 +260,8 @@ def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
 
 
 def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
-    """Return the id of a node: its total in the statistics is the time during which any step ran.
-
-    Return None if this time is unknown.
-    """
+    """Return the node id for the time when any step ran. None if this time is unknown."""
     if record.stats.sparse["union_ns"].get(ANY_STEP) is not None:
         return ANY_STEP
-    # Older daemons do not send the time during which any step ran. Then this time is known only if there is a single
-    # phase, because several phases may overlap.
+    # Older daemons do not send the time when any step ran. With a single phase it is known, but several may overlap.
     return steps[0].id if len(steps) == 1 else None

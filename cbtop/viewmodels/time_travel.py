@@ -1,4 +1,4 @@
-"""The position of a screen or report in time, and the kinds of notable events."""
+"""Where in time a screen or report is, and the kinds of notable events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Mark(StrEnum):
-    """The kinds of notable events on a time bar. The most urgent kind is the last."""
+    """The kinds of notable events on a time bar, most urgent last."""
 
     PHASE = "phase"  # A different phase takes most of the time from now on.
     STARTED = "started"
@@ -26,9 +26,9 @@ class TimeView:
 
     at_s: float
     duration_s: float
-    marks: Mapping[int, Mark]  # maps a second with events to its most urgent kind of event
+    marks: Mapping[int, Mark]  # second with events -> its most urgent kind
     chosen_s: tuple[float, float] | None = None  # (begin, end) of a chosen time range, or None
-    is_now: bool = False  # whether the screen is paused at the present; false if it shows a moment of the past
+    is_now: bool = False  # whether the screen is paused at the present, not in the past
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,11 @@ class ReplayView:
 
     file: str
     host: str
-    recorded_s: float  # Unix time at which the recording begins
+    recorded_s: float  # Unix time when the recording begins
     at_s: float
     duration_s: float
-    # Whether the recorder has closed the file. If the file is not closed, the recorder is still writing or was
-    # killed.
+    # Whether the recorder has closed the file. If not, it is still writing or was killed.
     is_complete: bool
-    is_history: bool = False  # whether this is a daemon's history of the last minutes, and not a recording file
-    # (begin, end) of a chosen range that is shown, or None if a single moment is shown
+    is_history: bool = False  # whether this is a daemon's history of the last minutes, not a recording file
+    # (begin, end) of the chosen range, or None if one moment is shown
     range_s: tuple[float, float] | None = None

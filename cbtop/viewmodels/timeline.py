@@ -40,11 +40,10 @@ from cbtop.viewmodels.lanes import (
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.request_lanes import request_lanes
 
-MAX_SPANS = 4_096  # A timeline has at most this many records. One whole step is always shown, even if it has more.
-MAX_LIKE_NEWEST = 256  # A timeline has at most this many steps, as many as a wide screen has cells.
+MAX_SPANS = 4_096  # At most this many records are in a timeline. One whole step is always shown, even if it has more.
+MAX_LIKE_NEWEST = 256  # At most this many steps are in a timeline: as many as a wide screen has cells.
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
-# The lanes of the newest step begin before the step begins. The time before the step is this share of the step's
-# duration.
+# The newest step's lanes begin earlier than the step, by this share of its duration.
 _BEFORE_NEWEST = 0.1
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
@@ -58,24 +57,24 @@ class TimelineView:
 
     begin_ns: int
     length_ns: int
-    newest_s: float | None  # Unix time at which the newest step ends
+    newest_s: float | None  # Unix time when the newest step ended
     spans: int  # number of records on all lanes of the timeline
-    older: int  # number of stored records that are not shown, because they began before `begin_ns`
-    # number of records that no lane can show, because their step has not ended or the record of their step was lost
+    older: int  # number of stored records before `begin_ns`, which are not shown
+    # number of records that no lane can show, because their step has not ended or has lost its record
     unplaced: int
-    missing: int  # number of records that were lost since the viewer receives records
+    missing: int  # number of records lost since the viewer receives records
     steps: int  # number of steps on all lanes of the timeline
     lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The lanes that are visible while the screen follows the newest step. || Each lane begins at a moment before the
-    # step at which nothing ran on this lane. If a lane or row has no records after that moment, it is left out.
+    # The lanes to show while the screen follows the newest step. A lane begins when nothing ran on it before the
+    # step. Lanes and rows without records after that are left out.
     newest_lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The newest step with all of its records. A step of the shown phase is preferred.
+    # The newest step with all its records, if possible of the shown phase.
     newest: Lazy[TimelineSpan | None] = Lazy()
-    # durations of the last steps of the newest step's phase, in the order of their end
+    # durations of the last steps of the newest step's phase, by their end
     like_newest_ns: tuple[int, ...] = ()
 
     def newest_parts(self) -> list[tuple[Lane, TimelineSpan | Gap]]:
-        """Return the parts (outermost bricks and gaps) of the newest step on every lane, sorted by their start."""
+        """Return the newest step's parts (outermost bricks and gaps) on every lane, by their start."""
         if self.newest is None:
             return []
         begin_ns, end_ns = self.newest.start_ns, self.newest.end_ns
@@ -90,9 +89,9 @@ class TimelineView:
 def timeline_view(
     record: SourceRecord, phase: str | None, *, is_sample: bool, requests: Collection[ServedRequest] = ()
 ) -> TimelineView | None:
-    """Return the timeline of `record`, or None without records. `is_sample` means that some steps left no records.
+    """Return the timeline of `record`, or None without records. `is_sample` says that some steps left no records.
 
-    `requests` are added as lanes. Returns the same object until new records arrive.
+    `requests` become lanes. It is the same object until new records arrive.
     """
     of = record.recent.version, len(record.nodes), phase, is_sample
     known = _MADE.get(record.recent)
@@ -160,7 +159,7 @@ def _span_of(lanes: Sequence[Lane], node: int, start_ns: int) -> TimelineSpan:
 
 
 class _Records:
-    """The records that are stored for a source, as columns, with the step that contains each record."""
+    """A source's stored records as columns, and the step around each record."""
 
     def __init__(self, batch: Batch, nodes: NodeTable) -> None:
         self.batch = batch
@@ -172,8 +171,8 @@ class _Records:
         self.is_placed = self._placed()
 
     def _placed(self) -> NDArray[np.bool_]:
-        """Return a mask of the records that can be put on a lane: steps, records in a known step, and records
-        outside of steps.
+        """Return a mask of the records that fit on a lane: steps, records in a known step, and records outside of
+        steps.
         """
         found: NDArray[np.bool_] = self.is_step | (self.step_of < 0)
         start_ns, end_ns = self.batch.start_ns, self.batch.end_ns
@@ -184,17 +183,17 @@ class _Records:
             inside = np.flatnonzero(~found & (group == one))
             if len(steps):
                 steps = steps[np.argsort(start_ns[steps], kind="stable")]
-                # Steps may overlap in the shared lane. A record in this lane counts as part of a known step if any
-                # step that began before the record ends after it.
+                # Steps may overlap in the shared lane. There, a record counts as part of a known step if some step
+                # began before it and ends after it.
                 until_ns = np.maximum.accumulate(end_ns[steps])
                 at = np.searchsorted(start_ns[steps], start_ns[inside], "right") - 1
                 found[inside] = (at >= 0) & (end_ns[inside] <= until_ns[np.maximum(at, 0)])
         return found
 
     def newest_whole(self, recent: RecentRecords, phase: str | None) -> int | None:
-        """Return the index of the newest step with all of its records, or None.
+        """Return the index of the newest step with all its records, or None.
 
-        Steps with recorded bricks are preferred. Among these steps, steps of `phase` are preferred.
+        Steps with recorded bricks are preferred, and among them steps of `phase`.
         """
         whole = self.is_step & (self.batch.start_ns >= recent.horizon_ns)
         for hole in recent.holes:
@@ -207,7 +206,7 @@ class _Records:
         return None
 
     def begin(self, recent: RecentRecords, newest: int | None) -> int:
-        """Return the begin of the time that the timeline shows. If possible, a step starts there."""
+        """Return the begin of the shown time, if possible the start of a step."""
         start_ns = np.sort(self.batch.start_ns)
         enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
@@ -215,27 +214,26 @@ class _Records:
         return begin_ns if newest is None else min(begin_ns, int(self.batch.start_ns[newest]))
 
     def lengths_ns(self, chosen: NDArray[np.bool_]) -> tuple[int, ...]:
-        """Return the durations of the last records in `chosen`, in the order of their end."""
+        """Return the durations of the last records in `chosen`, by their end."""
         at = np.flatnonzero(chosen)
         at = at[np.argsort(self.batch.end_ns[at], kind="stable")][-MAX_LIKE_NEWEST:]
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Return the records of `at` that come after a pause, and the begin of this pause. `at` is sorted by start.
+        """Return the records of `at` after a pause, and the begin of this pause. `at` is sorted by start.
 
-        The pause is the last one before `moment_ns`. None of the records in `at` runs during the pause, so the
-        remaining records nest as before. Without a pause, returns all records and 0.
+        It is the last pause before `moment_ns`. No record runs during it, so the others nest as before. Without a
+        pause, returns all records and 0.
         """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
-        # Use `<` and not `<=`, because a record of zero length may be inside of a record that ends at the same
-        # moment.
+        # `<` and not `<=`: a record of zero length may be inside one that ends at the same moment.
         quiet = np.flatnonzero((ended_ns < start_ns[1:]) & (ended_ns <= moment_ns))
         return (at[quiet[-1] + 1 :], int(ended_ns[quiet[-1]])) if len(quiet) else (at, 0)
 
 
 class _Lanes:
-    """Makes the lanes of a timeline. Lanes with steps come first."""
+    """Makes the lanes of a timeline, those with steps first."""
 
     def __init__(
         self,
@@ -250,22 +248,19 @@ class _Lanes:
         self._begin_ns, self._length_ns, self._holes, self._between = begin_ns, length_ns, holes, between
 
     def all(self) -> Iterator[Lane]:
-        """Yield the lanes of the timeline with all records that can be put on a lane."""
+        """Yield the lanes with all records that fit on a lane."""
         for kind, at in self._groups:
             yield from self._of(kind, at, 0)
 
     def about(self, moment_ns: float) -> Iterator[Lane]:
-        """Yield the lanes. Each lane begins at the last moment before `moment_ns` at which nothing ran on it."""
+        """Yield the lanes, each from the last moment before `moment_ns` when nothing ran on it."""
         for kind, at in self._groups:
             near, since_ns = self._found.quiet_from(at, moment_ns)
             since_ns = max(0, since_ns - self._begin_ns)
             yield from self._of(kind, near, since_ns)
 
     def _of(self, kind: str, at: NDArray[np.int64], since_ns: int) -> Iterator[Lane]:
-        """Yield lanes with the records at the indices `at`.
-
-        These records are sorted by start, and may share lanes.
-        """
+        """Yield lanes with the records at the indices `at`, which are sorted by start and may share lanes."""
         nodes, begin_ns = self._found.nodes, self._begin_ns
         tracks: dict[int, list[tuple[int, TimedRecord]]] = {}
         for track, depth, record in on_tracks(nodes, self._timed(at)):
@@ -288,9 +283,7 @@ class _Lanes:
 
     @cached_property
     def _groups(self) -> list[tuple[str, NDArray[np.int64]]]:
-        """Divide the records into groups that may share lanes. Return (kind of the group, records sorted by start)
-        for each group.
-        """
+        """Return the groups of records that may share lanes, as (kind of the group, records sorted by start)."""
         batch = self._found.batch
         at = np.flatnonzero(self._placed)
         at = at[np.lexsort((batch.node[at], -batch.end_ns[at], batch.start_ns[at]))]
@@ -310,7 +303,7 @@ class _Lanes:
 
 
 def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
-    """Return an array that maps the id of a node to the index of its kind in KINDS. It covers the nodes that ran."""
+    """Return the index of the kind (in KINDS) of each node id, for the nodes that ran."""
     on_device = {node for node in ran if _ON_DEVICE.search(_timed_by(nodes, node))}
     device_steps = {nodes.step_of[node] for node in on_device}
     kinds = np.zeros(len(nodes) + 1, np.int64)
@@ -323,7 +316,7 @@ def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
-    """Return a copy of the lanes. If several lanes have the same name, their names get a number."""
+    """Return a copy of the lanes, with numbers in names that occur more than once."""
     named: Counter[str] = Counter()
     found = []
     for lane in lanes:
@@ -333,7 +326,7 @@ def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 
 
 def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
-    """Return the times when any of the chosen records ran, as sorted ranges that do not overlap."""
+    """Return when any of the chosen records ran, as sorted and disjoint ranges."""
     at = np.flatnonzero(chosen)
     if not len(at):
         return []
@@ -353,6 +346,6 @@ def _is_adopted(nodes: NodeTable, node: int) -> bool:
 
 
 def _timed_by(nodes: NodeTable, node: int) -> str:
-    """Return the backend that timed the node. Return "" if only the launches of the node were timed, on the host."""
+    """Return the backend that timed the node. "" if the host timed only its launches."""
     backend = nodes[node].backend
     return "" if backend.endswith(LAUNCHES) else backend

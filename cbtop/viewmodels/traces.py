@@ -26,7 +26,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceView:
-    """One trace of the model's internals (such as its logits), from `forwards` sampled forward passes."""
+    """A trace of the model's internals (such as its logits), from `forwards` sampled forward passes."""
 
     trace: str  # id of the kind of trace, from MLT-01 to MLT-05
     name: str
@@ -38,14 +38,14 @@ class TraceView:
 
 
 def trace_views(summaries: Iterable[TraceSummary]) -> tuple[TraceView, ...]:
-    """Return the traces, sorted by id. The process's own order of the numbers in a row is kept."""
+    """Return the traces, sorted by id. Within a row, numbers are in the order in which the process sent them."""
     return tuple(_view(summary) for summary in sorted(summaries, key=lambda summary: summary.trace))
 
 
 def _view(summary: TraceSummary) -> TraceView:
     rows: dict[str, list[NamedNumber]] = {}
     for number in summary.numbers:
-        # Ignore messages of other types. Only a hostile process would send them here.
+        # Only a hostile process sends other types here, so ignore them.
         if isinstance(number, TraceNumber):
             rows.setdefault(number.row, []).append(NamedNumber(number.name, number.value))
     totals = rows.pop("", [])

@@ -1,4 +1,4 @@
-"""View of training steps: the parts of a step, and the forward and backward time of each brick."""
+"""Training steps: their parts, and the forward and backward time of each brick."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TrainingPartRow:
     """One part of a training step, such as `backward`."""
 
     name: str
-    percent: float  # share of this part in the steps' time; all parts of a step add up to 100 %
+    percent: float  # the part's share of the steps' time; all parts add up to 100 %
     mean_us: float  # mean time of this part per step
     p50_us: float  # median time of this part per step
 
@@ -33,47 +33,45 @@ class TrainingPartRow:
 class TrainingBrick:
     """The exclusive time of a brick in the passes of a recorded training step.
 
-    A pass is None if it was not recorded. Data waits, clipping, the optimizer and communication belong to no pass.
+    None: the pass was not recorded. Data waits, clipping, the optimizer and communication are in no pass.
     """
 
     name: str
     us: float  # sum of the brick's time in all passes
     forward_us: float | None
     backward_us: float | None
-    recompute_us: float | None  # time of forward passes that are repeated during the backward pass
-    percent: float | None  # the brick's time in all passes, in percent of the recorded steps' time
+    recompute_us: float | None  # time of forward passes that the backward repeats
+    percent: float | None  # the brick's time in all passes, in percent of the recorded steps
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingView:
-    """The training steps of a phase.
+    """The training steps of a phase. Parts are of the newest `steps` steps, bricks of recorded steps."""
 
-    The parts of a step are from the latest `steps` steps. The times of bricks are only from recorded steps.
-    """
-
-    steps: int  # number of the latest steps that the parts cover; 0 if the parts are not known
-    mean_us: float | None  # mean time of a training step in these steps, or None if the parts are not known
-    parts: tuple[TrainingPartRow, ...]  # the parts of a step, in the usual order of a training loop
+    steps: int  # number of newest steps in the parts; 0 if the parts are unknown
+    mean_us: float | None  # mean time of these steps; None if the parts are unknown
+    parts: tuple[TrainingPartRow, ...]  # the parts of a step, in the order of a training loop
     bricks: tuple[TrainingBrick, ...]  # the longest first
-    # communication of the steps; None if the steps did not communicate
+    # communication of the steps; None without any
     communication: CommunicationView | None = None
-    gradients: GradientsView | None = None  # gradients of the steps; None if the process has not reported them
-    # number of recorded steps that gave the parts by their kernels' times; 0 if the host's clock gave the parts, or
-    # if unknown
+    gradients: GradientsView | None = None  # gradients of the steps; None if not reported
+    # number of recorded steps whose kernels gave the parts' times; 0 if the host's clock did, or if unknown
     by_kernels: int = 0
     memory: TrainingMemoryView | None = None  # memory of the steps; None if the process has not reported it
+    # Mean time per step of cbtop's own work that is in no part. 0 if the parts are the times of kernels.
+    own_us: float = 0.0
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:
-        """Return the part with the name `name`. Return None if the process does not report it."""
+        """Return the part called `name`. None if the process does not report it."""
         return next((part for part in self.parts if part.name == name), None)
 
 
 def training_view(
     record: SourceRecord, totals: PhaseTotals, bricks: Callable[[], Sequence[BrickStats]]
 ) -> TrainingView | None:
-    """Return the training steps of the phase in `totals`. Return None if they are not training steps.
+    """Return the training steps of the phase in `totals`, or None for other steps.
 
-    `bricks` returns the bricks of the phase. It is only called for training steps.
+    `bricks` returns the phase's bricks. It is called only for training steps.
     """
     step = totals.step
     if step is None:
@@ -90,12 +88,13 @@ def training_view(
         gradients=gradients_view(record, step),
         by_kernels=times.by_kernels if times else 0,
         memory=memory_view(record, step),
+        own_us=times.own_ns / times.steps / 1e3 if times else 0.0,
     )
 
 
 def pass_of(name: str) -> tuple[str, str]:
-    """Split the name of a brick of a training step into the name of its forward pass and a suffix: BACKWARD,
-    RECOMPUTE or "".
+    """Split the name of a brick of a training step into the name in the forward and a suffix: BACKWARD, RECOMPUTE or
+    "".
     """
     for suffix in (BACKWARD, RECOMPUTE):
         if name.endswith(suffix):
@@ -104,9 +103,9 @@ def pass_of(name: str) -> tuple[str, str]:
 
 
 def passes_of_layer(layers: LayersView, row: LayerRow) -> tuple[float, float]:
-    """Return the exclusive time of a layer's bricks as (forward pass, backward pass) in µs.
+    """Return the exclusive time of a layer's bricks as (forward, backward) in µs.
 
-    Forward passes that are repeated during the backward pass belong to the backward pass.
+    Forward passes that the backward repeats count as backward.
     """
     forward_us = backward_us = 0.0
     for brick, us in zip(layers.bricks, row.cells, strict=True):

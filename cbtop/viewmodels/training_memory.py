@@ -1,4 +1,4 @@
-"""The memory of training steps on a GPU: its peak by part, and the brick at the peak."""
+"""The memory of training steps on a GPU: its peak in each part, and the brick at the peak."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PartMemoryRow:
 class TrainingMemoryView:
     """The memory of recorded training steps on one GPU, by the counters of torch's allocator.
 
-    The counters are read at the bounds of calls, so peaks are lower bounds. `torch_peak_bytes` is an upper bound,
+    Counters are read at the begin and end of calls, so peaks are lower bounds. `torch_peak_bytes` is an upper bound,
     unless the program has reset torch's peak within the step.
     """
 
@@ -38,20 +38,20 @@ class TrainingMemoryView:
     parts: tuple[PartMemoryRow, ...]  # peak memory of each part, in the usual order of a training loop
     allocated_bytes: int | None  # peak of a step
     reserved_bytes: int | None  # peak of a step
-    unused_bytes: int | None  # memory that was reserved but not allocated, when the allocated memory had its peak
-    place: tuple[str, ...]  # layer and brick that ran at the peak; empty if unknown
-    torch_peak_bytes: int | None  # torch's own peak, since the start or since the program reset it
-    limit_bytes: int | None  # maximum memory that the process can reserve; None if unknown
-    # number of times in `counted_steps` steps that torch emptied its cache, because no memory was left
+    unused_bytes: int | None  # memory that was reserved but not allocated, at the peak of allocated memory
+    place: tuple[str, ...]  # layer and brick at the peak; empty if unknown
+    torch_peak_bytes: int | None  # torch's own peak, since the start or the program's last reset
+    limit_bytes: int | None  # most memory that the process can reserve; None if unknown
+    # how often torch emptied its cache for lack of memory, in `counted_steps` steps
     retries: int | None
     counted_steps: int | None
-    why_unknown: str | None  # the reason why nothing is known, otherwise None
+    why_unknown: str | None  # why nothing is known; None if something is
 
     @property
     def unused_percent(self) -> float | None:
-        """Largest possible share of the reserved memory that is not allocated at the peak, in percent.
+        """Upper limit of the unallocated share of reserved memory at the peak, in percent.
 
-        The allocated memory is a lower bound, so this share is an upper bound.
+        The allocated memory is a lower bound.
         """
         if not self.allocated_bytes or self.unused_bytes is None:
             return None
@@ -59,7 +59,7 @@ class TrainingMemoryView:
 
     @property
     def least_unused_percent(self) -> float | None:
-        """Smallest possible share of the reserved memory that is not allocated at the peak, by torch's own peak."""
+        """Lower limit of the unallocated share of reserved memory at the peak, by torch's own peak."""
         if not self.reserved_bytes or not self.allocated_bytes or not self.torch_peak_bytes:
             return None
         peak_bytes = max(self.allocated_bytes, self.torch_peak_bytes)
@@ -92,7 +92,7 @@ def memory_view(record: SourceRecord, step: Node) -> TrainingMemoryView | None:
 def of_step(said: Mapping[tuple[str, str], Message], step: Node) -> Message | None:
     """Return the message about the steps of the node `step`. The keys are (phase, model).
 
-    A step node has a model's name only if the process runs several models.
+    Only with several models does a step node have a model's name.
     """
     of_phase = {model: message for (phase, model), message in said.items() if phase == step.name}
     exact = [message for model, message in of_phase.items() if model == step.label]

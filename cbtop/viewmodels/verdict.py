@@ -1,4 +1,4 @@
-"""A verdict, with its severity, its subject, its evidence and its advice."""
+"""A verdict: its severity, subject, evidence and advice."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from enum import StrEnum
 class Severity(StrEnum):
     """The severity of a verdict, from wrong figures down to a remark."""
 
-    ERROR = "error"  # The figures of the process cannot be trusted, or nothing runs.
-    WARNING = "warning"  # The process loses time that could be saved.
+    ERROR = "error"  # The process's figures cannot be trusted, or nothing runs.
+    WARNING = "warning"  # The process loses time that it could save.
     NOTE = "note"  # The process has a limit, or a figure leaves something out.
 
 
 class About(StrEnum):
-    """The kinds of things that a verdict can be about."""
+    """What a verdict can be about."""
 
     SOURCE = "source"
     RANK = "rank"
@@ -28,7 +28,7 @@ class About(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The subject of a verdict, by name. For a layer, `node` is the id of its node."""
+    """What a verdict is about, by name. For a layer, `node` is its node's id."""
 
     kind: About
     name: str
@@ -46,10 +46,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A problem or a limit, with evidence and advice. All rules are in `cbtop.viewmodels.verdicts`.
+    """A problem or a limit, with evidence and advice. The rules are in `cbtop.viewmodels.verdicts`.
 
-    `gain_tokens_per_sec` (derived) is the gain in wall-clock tokens/s by Amdahl's law, if the condition `gain_if`
-    holds.
+    `gain_tokens_per_sec` (derived) is the gain in wall-clock tokens/s by Amdahl's law, under the condition `gain_if`.
     """
 
     id: str
@@ -64,8 +63,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """The verdicts that are withheld although their rules fire, and why their figures cannot be trusted."""
+    """Verdicts that are not shown although their rules fire, and why their figures cannot be trusted."""
 
     ids: tuple[str, ...]
     about: str  # what the withheld verdicts are about: "latency" or "speed"
-    reason: str  # the reason as a clause, to be written after "because"
+    reason: str  # the reason as a clause after "because"

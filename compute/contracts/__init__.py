@@ -24,12 +24,12 @@ WEIGHTS = "weights_read"
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """The speed of a kernel: the share of a roof that it reached when it was measured.
+    """The speed of a kernel: the share of a roof (peak rate) that it reached when it was measured.
 
-    `roof` is the name of a ceiling (see `ceilings`).
+    `roof` is the name of a ceiling (see `ceilings`). Kernels that read weights have the roof WEIGHTS, and only their
+    bricks get time budgets.
 
-    A call is a regression if it takes `regression` times as long as was measured. Kernels that read weights have the
-    roof WEIGHTS. Only bricks of kernels that read weights get budgets.
+    A call is a regression if it takes `regression` times as long as was measured.
     """
 
     roof: str

@@ -37,7 +37,7 @@ def compiled(source: str, architecture: str, *, stamped: bool = False) -> Compil
     """Compile `source`, with the prelude before it, for an `architecture` in NVRTC's form (sm_90).
 
     Each version of NVRTC compiles a source only once. Later calls read the result from the cache. Raises ComputeError
-    if NVRTC is not installed, or if it rejects the source. The error then contains NVRTC's text.
+    if NVRTC is not installed, or with NVRTC's text if it rejects the source.
     """
     nvrtc = _nvrtc()
     options = (*OPTIONS, f"--gpu-architecture={architecture}", *(("--define-macro=STAMPED",) if stamped else ()))
@@ -108,7 +108,7 @@ def _bytes(size_of: Any, read: Any, program: Any) -> bytes:
 def _read(path: Path) -> CompiledModule | None:
     """Return a cached module, or None if it is missing or damaged.
 
-    Also returns None if other users may write to the directory, because the code of the module will be executed.
+    The code of the module will be executed. So the result is also None if other users may write to the directory.
     """
     try:
         whole = bytes_of(path, MAX_KEPT_BYTES) if is_believed(path.parent) else None

@@ -95,9 +95,9 @@ def whole_warps(threads: int, most: int = 1024) -> int:
 
 
 def of_rows(rows: int, columns: int) -> tuple[Dimensions, Dimensions]:
-    """Return a grid with one block for each row, and the size of a block.
+    """Return a grid with one block for each row, and the number of threads of a block.
 
-    A thread processes one group of four numbers. If the row is long, it processes several of these groups.
+    A thread processes one group of four numbers, or several groups of a long row.
     """
     return line(rows, whole_warps(-(-columns // 4)))
 

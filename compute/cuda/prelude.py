@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-# A stamp is the time of "%globaltimer" (CUDA Guide, PTX ISA) at the begin or the end of a kernel. The first block of
-# a kernel writes the begin. Every block writes the end with `atomicMax` when it ends, so the time of the last block
-# remains. Stamps need no reset, because time only grows.
+# A stamp is the time of "%globaltimer" (CUDA Guide, PTX ISA) when a kernel begins or ends. The first block of a
+# kernel writes the begin. Every block writes the end with `atomicMax`, so the time of the last block remains. Stamps
+# need no reset, because time only grows.
 PRELUDE = r"""
 typedef signed char int8_t;
 typedef unsigned char uint8_t;

@@ -16,10 +16,10 @@ from cbtop.compute.cuda.units import UNITS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
-# A thread reads a unit (32 weights) of each of ROWS rows, so that ROWS loads are in flight. The thread uses each
-# loaded activation ROWS times. dp4a computes four products of int8 and their sum (CUDA math API, "SIMD intrinsics").
-# A byte is converted to float32 by putting it into the low byte of a float32. The last bit of that float32 is worth
-# 1. This is faster than a conversion instruction, because an SM executes few of these at a time.
+# A thread reads a unit (32 weights) of each of ROWS rows, so that ROWS loads are in flight, and uses each loaded
+# activation ROWS times. dp4a computes four products of int8 and their sum (CUDA math API, "SIMD intrinsics"). A byte
+# is converted to float32 by putting it into the low byte of a float32 with a last bit that is worth 1. This is faster
+# than a conversion instruction, because an SM executes few of these at a time.
 PRODUCTS = r"""
 struct Int8 {  // of quantize_rows
     const uint8_t* codes;    // int8 (tokens, columns)
@@ -296,8 +296,10 @@ def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool, is_beside_oth
     """Return the number of rows that a thread computes, and the number of units that it reads together.
 
     Only int8 products read several units together. The returned numbers are the fastest on an H100, for one token in
-    all projections of a 7B (`python -m benchmarks.gpu.gemv`). `is_beside_others` means that several matrices share a
-    launch. Because some of these matrices are small, a thread then gets fewer rows, and more threads run.
+    all projections of a 7B (`python -m benchmarks.gpu.gemv`).
+
+    `is_beside_others` means that several matrices share a launch. Some of them are small, so a thread then gets fewer
+    rows, and more threads run.
     """
     if not is_int8:
         return 4 if tokens == 1 and block_format.block_elements > 1 else 2, 1

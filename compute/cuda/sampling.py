@@ -1,15 +1,16 @@
 """CUDA C++ of sampling.
 
-It finds the first largest logit or draws one of the likeliest tokens, without sorting all logits.
+It finds the first largest logit, or draws one of the likeliest tokens without sorting all logits.
 
 A logit and its index are combined into one number. The number is larger if the logit is larger, or if the logits are
-equal and the index is smaller. The kernel searches for three tokens: the last of top_k, the last of top_p, and the
-drawn token. For each of the three, the kernel finds the number at which the sum over all larger numbers exceeds a
-bound.
+equal and the index is smaller.
+
+The kernel searches for three tokens: the last of top_k, the last of top_p, and the drawn token. Each search finds the
+number at which the sum over all larger numbers exceeds a bound.
 
 First all logits are counted and summed in BINS of equal width. Then each search takes one launch. The last block of
 the launch sorts only the bin that contains the result. If this bin has too many logits, the block searches all logits
-digit by digit. A bin has too many logits if many logits are equal, or if outliers make the bins wide.
+digit by digit. This happens if many logits are equal, or if outliers make the bins wide.
 """
 
 from __future__ import annotations

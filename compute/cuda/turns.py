@@ -242,8 +242,8 @@ class ThreadShape:
     def blocks(self, pieces: int, multiprocessors: int) -> int:
         """Return the number of blocks for `pieces` pieces of work.
 
-        A block works on several pieces at the same time: one piece for each row of threads along y. Then the block
-        takes the next pieces.
+        A block works on one piece for each of its rows of threads along y at the same time, and then takes the next
+        pieces.
         """
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 
@@ -255,8 +255,8 @@ class ThreadShape:
 def shape_of(columns: int) -> ThreadShape | None:
     """Return how threads best share rows of `columns` columns, or None if the rows are too long.
 
-    A shape with at most an eighth of the threads idle is preferred, otherwise the shape with the fewest idle threads.
-    Among equally good shapes, the result has the most loads in flight.
+    At most an eighth of the threads should be idle. If no shape achieves that, the shape with the fewest idle threads
+    is used. Among equally good shapes, the result has the most loads in flight.
     """
     units, ways = columns // UNIT, []
     for warps in range(1, MOST_WARPS + 1):

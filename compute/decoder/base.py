@@ -28,10 +28,10 @@ MAX_CONTEXT = 1 << 24
 MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
-# Keys that do not change what a decoder computes. Some keys only describe the model, or repeat what the tensors show
-# (such as whether the halves of a layer are parallel). Some keys matter only together with other keys (such as the
-# number of used experts). These other keys are refused or off. Keys that begin with a prefix in OF_IMAGES are
-# ignored, too, because they describe tensors in other files.
+# Keys that do not change what a decoder computes. Some only describe the model, or repeat what the tensors show (such
+# as whether the halves of a layer are parallel). Some matter only together with other keys that are refused or off
+# (such as the number of used experts). Keys with a prefix in OF_IMAGES are ignored, too, because they describe
+# tensors in other files.
 DESCRIBING = frozenset(
     {
         "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",
@@ -56,24 +56,24 @@ class Family:
     """An architecture family: its name in `general.architecture` of GGUF files, and how it differs from other
     families.
 
-    `qkv_bias`: whether the three attention projections must have biases. Other biases are read if the file has them.
-    `layer_norm`: whether norms are LayerNorms with biases. Otherwise they are RMSNorms.
-    `qk_norm`: whether each head of queries and keys is normalised before it rotates.
-    `experts`: whether the feed-forward network may be a mixture of experts.
-    `fused`: whether queries, keys and values are rows of one tensor (`attn_qkv`), and gate and up rows of another
-    (`ffn_up`).
-    `activation`: the activation of the feed-forward network's gate.
-    `post_norms`: whether the output of a half layer is normalised before it is added.
-    `scales_embedding`: whether embeddings are multiplied by the square root of the hidden size.
-    `attention_cap`, `logit_cap`: caps of scores and logits if the file does not contain a cap. 0 means no cap. None
-    means that files of this family have no key for the cap.
-    `window_period`: every `window_period`-th layer sees all positions, and the other layers have a sliding window. 0
-    means that all layers have a window. None means that no layer has a window. A context then ends at the window's
-    size.
-    `window`: the size of the window if the file has none.
-    `sliding_rope_base`: the RoPE base of layers with a sliding window, if the file has none. Positions in these
-    layers are not scaled. None: these layers rotate like the other layers.
-    `layers_scaled_by_hidden`: a model with this number of layers scales scores by hidden / heads, not by head_dim.
+    - `qkv_bias`: whether the three attention projections must have biases. Other biases are read if the file has
+      them.
+    - `layer_norm`: whether norms are LayerNorms with biases. Otherwise they are RMSNorms.
+    - `qk_norm`: whether each head of queries and keys is normalised before it rotates.
+    - `experts`: whether the feed-forward network may be a mixture of experts.
+    - `fused`: whether queries, keys and values are rows of one tensor (`attn_qkv`), and gate and up rows of another
+      (`ffn_up`).
+    - `activation`: the activation of the feed-forward network's gate.
+    - `post_norms`: whether the output of a half layer is normalised before it is added.
+    - `scales_embedding`: whether embeddings are multiplied by the square root of the hidden size.
+    - `attention_cap`, `logit_cap`: caps of scores and logits if the file does not contain a cap. 0: no cap. None:
+      files of this family have no key for the cap.
+    - `window_period`: every `window_period`-th layer sees all positions, and the other layers have a sliding window.
+      0: all layers have a window. None: no layer has one, and a context ends at the window's size.
+    - `window`: the size of the window if the file has none.
+    - `sliding_rope_base`: the RoPE base of layers with a sliding window, if the file has none. Positions in these
+      layers are not scaled. None: these layers rotate like the other layers.
+    - `layers_scaled_by_hidden`: a model with this number of layers scales scores by hidden / heads, not by head_dim.
     """
 
     architecture: str

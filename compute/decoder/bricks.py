@@ -264,8 +264,8 @@ class BrickMaker:
     def _norm(self, norm: Norm, behind: Sequence[Matrix] = (), *, adds: bool = False) -> ComputeBrick:
         """Return the brick of a norm.
 
-        `behind`: the matrices that the norm's output is multiplied by. If some of these take int8, the norm also
-        makes int8 codes. On a GPU, the norm makes no codes, because the pass makes them (see `BrickLaunches`).
+        `behind` are the matrices that multiply the norm's output. If some of them take int8, the norm also makes int8
+        codes. On a GPU it makes none, because the pass makes them (see `BrickLaunches`).
 
         `adds`: whether the brick also computes the residual sum that the norm reads.
         """

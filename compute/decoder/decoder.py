@@ -61,7 +61,7 @@ def _timed(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
 def _by_contract(announce: Callable[[CheckResult], None]) -> Run:
     """Return a function that runs bricks and checks the conditions of their contracts.
 
-    When a brick first runs, each condition that holds is announced as passed. A condition that does not hold is
+    A condition that holds when its brick first runs is announced as passed. A condition that does not hold is
     announced as failed, but only the first time.
     """
     said: dict[tuple[str, str], bool] = {}
@@ -95,8 +95,8 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
 def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Concatenate[User, P], R]:
     """Let only one call at a time use the decoder, because two calls would write into the same cache.
 
-    A second call raises ComputeError. It may come from another thread, or from inside the first call: from an
-    observer or a signal handler.
+    A second call raises ComputeError. It may come from another thread, or from an observer or a signal handler inside
+    the first call.
     """
 
     @wraps(method)
@@ -148,9 +148,8 @@ def _layers_of(
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
     """Raise ComputeError if a context needs more than the available memory.
 
-    A context always needs the angles of its positions. The caches fill up later. The float64 angles exist only while
-    the angles are computed. The caches and the float64 angles are not needed at the same time, so only the larger of
-    the two counts.
+    A context needs the angles of its positions, and its caches fill up later. Computing the angles needs a float64
+    copy for a moment. The caches and this copy are not needed at the same time, so only the larger of the two counts.
     """
     caches = 2 * len(model.layers) * model.kv_heads * kv_caches.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
@@ -289,10 +288,10 @@ class Decoder:
         return self._run_brick if observe is None else _observed(self._run_brick, observe)
 
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
-        """Call `run` with the bricks of a pass. `run` may leave the bricks unexecuted.
+        """Call `run` with the bricks of a pass. `run` need not execute the bricks.
 
-        If the bricks do not run, no router chooses experts. Then all tokens go to the same experts, as many experts
-        as one token uses.
+        Without execution, no router chooses experts. Then all tokens go to the same experts, as many as one token
+        uses.
         """
         if self._mixture is not None:
             self._mixture.plan(len(tokens))
@@ -308,12 +307,12 @@ class Decoder:
     def verify(self, *prompts: Sequence[int]) -> list[CheckResult]:
         """Check each brick against its reference, in both kinds of pass. Nothing is timed.
 
-        All tokens of each prompt except the last run together from position 0. Then the last token runs alone.
-        Restarts the sequence.
+        First all tokens of a prompt except the last run together from position 0. Then the last token runs alone. The
+        sequence is restarted.
 
-        Returns one result for each pair of brick name and assertion. The result covers all places where the brick
-        runs. If the output of a brick was not finite and could not be replaced, failures of later bricks count as
-        skipped, because the bad input may have caused them.
+        Returns one result for each pair of brick name and assertion, over all places where the brick runs. If a
+        brick's output was not finite and could not be replaced, failures of later bricks count as skipped, because
+        the bad input may have caused them.
         """
         findings: list[tuple[str, str, AssertionResult]] = []
         in_turn, last_kept = list(self.bricks.places()), self.bricks.layers[-1].kv_write

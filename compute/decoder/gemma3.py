@@ -1,10 +1,10 @@
-"""The architecture family of Gemma 3's text models. They differ from Gemma 2 by normalised queries and keys instead
-of soft caps.
+"""The architecture family of Gemma 3's text models. They have normalised queries and keys, where Gemma 2 has soft
+caps.
 
-Five of six layers have a window, and a RoPE base of their own.
+Five of six layers have a window and a different RoPE base.
 
-Source: Gemma 3 technical report (2025). The following is taken from llama.cpp's LLM_ARCH_GEMMA3: tensor names, the
-RoPE layout, the defaults of missing keys, and the scale of the 27B's scores (62 layers).
+Source: Gemma 3 technical report (2025). Taken from llama.cpp's LLM_ARCH_GEMMA3: tensor names, the RoPE layout, the
+defaults of missing keys, and the scale of the 27B's scores (62 layers).
 """
 
 from __future__ import annotations

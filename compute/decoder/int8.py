@@ -30,8 +30,9 @@ def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
 def exact_bytes() -> int:
     """Return a size in bytes. Matrices of this size or larger are not interleaved.
 
-    The size was measured or set. By default it exceeds the size of every matrix. On a processor without instructions
-    for integer products, no matrix is interleaved by default, because float products are faster there.
+    The size was measured or set. By default it exceeds the size of every matrix, so all are interleaved. On a
+    processor without instructions for integer products, the default is to interleave none, because float products are
+    faster there.
     """
     found = crossovers()
     is_known = found.exact_bytes != NEVER or "exact_bytes" in found.measured
@@ -41,8 +42,8 @@ def exact_bytes() -> int:
 def interleaved(model: Model, reorder: Reorder = InterleavedMatrix.of, exact_bytes: int = NEVER) -> Model:
     """Interleave every matrix of `model` that can be interleaved and has fewer than `exact_bytes` bytes.
 
-    Do not use `model` afterwards. The embedding is interleaved only if it is also the output matrix. Otherwise the
-    rows of the embedding are looked up one by one. `reorder` is the function that interleaves a matrix.
+    Do not use `model` afterwards. An embedding is interleaved only if it is also the output matrix. Otherwise its
+    rows are looked up one by one. `reorder` is the function that interleaves a matrix.
     """
 
     def reordered(matrix: Matrix, parts: int = 1) -> Matrix:

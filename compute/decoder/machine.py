@@ -67,9 +67,9 @@ class Machine(Protocol):
 def activations(shape: int | tuple[int, ...], dtype: Any) -> Any:
     """Return zeros for the activations of tokens.
 
-    On a Zen 4 the activations begin 16 bytes after the start of a cache line. With this offset, products of BF16 read
-    weights at 0.97 to 0.99 of the memory bandwidth, and products of F16 at 0.94 to 0.98. If activations begin at the
-    start of a line, the figures are 0.65 for BF16 and 0.91 to 0.95 for F16.
+    On a Zen 4, the activations begin 16 bytes after the start of a cache line. Products of BF16 then read weights at
+    0.97 to 0.99 of the memory bandwidth, and products of F16 at 0.94 to 0.98. With activations at the start of a
+    line, they reach only 0.65 (BF16) and 0.91 to 0.95 (F16).
     """
     if not LOOKS_AHEAD:
         return np.zeros(shape, dtype)

@@ -1,12 +1,12 @@
 """Run the decoder on a GPU. The weights and the cache stay there.
 
-Passes with the same number of tokens make the same launches, because kernels read the tokens and positions on the
-device. So launches are prepared once and repeated. The launches for one token are captured as a graph, unless
-`is_eager`. The launches for a prompt run one by one.
+Kernels read the tokens and positions on the device. So passes with the same number of tokens make the same launches,
+which are prepared once and repeated. The launches for one token are captured as a graph, unless `is_eager`. The
+launches for a prompt run one by one.
 
 Rules
-- A recorded step launches the variants of kernels that stamp their times. Any other step launches the plain variants.
-  Both variants of a one-token pass are prepared with the first token.
+- A recorded step launches the variants of kernels that stamp (store) their times. Other steps launch the plain
+  variants. Both variants of a one-token pass are prepared with the first token.
 - The measurements of a recorded step are published while the device computes the next step, or when the sequence
   ends. `tell` publishes the last step. If the measurements are lost, the step is still recorded, and its kernels
   count as lost.
@@ -51,8 +51,8 @@ from cbtop.protocol.vocabulary import TransferDirection
 TOGETHER = 8
 # largest number of launches in a pass with stamps; the measurements of a longer pass are lost
 MOST_LAUNCHES = 1 << 14
-# Number of prompt passes that are kept, so that their launches can be repeated. A kept pass can be repeated for the
-# same number of tokens at the same position.
+# Number of prompt passes that are kept to repeat their launches. A kept pass can be repeated for the same number of
+# tokens at the same position.
 KEPT_PROMPTS = 4
 
 Elements = Mapping[ComputeBrick, int]
@@ -63,8 +63,8 @@ _Key = tuple[int, int, bool]
 def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> Model:
     """Return `model` with its weights on the GPU. Products use int8 activations unless `is_exact`.
 
-    `model` is the part of the model that `rank` runs. It stays on the host unchanged. Raises ModelError if the model
-    cannot run on the GPU or does not fit.
+    `model` is this rank's part of the model. It stays on the host unchanged. Raises ModelError if the model cannot
+    run on the GPU or does not fit.
     """
     if model.head_dim > attention.LARGEST_HEAD or model.vocabulary > 1 << PLACE_BITS:
         raise ModelError(
@@ -130,9 +130,8 @@ def _products_of(layer: LayerWeights) -> Iterator[DeviceMatrix]:
 class GpuMachine:
     """The arrays of a decoder on a GPU.
 
-    The inputs of a pass are the tokens, the start of each part of the pass, the position after the pass, and the
-    number of the sequence (used for random draws). The inputs are adjacent in memory, so that one copy transfers all
-    of them (see `write`).
+    The inputs of a pass are its tokens, the start of each part, the position after the pass, and the sequence's
+    number (for random draws). They are adjacent in memory, so that one copy transfers all of them (see `write`).
     """
 
     names_launches = True

@@ -102,7 +102,7 @@ class _PlannedMachine(GpuMachine):
 
 
 def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
-    """Return the launches of a pass of `tokens` tokens, in order, for the model at `path` and the backend `backend`.
+    """Return the launches of a pass of `tokens` tokens, in order, for the model at `path`.
 
     `backend` is one of BACKENDS. Raises ModelError if the model cannot run on that backend.
     """

@@ -185,9 +185,12 @@ class QuantizationProbe:
     """The probe of trace MLT-04. It compares some rows of products with the same products in float64.
 
     Each traced pass compares the matrices of the head and of one layer, a different layer each time. It measures two
-    errors. One is the kernel's own error, including the rounding of activations if the kernel rounds them. The other
-    is the error that rounding activations to Q8_0 would add, if the kernel does not round them. The error of the
-    weights' quantisation cannot be measured, because a GGUF file does not contain the original floats.
+    errors:
+    - the kernel's own error, which includes the rounding of activations if the kernel rounds them;
+    - the error that rounding activations to Q8_0 would add, if the kernel does not round them.
+
+    The error of the weights' quantisation cannot be measured, because a GGUF file does not contain the original
+    floats.
     """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:

@@ -1,15 +1,16 @@
 """Split a model over several processes, called ranks. Each rank has an even share of the layers, or a part of every
 layer.
 
-Rules
-- Split by layers: a rank sends its output to the next rank, and the last rank sends the chosen token to all.
-- Split of every layer, by heads and by columns of the feed-forward network (Shoeybi et al., "Megatron-LM", 2019,
-  section 3): the outputs of the ranks are added up twice per layer. All ranks receive exactly the same sums (NCCL's
-  user guide, "AllReduce"). So each rank chooses tokens by itself, with its own copy of the embedding and the output
-  matrix.
-- With either split, every rank runs the same passes in the same order and returns the same tokens.
-- An exchange is a brick in the category Communication. It has the name, label and counts of a torch.distributed
-  exchange (profiler/instrument/collectives.py). It has no assertions, because it computes nothing.
+Split by layers: a rank sends its output to the next rank, and the last rank sends the chosen token to all.
+
+Split of every layer, by heads and by columns of the feed-forward network (Shoeybi et al., "Megatron-LM", 2019,
+section 3): the outputs of the ranks are added up twice per layer. All ranks receive exactly the same sums (NCCL's
+user guide, "AllReduce"). So each rank chooses tokens on its own, with a copy of the embedding and the output matrix.
+
+With either split, every rank runs the same passes in the same order and returns the same tokens.
+
+An exchange is a brick in the category Communication. It has the name, label and counts of a torch.distributed
+exchange (profiler/instrument/collectives.py), and no assertions, because it computes nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ UNBOUND = Performance("", 0.0, "", "", math.inf)
 class RankLink(Protocol):
     """The interface that a rank uses to exchange arrays with the other ranks.
 
-    Each rank receives arrays in the order of sending. Arrays are in the decoder's memory, contiguous, float32 or
-    int64. On a device, a transfer runs after everything that was launched before it.
+    Arrays arrive in the order of sending. They are in the decoder's memory, contiguous, float32 or int64. On a
+    device, a transfer runs after everything that was launched before it.
     """
 
     def send(self, array: Any, to: int) -> None: ...
@@ -178,7 +179,7 @@ def _blocks_of(one: Projection) -> int:
 def _rows(one: Projection, own: slice, parts: int, groups: int = 1) -> Projection:
     """Return some rows of a matrix that consists of `groups` groups of rows.
 
-    Each group is divided into `parts` equal parts. The slice `own` selects the returned parts of each group.
+    Each group is divided into `parts` equal parts. The slice `own` says which parts of each group to return.
     """
     data = one.weight.data.reshape(groups, parts, -1, one.weight.data.shape[1])[:, own]
     bias = one.bias.reshape(parts, -1)[own].reshape(-1) if one.bias.size else one.bias

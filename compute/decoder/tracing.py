@@ -27,8 +27,8 @@ from cbtop.profiler.traces.tracer import ModelTracer
 
 TRACE_BRICK = "Trace"
 MIN_INTERVAL_S = 1.0
-# A summary is published again when its age exceeds this share of the time since the run began. A catalog only grows,
-# so a long run must publish less often.
+# A summary is published again when its age exceeds this share of the run's time. A catalog only grows, so a long run
+# must publish less often.
 MAX_AGE_SHARE = 0.05
 
 

@@ -55,7 +55,7 @@ class Workspace:
     ) -> Workspace:
         """Make the buffers with `zeros(shape, dtype)`.
 
-        If norms make int8 codes, `int8_scratch` is the scratch memory of products, otherwise None. The norms of the
+        `int8_scratch` is the products' scratch memory if norms make int8 codes, otherwise None. The norms of the
         layers and the final norm write their codes into separate buffers.
         """
 

@@ -196,9 +196,10 @@ class Gpu:
     ) -> Callable[[], object]:
         """Return a function that launches `one` on CuPy's current stream.
 
-        `stamp`: the address of two words, into which the kernel writes its begin and its end. `is_early`: whether the
-        kernel may be scheduled before the previous launch ends. The kernel then waits for that end by itself
-        (prelude.py).
+        `stamp` is the address of two words, into which the kernel writes the times of its begin and its end.
+
+        `is_early`: whether the kernel may be scheduled before the previous launch ends. The kernel itself then waits
+        for that end (prelude.py).
         """
         if isinstance(one, LibraryCall):
             return one.call
@@ -280,9 +281,8 @@ class BrickLaunches:
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
         """Yield each launch with its kernel.
 
-        If two calls can be joined, they become one launch. If a kernel's output is the input of a product, the kernel
-        also writes it as int8 codes (one token) or in bfloat16 (many tokens). The product then needs no conversion of
-        its own.
+        Two calls become one launch if they can be joined. If a kernel's output is the input of a product, the kernel
+        also writes it as int8 codes (one token) or in bfloat16 (many tokens). The product then needs no conversion.
         """
         first = kernels[0]
         for kernel, arguments in zip(kernels, calls, strict=True):

@@ -1,7 +1,7 @@
 """Link ranks that each have a GPU of the same host, with NCCL through CuPy.
 
-Calls go to the current stream, so that a captured graph contains them like kernels. A rank that waits for a rank that
-has ended waits forever, so the program that started the ranks must end them.
+Calls go to the current stream, so that a captured graph contains them like kernels. If a rank has ended, a rank that
+waits for it waits forever. So the program that started the ranks must end them.
 """
 
 from __future__ import annotations

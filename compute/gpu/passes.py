@@ -1,7 +1,8 @@
-"""The launches of a pass on a GPU, in order. Each launch has its brick, its layer and the address of its stamps.
+"""The launches of a pass on a GPU, in order. Each launch has its brick, its layer and the address of its stamps (the
+times of its begin and end).
 
-Our kernels write their own stamps (cuda/prelude.py). For a library call or a copy, a launch of `mark` before it and
-one after it write the stamps. The measured time includes both marks, about 1 us each.
+Our own kernels write their stamps (cuda/prelude.py). A library call or a copy cannot. So a launch of `mark` before it
+and one after it write the stamps. The measured time includes both marks, about 1 us each.
 """
 
 from __future__ import annotations
@@ -38,9 +39,8 @@ Times = NDArray[np.uint64]  # the stamps are an array of shape (launches, STAMPS
 def have_run(stamps: Times, after_ns: int) -> bool:
     """Return whether every launch of the pass has written its stamps.
 
-    Each launch must end after its own begin, and begin after the end of the previous launch. The first must begin
-    after `after_ns`. Stamps of an earlier pass do not pass this test. If the clock was set meanwhile, the stamps do
-    not pass, either.
+    Each launch must end after its begin, and begin after the end of the previous launch. The first must begin after
+    `after_ns`. Stamps of an earlier pass fail this test. So do stamps if the clock was set back meanwhile.
     """
     # Signed numbers are enough, because nanoseconds since 1970 need only 61 bits.
     times = stamps.reshape(-1).astype(np.int64)
@@ -63,7 +63,7 @@ class Launched:
 class LaunchedPass:
     """Launches the bricks of one pass, and stores the launches so that they can be repeated.
 
-    `stamps` is uint64 (most, 2) on the device. If it is given, the first `most` launches write their stamps into it.
+    `stamps` is uint64 (most, 2) on the device, or None. The first `most` launches write their stamps into it.
     """
 
     def __init__(
@@ -146,12 +146,12 @@ class LaunchedPass:
 
 
 class PassParts:
-    """The parts of a pass that are recorded, in order.
+    """The parts of a pass that are recorded: launches, bricks and layers.
 
-    Parts are launches, bricks and layers. A brick follows its launches, and a layer follows its bricks.
+    They are in order: a brick follows its launches, and a layer follows its bricks.
 
-    A brick lasts from the begin of its first launch to the end of its last launch. A layer lasts from the begin of
-    its first brick to the end of its last brick.
+    A brick lasts from the begin of its first launch to the end of its last launch, and a layer from the begin of its
+    first brick to the end of its last brick.
     """
 
     def __init__(self, launched: Sequence[Launched]) -> None:

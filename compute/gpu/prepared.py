@@ -1,8 +1,10 @@
 """Prepare a launch for CUDA's driver, so that it is packed once and launched any number of times.
 
 CuPy packs the arguments again for each launch, and does not support launch attributes. A pass has hundreds of
-launches, and the device waits while they are packed. Here, all words of a launch are in one array, which is quick to
-pack. The array contains the arguments, a pointer to each argument, and the seven words of CUlaunchConfig (cuda.h).
+launches, and the device waits while they are packed.
+
+Here, all words of a launch are in one array: the arguments, a pointer to each argument, and the seven words of
+CUlaunchConfig (cuda.h).
 """
 
 from __future__ import annotations

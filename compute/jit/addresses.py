@@ -1,8 +1,8 @@
 """Call compiled code by its address, so that one loop over threads can run the rows of every format.
 
-If a compiled function calls another one, Numba compiles the called function again as part of the caller. For an int8
-product, compiling takes seconds. The product would be compiled twice, because the loop for one thread and the loop
-for several both call it. Code that is called by its address is compiled only once.
+If a compiled function calls another one, Numba compiles the called function again as part of the caller. An int8
+product takes seconds to compile, and both the loop for one thread and the loop for several call it. Code that is
+called by its address is compiled only once.
 """
 
 # Nothing checks whether the code at an address was compiled for the types of the arguments. So only `address_of`
@@ -63,8 +63,8 @@ def call_rows(
 def on_threads(function: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunks: Any) -> None:
     """Call the code at the address `function` on several threads, once for each chunk number below `chunks`.
 
-    All functions that are called in this way have the same parameters, so this loop is compiled only once. Compiling
-    it takes as long as compiling several of these functions.
+    All functions that are called this way have the same parameters, so this loop is compiled only once. Compiling it
+    takes as long as compiling several of the functions.
     """
     for chunk in prange(chunks):
         call_rows(function, weights, bias, x, beside, out, np.int64(chunk), chunks)

@@ -128,7 +128,7 @@ def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> 
 
     The shift makes bit `place` (0 to 7) of `high` the fifth bit.
 
-    Words are shifted as a whole, and the mask removes the bits of other bytes. AVX-512 rotates in one instruction,
+    Whole words are shifted, and the mask removes the bits of neighbouring bytes. AVX-512 rotates in one instruction,
     and computes `&` and `|` in one.
     """
 
@@ -197,8 +197,7 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
 
 
 # The order of the rows in a tile: first the first two rows of every group of four, then the last two rows of every
-# group. In this order, two columns need no permutation across a register. Such permutations would take two
-# instructions for 32 weights.
+# group. In any other order, two columns would need permutations across a register (two instructions for 32 weights).
 _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]
 
 

@@ -100,9 +100,8 @@ def is_kept(function: Any) -> bool:
 def jit(function: Function) -> Function:
     """Compile a function for one thread.
 
-    fastmath allows LLVM to reorder sums, and so to vectorise them. error_model="numpy" makes a division by zero
-    return infinity or NaN instead of raising, because a division that raises prevents vectorisation (8x on the
-    softmax).
+    fastmath lets LLVM reorder sums, and so vectorise them. error_model="numpy" makes a division by zero return
+    infinity or NaN. A division that raises would prevent vectorisation (8x on the softmax).
     """
     return cast(Function, _Kernel(function, options=_options(fastmath=True)))
 
@@ -110,8 +109,8 @@ def jit(function: Function) -> Function:
 def jit_as_written(function: Function) -> Function:
     """Compile a function like `jit`, but without fastmath, for code that rounds to whole numbers.
 
-    With fastmath, LLVM may turn x * (1 / y) into x / y. The two results may differ in the last bit, which decides how
-    a value halfway between two numbers is rounded.
+    With fastmath, LLVM may turn x * (1 / y) into x / y. The last bit may then differ, and decide how a value halfway
+    between two numbers is rounded.
     """
     return cast(Function, _Kernel(function, options=_options()))
 
@@ -146,11 +145,12 @@ def jit_parallel(function: Function) -> Function:
 def copy_of(function: Function, name: str, **functions: Any) -> Function:
     """Return a copy of `function`, called `name`.
 
-    In the copy, `functions` replace the globals that have the same names.
+    In the copy, `functions` replace the globals that have the same names. The copy is not compiled yet: use one of
+    the decorators above.
 
-    The copy is not compiled yet. Use one of the decorators above. Formats share code in this way: for each format
-    that runs, the code is compiled with the format's functions. (A closure would be compiled again in every process,
-    because the closure's key in the cache contains the ids of the functions that it uses.)
+    Formats share code in this way: the code is compiled for each format that runs, with the functions of the format.
+    (A closure would be compiled again in every process, because its key in the cache contains the ids of the
+    functions that it uses.)
     """
     copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
     # The cache identifies a function by its file and this name, so each copy needs a name of its own.

@@ -3,9 +3,9 @@
 Several of Numba's passes look for constructs that no kernel contains: closures, literal_unroll, sums of whole arrays.
 Without these passes, compiling the functions of a model takes a tenth less time.
 
-Numba makes machine code of every function and stores it in the cache. Callers get the LLVM code from before that
-step. Functions that only compiled code calls become part of their callers' machine code. So this compiler makes no
-separate machine code for these functions. Making it took a twelfth of the time.
+Numba makes machine code of every function, even of functions that only compiled code calls. These become part of
+their callers' machine code anyway. So this compiler makes no separate machine code for them, which took a twelfth of
+the time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The features of the processor that kernels are compiled for.
 
-Kernels are compiled for the present processor, unless NUMBA_CPU_NAME names a different one. Features that
-NUMBA_CPU_FEATURES (`-avx2`) or NUMBA_ENABLE_AVX=0 removes count as missing, because LLVM cannot compile code for
-them.
+This is the present processor, unless NUMBA_CPU_NAME names a different one. Features that NUMBA_CPU_FEATURES (`-avx2`)
+or NUMBA_ENABLE_AVX=0 removes count as missing, because LLVM cannot compile code for them.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ HAS_BF16 = has_feature("avx512bf16")  # whether the processor can add products o
 # products or one of 32 bfloat16 products. A Xeon begins two vectors of float32. On a Xeon, attention takes 1.9 times
 # as long with pairs of bfloat16 (one token at position 2,000).
 BF16_PAYS = HAS_BF16 and CPU_NAME == "znver4"
-# Whether AMX can multiply tiles of bfloat16. If NUMBA_CPU_NAME names a processor, code is compiled for that
-# processor, and does not have to run on this one.
+# Whether AMX can multiply tiles of bfloat16. If NUMBA_CPU_NAME names a processor, only that processor counts, because
+# the code need not run on this one.
 HAS_TILES = (
     HAS_BF16 and all(map(has_feature, ("amx-tile", "amx-bf16"))) and (bool(_settings.CPU_NAME) or _may_use_tiles())
 )

@@ -1,18 +1,16 @@
 """Hash everything that a compiled function depends on. The hash identifies the function in the cache."""
 
-# A stale cache runs old code, so the hash may stay the same only if all dependencies are certainly unchanged.
-#
-# Rules
-# - As Numba does when it compiles, the hash follows the names, globals and cells in a function's code to functions,
-#   numbers and the Python code of intrinsics. In this way the hash also includes functions that `copy_of` has
-#   inserted, although the file of the code does not import these functions.
+# A stale cache runs old code. So the hash may stay the same only if all dependencies are certainly unchanged. Rules
+# - Like Numba when it compiles, the hash follows the names, globals and cells in a function's code to functions,
+#   numbers and the Python code of intrinsics. This includes functions that `copy_of` has inserted, although the file
+#   of the code does not import them.
 # - The whole file of every function is hashed as bytecode, because types, data models and overloads cannot be found
 #   by name. Comments, line numbers and docstrings do not change the hash.
-# - If compiled code calls a plain function, the overloads of that function may be in any file. So all of our files
-#   that the function's file imports are hashed, too.
-# - The passes that compile kernels are always hashed. For an intrinsic, the decorators of intrinsics are hashed, too.
+# - If compiled code calls a plain function, its overloads may be in any file. So all of our files that the function's
+#   file imports are hashed, too.
+# - The passes that compile kernels are always hashed, and for an intrinsic also the decorators of intrinsics.
 # - A number is hashed by its value. If a value has an unknown kind, all of our files are hashed.
-# - A file is hashed after it was imported. If the file has changed since its import, it is not hashed.
+# - A file is hashed after it was imported. If it has changed since then, it is not hashed.
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ class _Walk:
         self.files: set[str] = set()
         self.values: set[str] = set()
         self._todo: list[tuple[Any, bool]] = []
-        # Keeps the hashed objects alive, so that no new object gets the id of one of them.
+        # Keeps the hashed objects alive, so that their ids are not used for new objects.
         self._met: dict[tuple[int, bool], Any] = {}
 
     def begin(self, function: FunctionType) -> None:
@@ -197,9 +195,8 @@ def hash_of_file(path: str, stamp: Stamp) -> str:
 def _operations(code: CodeType) -> tuple[bytes, bytes, list[str]]:
     """Return the operations with their arguments, and the constants that they load.
 
-    The indices of constants become 0. A docstring is the first constant, so adding a docstring would change these
-    indices. A function never loads its docstring. A module or a class stores its docstring, and this constant is left
-    out.
+    The indices of constants become 0, because adding a docstring would change them (it is the first constant). The
+    docstring itself is left out: a function never loads it, and a module or a class only stores it.
     """
     operations, arguments, loaded = code.co_code[::2], bytearray(code.co_code[1::2]), []
     for match in TAKES_CONSTANT.finditer(operations):

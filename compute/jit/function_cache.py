@@ -5,16 +5,16 @@ The key is a hash of everything that a function depends on, not its position in 
 
 # Rules
 # - Each function and signature has a file. The file's name contains a hash of the function's dependencies, and a hash
-#   of the signature and the processor. (Numba's key is the function's line and the text of its file. With that key,
-#   edits of called functions in other files have no effect, and edits of comments recompile.)
+#   of the signature and the processor. (Numba's key is the function's line and the text of its file. So it misses
+#   edits of called functions in other files, and recompiles after edits of comments.)
 # - A file is either complete or absent. It begins with a hash of its content. A damaged file is compiled again and
 #   rewritten. (Numba writes an index, and then the code that the index names. If two processes compile one function
-#   at the same time, the index of one process may name the code of the other.)
+#   at the same time, one index may name the code of the other process.)
 # - A loaded file is trusted, like Python's own bytecode files. kernel_cache checks who may write to the directory.
-# - File system errors never reach the caller. The function is then compiled, and not cached.
-# - A process that only loads code skips Numba's preparations for compiling, which take 0.2 s and 35 MB. Loaded code
-#   needs only one of these preparations: the names of the reference counting functions. LLVM's code pages are
-#   returned to the system after each use (40 MB).
+# - After a file system error, the function is compiled and not cached. The caller gets no error.
+# - A process that only loads code skips Numba's preparations for compiling, which take 0.2 s and 35 MB. It needs only
+#   one of them: the names of the reference counting functions. LLVM's code pages are returned to the system after
+#   each use (40 MB).
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _PYTHON = f"py{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"
 class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
     """The cache of one function, which is compiled with `options`. The files are in `directory`.
 
-    The dependencies are hashed when a signature is compiled, because called functions may be defined after the
-    function. If the dependencies cannot be hashed, the function is compiled but not cached.
+    The dependencies are hashed only when a signature is compiled, because called functions may be defined later than
+    this one. If hashing fails, the function is compiled but not cached.
     """
 
     def __init__(self, directory: Path, function: Any, options: object) -> None:

@@ -7,17 +7,17 @@ Each version of Numba has a directory.
 # - A process that uses a directory touches it and holds a shared lock on it (flock(2)) until it ends.
 # - Other directories are removed if no process has used them for UNUSED_S and no process holds the lock. Files, and
 #   directories with a different form of name, are not ours and are never removed.
-# - Unused directories are only searched for when a directory is created, because compiling its kernels takes a minute
-#   anyway.
+# - Unused directories are searched for only when a new directory is created, because compiling its kernels takes a
+#   minute anyway.
 # - A file in a directory is removed if no process has loaded or written it for UNUSED_S. Such files belong to earlier
 #   forms of functions. Loading a file touches it. A process searches for such files once, after it has compiled
 #   something.
-# - If an existing directory cannot be written to, as in a container's image, the process uses a copy (2 MB). Missing
-#   kernels are compiled into the copy.
-# - The files of a directory are executed. So the directory and its parent must belong to this user, to root, or to
-#   the owner of our sources, and no other user may write there. Other users may write to the parent if it has the
-#   sticky bit, like /tmp.
-# - File system errors never reach the caller. Without a directory, kernels are compiled at each start.
+# - If an existing directory cannot be written to, as in a container's image, the process uses a copy (2 MB), and
+#   compiles missing kernels into the copy.
+# - The files of a directory are executed. So it and its parent must belong to this user, to root, or to the owner of
+#   our sources, and other users may not write there. They may write to the parent if it has the sticky bit, like
+#   /tmp.
+# - After a file system error, kernels are compiled at each start. The caller gets no error.
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def is_believed(directory: Path) -> bool:
     owners = {os.geteuid(), 0, os.stat(__file__).st_uid}
     for place, is_enough in ((directory, 0), (directory.parent, stat.S_ISVTX)):
         status = place.stat()
-        # On some systems, the user's own group may write to new files. If the group has the user's number, its only
-        # member is the user. A group such as `users` has other members.
+        # On some systems, the user's own group may write to new files. A group with the user's number has only this
+        # user as a member. A group such as `users` has other members.
         is_own_group = status.st_gid == os.getegid() == os.geteuid()
         others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
         if status.st_uid not in owners or (others and not status.st_mode & is_enough):

@@ -1,9 +1,9 @@
 """Sums that stay in registers.
 
-Several rows are summed together, so that a number that all of these rows use is read only once.
+Several rows are summed together, so that a number that all rows use is read only once.
 
-Sums are a tuple of Floats16: the vectors of the first row, then those of the second row, and so on. The number of
-sums is a constant, so that LLVM can keep them in registers.
+Sums are a tuple of Floats16: the vectors of the first row, then the vectors of the second row, and so on. Their
+number is a constant, so that LLVM can keep them in registers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """LLVM vectors of sixteen numbers, used as values inside compiled kernels.
 
-`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value. These vectors can only be passed to
-the functions below, inside a function under @jit. LLVM puts them into the processor's registers: one of 512 bits, two
-of 256, or four of 128.
+`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value. They can only be passed to the
+functions below, inside a function under @jit. LLVM puts them into the processor's registers: one of 512 bits, two of
+256, or four of 128.
 """
 
 # In plain loops, a quantised dot product sums across lanes for each block, and converts each scale separately. With

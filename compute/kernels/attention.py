@@ -39,7 +39,7 @@ def reference(
     """Set out[t, h] = sum over p <= start + t of softmax(scale * q[t, h] . k[h // group, p]) * v[h // group, p].
 
     A token sees only the last `window` positions, including its own (0: all positions). A score s becomes cap *
-    tanh(s / cap), unless `cap` is 0. A group of heads shares a key head (Ainslie et al. 2023).
+    tanh(s / cap), unless `cap` is 0. A group of query heads shares a key head (Ainslie et al. 2023).
 
     q, out: float32 (tokens, heads * head_dim). k_cache, v_cache: from `empty_caches` or `plain_caches`. `scratch` is
     not used.
@@ -156,10 +156,10 @@ MANY_OF_HALVES = CudaModule(
 
 
 def scratch_shape(multiprocessors: int) -> tuple[int, int]:
-    """Return the shape of the float32 scratch of the CUDA version, for this number of multiprocessors.
+    """Return the shape of the float32 scratch memory of the CUDA version, for this number of multiprocessors.
 
     One row contains counters. Each other row is for the partial result of a block, which the last block reads. The
-    scratch must contain zeros before its first use. Calls that do not overlap may share a scratch.
+    scratch must contain zeros before its first use. Calls that do not overlap may share it.
     """
     return multiprocessors + 1, few.SLOT
 
@@ -209,7 +209,7 @@ def examples_of(
 ) -> Any:
     """Return a function that makes examples.
 
-    Its parameter `size` is head_dim up to 64. Larger sizes have a head_dim of 256.
+    Its parameter `size` is head_dim up to 64. For larger sizes, head_dim is 256.
 
     `group` heads share keys and values. With `rises`, scores rise by RISES from block to block.
     """

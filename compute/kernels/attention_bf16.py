@@ -78,8 +78,8 @@ def _add_values(
     for p in range(skipped // U(2) * U(2), count, U(2)):
         for vector in range(U(_VECTORS)):
             prefetch_to_l2(values, first + ahead, column * U(POSITIONS) + (p * U(_VECTORS) + vector * U(2)) * lanes)
-        # Positions that are not visible are not read. If the other position of a pair is not visible, the visible one
-        # is read twice, and the weight of the second read is 0.
+        # Positions that are not visible are not read. If only one position of a pair is visible, it is read twice,
+        # and the weight of the second read is 0.
         low, high = max(p, skipped), min(p + U(1), count - U(1))
         sums = add_products_of_pairs(
             sums,

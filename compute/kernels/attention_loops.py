@@ -32,22 +32,21 @@ from cbtop.compute.memory import line_aligned_zeros
 from cbtop.compute.settings import crossovers
 
 # How many rows (heads of tokens) share a read of keys and values. A processor begins two multiply-adds per cycle, and
-# each of them takes four cycles. So eight registers of sums keep it busy, and a few more leave a margin. In pairs of
-# rows, each row has two vectors of sums. With AVX-512, a vector is one register, so rows of larger groups have two
-# vectors, too. A Zen 4 begins only one multiply-add per cycle and takes 1.16 times as long with two vectors, so rows
-# of larger groups have only one vector on a Zen 4.
+# each takes four cycles. So eight registers of sums keep it busy, and a few more leave a margin. In pairs of rows,
+# each row has two vectors of sums. With AVX-512, a vector is one register, so rows of larger groups have two vectors,
+# too. A Zen 4 is an exception: it begins only one multiply-add per cycle, and takes 1.16 times as long with two
+# vectors. There, rows of larger groups have one vector.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
 MAX_ROWS = 64  # largest number of rows (heads of tokens) in one piece of work
 # Scores are multiplied by log2(e), so that softmax weights are powers of two.
 LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))
-# LOWEST is below every score. UNSEEN is the score of a position that is not visible. It is lower than LOWEST, so its
-# weight is 0 even before any position has been visible. Infinity cannot be used, because it is undefined under
-# fastmath.
+# LOWEST is below every score. UNSEEN is the score of a position that is not visible. It is lower than LOWEST, so that
+# its weight is 0 even before any visible position. Infinity cannot be used, because it is undefined under fastmath.
 LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
-# A reference score is subtracted from the scores of a row. A higher reference replaces the present one only if a
-# score exceeds the present one by more than ABOVE, because finding the largest score of every block takes 4 % of the
-# time. No weight exceeds 2^8, so sums of weights stay far below infinity.
+# A reference score is subtracted from the scores of a row. It is replaced only by a score that exceeds it by more
+# than ABOVE, because finding the largest score of every block takes 4 % of the time. No weight exceeds 2^8, so sums
+# of weights stay far below infinity.
 ABOVE = np.float32(8)
 NOTHING_LEFT = np.float32(126)  # if the reference score rises by this much, all earlier sums become 0
 TIMES = 1  # factor for the outputs; a variant that reads too small values uses a different factor
@@ -290,7 +289,7 @@ def _attend_positions(
 ) -> None:  # compiled
     """Process the block of positions that begins at `p`, for the rows (heads of tokens) of one piece of work.
 
-    Its visible positions are added to the outputs of the rows.
+    The block's visible positions are added to the outputs of the rows.
     """
     kv_head, context, p, ahead = place
     first_token, _, heads, rows = piece
@@ -375,8 +374,7 @@ def attend_any_parallel(  # compiled
 def compiled_loops(name: str, **own: Any) -> tuple[Any, Any]:
     """Return two loops of a variant: one for a single thread, called `name`, and one for several threads.
 
-    `own` contains the variant's functions and numbers. They replace the functions and numbers that have the same
-    names in this file.
+    `own` contains the variant's functions and numbers, which replace those of this file with the same names.
     """
     parts = _take_rows, _multiply_keys, _weigh_rows, _multiply_values, _attend_positions, _write_rows
     for part in parts:  # the order matters: `_attend_positions` calls the functions before it in this tuple

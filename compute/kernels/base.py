@@ -37,19 +37,20 @@ def everything(arguments: Arguments, turn: int) -> Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One operation.
+    """One operation. `reference` (in NumPy) defines the result, and `implementation` (in Numba) computes it.
 
-    `reference` (in NumPy) defines the result, and `implementation` (in Numba) computes it. Both take the same
-    arguments, write to the arguments at the positions `outputs`, and return and allocate nothing.
-    `work`: computes the KernelWork from shapes. Its parameters depend on the kernel.
-    `contract`: the conditions before and after a call, and how far the two versions may differ, in float32.
-    `examples`: makes arguments with about `size` elements per dimension.
-    `narrow`: reduces arguments to fewer rows, so that the reference is quick. Its parameter `turn` selects the rows.
-    `parallel`: whether the kernel may use all threads of the backend. Other kernels run on one thread.
-    `parts`: the kernels that a fused kernel consists of, in order, each with its arguments.
-    `by_token`: positions of the arguments that have a row for each token. It is empty if tokens cannot be computed
-    one by one.
-    `cuda`: the version for a GPU, or None.
+    Both take the same arguments, and write to the arguments at the positions `outputs`. They return and allocate
+    nothing.
+
+    - `work` computes the KernelWork from shapes. Its parameters depend on the kernel.
+    - `contract`: the conditions before and after a call, and how far the two versions may differ, in float32.
+    - `examples` makes arguments with about `size` elements per dimension.
+    - `narrow` reduces arguments to fewer rows, so that the reference is quick. Its parameter `turn` selects the rows.
+    - `parallel`: whether the kernel may use all threads of the backend. Other kernels run on one thread.
+    - `parts`: the kernels that a fused kernel consists of, in order, each with its arguments.
+    - `by_token`: positions of the arguments that have a row for each token. Empty if tokens cannot be computed one by
+      one.
+    - `cuda`: the version for a GPU, or None.
     """
 
     name: str

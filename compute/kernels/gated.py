@@ -215,8 +215,8 @@ def _examples(codes: Sequence[int], tokens: int, threads: int, is_int8: bool) ->
 
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         gate, up = (kernel_for(FORMATS[code], tokens, threads).examples(rng, size) for code in codes)
-        # with this factor, the products in the examples are about 1, so that the gate is neither fully open nor
-        # closed
+        # With this factor, the products in the examples are about 1, so that the gate is neither fully open nor
+        # closed.
         gate[3][:] *= np.float32(gate[3].shape[1] ** -0.5)
         return (*gate[:3], *up[:3], gate[3], gate[4], up[4], np.zeros_like(gate[4]), gate[5])
 

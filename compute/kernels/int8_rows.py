@@ -1,8 +1,8 @@
 """The compiled rows of int8 products, for each format. They process sixteen rows at a time, from interleaved weights.
 
-Some formats are unpacked a whole block at a time, others 32 columns at a time. 32 columns have the same factors, in
-some formats only 16 columns. For one token, weights are unpacked when they are read. For four tokens, weights are
-unpacked to bytes once, and the tokens share these bytes.
+Some formats are unpacked a whole block at a time, others 32 columns at a time. A factor is for 32 columns, in some
+formats for 16. For one token, weights are unpacked when they are read. For four tokens, weights are unpacked to bytes
+once, and the tokens share these bytes.
 """
 
 from __future__ import annotations
@@ -201,9 +201,9 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
 
 
 # In the functions below, a step is a block. A loop reads the block once, in memory order, with few loads. On a Zen 4,
-# a loop with two to five loads reads memory at 30 GB/s. A loop with sixteen to 48 loads reads only 15 to 22 GB/s. The
-# processor treats each load instruction as a separate stream. The lines of one stream are far apart: by the number of
-# bytes that the loop reads in one pass.
+# a loop with two to five loads reads memory at 30 GB/s, and a loop with sixteen to 48 loads only at 15 to 22 GB/s.
+# The processor treats each load instruction as a separate stream. With many loads, the lines of one stream are far
+# apart, because each pass of the loop reads many bytes.
 _four_columns: Any = None
 _factors: Any = None
 _factors_of_16: Any = None
@@ -404,9 +404,9 @@ def _compiled(
 
 
 def _sums_of(largest: int) -> dict[str, Any]:
-    """Return the globals for the copies that a format has of the functions in this file.
+    """Return the globals for a format's copies of the functions in this file.
 
-    They replace the globals that have the same names in this file. `largest` is the largest weight of the format.
+    They replace the globals that have the same names here. `largest` is the largest weight of the format.
     """
     return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 

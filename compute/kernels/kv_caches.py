@@ -39,7 +39,7 @@ def caches_of_layers(layers: int, kv_heads: int, context: int, head_dim: int, dt
 def plain_caches(kv_heads: int, context: int, head_dim: int, dtype: Any, zeros: Any = np.zeros) -> tuple[Any, Any]:
     """Return keys and values in a GPU's layout, both (kv_heads, context, head_dim). `zeros` makes the arrays.
 
-    Both are views of larger arrays, in which zeros pad each position to a multiple of 16 numbers. Kernels can then
+    Both are views of larger arrays. There, zeros pad each position to a multiple of 16 numbers, so that kernels can
     read whole vectors.
     """
     keys, values = (zeros((kv_heads, context, padded(head_dim)), dtype)[..., :head_dim] for _ in range(2))

@@ -224,9 +224,12 @@ def with_codes(
 def work(hidden: int, *, has_bias: bool, is_on_gpu: bool = False) -> KernelWork:
     """Return the work of a call: its FLOP and bytes. The elements of a call are outputs.
 
-    An output takes an addition for the mean. It takes a subtraction, a square and an addition for the variance. Then
-    it takes a subtraction, two multiplications and the bias. x is read three times, or once on a GPU if its registers
-    can hold the row.
+    An output takes
+    - an addition for the mean,
+    - a subtraction, a square and an addition for the variance,
+    - a subtraction, two multiplications and the addition of the bias.
+
+    x is read three times, or once on a GPU if its registers can hold the row.
     """
     readings = 1.0 if is_on_gpu and stays_in_registers(hidden) else 3.0
     return KernelWork(

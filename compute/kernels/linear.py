@@ -48,8 +48,8 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any
     out[:] = x.astype(np.float64) @ matrix.T + (bias if bias.size else 0.0)
 
 
-# The row functions that the code below calls. Each format has a copy of the code that calls its own row functions.
-# Only the copies for the formats of a model are compiled.
+# The row functions that the code below calls. Each format has a copy of this code that calls the format's row
+# functions. Only the copies for the formats of a model are compiled.
 _dequantize_row, _dot_row = F32.dequantize_row, F32.dot_row
 
 

@@ -1,12 +1,14 @@
 """The product of one token and sixteen interleaved rows of Q4_K, Q5_K, Q6_K or Q8_0, with AVX2.
 
-Each call processes one block. A Zen 2 reads memory at its full bandwidth, 17 GB/s, if a loop reads line after line
-and prefetches each line, in order, about 1 KiB ahead. The processor then recognises the loop's load instruction as a
-stream, and brings the lines into L2 by itself.
+Each call processes one block. A Zen 2 reads memory at its full bandwidth, 17 GB/s, if a loop reads line after line,
+and prefetches each line about 1 KiB ahead. The processor then recognises the loop's load instruction as a stream, and
+brings the lines into L2.
 
-If the loop is unrolled, each of its many load instructions skips lines, and the processor reads only 7 to 10 GB/s. L1
-can wait for 22 lines, and each takes 139 ns. So the loops here are not unrolled (`turns`), and lines are read nearly
-in order. The factors of a block follow its weights. Until they are read, sums are stored on the stack.
+The loops here are not unrolled (`turns`), and read lines nearly in order. In an unrolled loop, each of the many load
+instructions skips lines, and the processor reads only 7 to 10 GB/s. (L1 can wait for 22 lines, and each takes 139
+ns.)
+
+The factors of a block follow its weights. Until they are read, sums are stored on the stack.
 """
 
 from __future__ import annotations

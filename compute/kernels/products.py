@@ -22,8 +22,9 @@ class CompiledRows:
     """The compiled rows of one format.
 
     `function(weights, bias, x, beside, out, chunk, chunks)` computes the rows in chunk number `chunk` of `chunks`,
-    `unit` rows at a time. `x` and `beside` are the prepared activations. They are x and a scratch row for each
-    thread, or codes and factors.
+    `unit` rows at a time.
+
+    `x` and `beside` are the prepared activations: either x and a scratch row for each thread, or codes and factors.
     """
 
     function: Any

@@ -133,8 +133,8 @@ def module_in_turn(codes: tuple[int, int, int], shape: turns.ThreadShape) -> Cud
 def launches(*arguments: Any) -> Sequence[Launch]:
     """Return one launch. For int8, return two launches: the first one quantises x.
 
-    If products use tiles, returns the launches of one bfloat16 product for all three matrices, and of the separation
-    of its sums.
+    If products use tiles, return the launches of one bfloat16 product for all three matrices, and the launches that
+    separate its sums.
     """
     x, q, k, v, scratch = arguments[9:]
     matrices = (*arguments[:3], q), (*arguments[3:6], k), (*arguments[6:9], v)

@@ -29,9 +29,12 @@ SMALLEST = np.float32(2.0**-126)  # the smallest scale that is not 0; the invers
 def reference(x: Any, codes: Any, factors: Any) -> None:
     """Write codes and factors so that x is about codes * scale. The error is at most half the scale.
 
-    x: float32 (tokens, columns), whole blocks of 32. codes: the bytes of int8 (tokens, columns). factors: float32
-    (tokens, columns / 8). A block of zeros has the scale 0. Other scales are at least 2^-126. A block with NaN or
-    infinity has the scale NaN.
+    - x: float32 (tokens, columns), whole blocks of 32.
+    - codes: the bytes of int8 (tokens, columns).
+    - factors: float32 (tokens, columns / 8).
+
+    A block of zeros has the scale 0. Other scales are at least 2^-126. A block with NaN or infinity has the scale
+    NaN.
     """
     tokens, columns = x.shape
     is_finite = np.isfinite(x.reshape(tokens, -1, BLOCK)).all(axis=2)
@@ -52,7 +55,7 @@ def reference(x: Any, codes: Any, factors: Any) -> None:
 def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None:
     """Compute `reference` for one block of a row. Every bit of the result is the same.
 
-    If a code differed by one, the product that uses the code would be wrong.
+    This matters because a product with a code that differs by one would be wrong.
     """
     half = np.uint64(BLOCK // 2)
     first, place = block * np.uint64(BLOCK), block * np.uint64(FACTORS)
@@ -81,8 +84,8 @@ def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
 
 
 # CUDA C++ code for quantising rows, which other sources include. `scale_of` computes a block's scale from the bits of
-# its largest magnitude. `write_coded` writes codes and `factors` (as in `reference`). Each thread has four numbers of
-# a row, so eight threads share a block. All threads of a warp must call `write_coded`.
+# its largest magnitude. `write_coded` writes codes and `factors` (as in `reference`). All threads of a warp must call
+# it. Each thread has four numbers of a row, so eight threads share a block.
 SCALES = r"""
 struct Scale {
     bool is_finite;

@@ -26,8 +26,8 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 
-# The largest allowed sum of the squares of a row, a third of float32's range. Rows with larger sums become NaN. If a
-# sum were infinite, the norm would be zeros, which look valid. Because of fastmath, compiled code cannot test for
+# The largest allowed sum of the squares of a row, a third of float32's range. Rows with larger sums become NaN. With
+# an infinite sum, the norm would be zeros, which look valid. Because of fastmath, compiled code cannot test for
 # infinity.
 LARGEST_SUM = np.float32(1e38)
 

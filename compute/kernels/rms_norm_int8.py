@@ -23,9 +23,10 @@ from cbtop.compute.kernels.rms_norm import RMS_NORM, multiply_row, scale_of_row
 def reference(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any) -> None:
     """Set `out` to the result of `rms_norm`. Set codes and factors to `quantize_rows` of `normed`.
 
-    Rows consist of whole blocks. The implementation receives the same array as `out` and as `normed`. The reference
-    receives the implementation's output as `normed`, because its own output could be rounded to a neighbouring code.
-    If a row of `normed` is not finite, `out` is quantised instead.
+    Rows consist of whole blocks. If a row of `normed` is not finite, `out` is quantised instead.
+
+    The implementation receives the same array as `out` and as `normed`. The reference receives the implementation's
+    output as `normed`, because its own output could be rounded to a neighbouring code.
     """
     rms_norm.reference(x, weight, epsilon, out)
     quantize_finite(normed, out, codes, factors)

@@ -32,12 +32,15 @@ def reference(
 
     Among equal logits, the earlier expert is first.
 
-    logits: float32 (tokens, experts). weights: float32 (tokens, used). The weights are `scale` times the softmax. If
-    `normalised`, the softmax is over the chosen experts, otherwise over all experts.
+    - logits: float32 (tokens, experts).
+    - weights: float32 (tokens, used), `scale` times the softmax. If `normalised`, the softmax is over the chosen
+      experts, otherwise over all experts.
 
-    Pairs are ordered by expert, then by token. places: int64 (tokens, used), the place of each pair in that order.
-    tokens and experts: int64 (tokens * used,), the token and the expert of the pair at each place. starts: int64
-    (experts + 1,). The places of expert e begin at starts[e] and end before starts[e + 1].
+    A pair is a token and one of its experts. Pairs are ordered by expert, then by token.
+
+    - places: int64 (tokens, used), each pair's index in that order.
+    - tokens and experts: int64 (tokens * used,), the token and the expert of each pair in that order.
+    - starts: int64 (experts + 1,). The pairs of expert e have the indices from starts[e] to before starts[e + 1].
     """
     chosen = np.argsort(-logits, axis=1, kind="stable")[:, : weights.shape[1]]
     chances = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))

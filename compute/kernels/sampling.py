@@ -63,10 +63,11 @@ def drawn_reference(
 ) -> None:
     """Set out[0] to a token drawn from the softmax of logits[0] / temperature over the likeliest tokens.
 
-    The likeliest are the `top_k` tokens with the largest logits (0: all; equal logits keep their order). Of these
-    tokens, only the likeliest remain: as few as have together `top_p` of the total probability. The draw is number
-    `position` of `sequence` with `seed` (`jit.philox.uniform`). Probabilities are added, largest first, until the sum
-    exceeds the draw. The token of the last added probability is chosen.
+    First, the `top_k` tokens with the largest logits are chosen (0: all; equal logits keep their order). Only the
+    likeliest of these remain: as few as have together `top_p` of the total probability.
+
+    The draw is number `position` of `sequence` with `seed` (`jit.philox.uniform`). Probabilities are added, largest
+    first, until the sum exceeds the draw. The last added token is drawn.
 
     logits: float32 (1, vocabulary). out: int64 (1,).
     """

@@ -23,16 +23,22 @@ LARGEST_HALF = 65504.0  # the largest binary16 number; scales are stored in this
 class BlockFormat:
     """One ggml tensor type: `block_elements` weights packed into `block_bytes` bytes.
 
-    `code` is ggml's own number (enum ggml_type), as in a GGUF file. `unpack` turns uint8 (blocks, block_bytes) into
-    float32 (blocks, block_elements). `pack` does the reverse, with a small squared error. It takes weights up to
-    `largest` in magnitude (infinity: any float).
+    `code` is ggml's own number (enum ggml_type), as in a GGUF file.
 
-    The compiled functions process one row. `dequantize_row(weights, row, out, out_row)` writes the row as float32.
-    `dot_row(weights, row, x, sums)` returns the product of the row and x[0]. `prepare(x, sums)` runs once before all
-    rows. It fills `sums`, float32 (1, columns or more), with values derived from x for `dot_row`.
+    - `unpack` turns uint8 (blocks, block_bytes) into float32 (blocks, block_elements).
+    - `pack` does the reverse, with a small squared error. It takes weights up to `largest` in magnitude (infinity:
+      any float).
 
-    `planes`: the layout on a GPU, or None. `interleaved`: the layout for products in int8 and bfloat16, or None.
-    `has_budget`: whether int8 products reach the bound in their contract, so that bricks can have budgets.
+    The compiled functions process one row.
+
+    - `dequantize_row(weights, row, out, out_row)` writes the row as float32.
+    - `dot_row(weights, row, x, sums)` returns the product of the row and x[0].
+    - `prepare(x, sums)` runs once before all rows. It fills `sums`, float32 (1, columns or more), with values that
+      `dot_row` needs of x.
+
+    - `planes`: the layout on a GPU, or None.
+    - `interleaved`: the layout for products in int8 and bfloat16, or None.
+    - `has_budget`: whether int8 products reach the bound in their contract, so that bricks can have budgets.
     """
 
     name: str

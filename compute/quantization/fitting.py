@@ -1,10 +1,11 @@
 """Find scales and offsets so that rounding the weights gives a small squared error.
 
 A block of weights x is stored as levels q, which are whole numbers in a range. x is about scale * q + offset, or
-scale * q in formats without offsets. For given levels, least squares give the best scale and offset. For a given
-scale and offset, the best levels are the nearest ones. The search tries several scales near the one that just covers
-the block, and keeps the fit with the smallest error. Then it rounds and fits again a few times. (This is Lloyd's
-algorithm with evenly spaced levels.)
+scale * q in formats without offsets.
+
+For given levels, least squares give the best scale and offset. For a given scale and offset, the best levels are the
+nearest ones. The search tries several scales near the one that just covers the block, and keeps the fit with the
+smallest error. Then it rounds and fits again a few times. (This is Lloyd's algorithm with evenly spaced levels.)
 """
 
 # Sums in this file cannot overflow, because all inputs are finite and at most 65504 (LARGEST_HALF) in magnitude.
@@ -58,9 +59,9 @@ def _fit_scales(blocks: Any, lowest: Any, highest: Any, scales: Any) -> None:
         best, scale = np.float32(0), np.float32(0)
         if abs(extreme) > SMALLEST:
             for candidate in range(CANDIDATES):
-                # The lowest level is one level farther from zero than the highest level. So the largest magnitude is
-                # mapped to the lowest level. If the weight with the largest magnitude is positive, the scale is
-                # negative. Other candidates map this weight to up to one level above or below the lowest level.
+                # The lowest level is one farther from zero than the highest. So the largest magnitude is mapped to
+                # the lowest level, with a negative scale if its weight is positive. Other candidates map this weight
+                # to up to one level above or below the lowest.
                 share = np.float32(2 * candidate) / np.float32(CANDIDATES - 1) - np.float32(1)
                 explained, fitted = _fit_scale(blocks, block, (lowest + share) / extreme, lowest, highest)
                 if explained > best:
@@ -179,8 +180,8 @@ def levels_of(blocks: Floats, scales: Floats, offsets: Floats | None, lowest: in
 def in_units(values: Floats, lowest: int, highest: int) -> tuple[Bytes, Floats]:
     """Return the scales of sub-blocks, float32 (blocks, sub-blocks), as multiples of one unit per block.
 
-    Returns the units as binary16, uint8 (blocks, 2), and the multiples, which are whole numbers from `lowest` to
-    `highest` in float32. The largest magnitude becomes `lowest` or `highest`, whichever is farther from zero. So a
+    The result has the units as binary16, uint8 (blocks, 2), and the multiples, which are whole numbers from `lowest`
+    to `highest` in float32. The largest magnitude becomes `lowest` or `highest`, whichever is farther from zero. So a
     unit may be negative.
     """
     farthest = np.float32(lowest if -lowest > highest else highest)

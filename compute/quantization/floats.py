@@ -78,9 +78,8 @@ _load_16, _load_one, _size_bytes = load_halves, load_half, np.uint64(2)
 def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
     """Return the product of row `row` of uint8 (rows, row_bytes) and x[0].
 
-    There are four sums of sixteen lanes, so that additions need not wait for each other. If the processor prefetches
-    too little by itself, the loop also prefetches the next rows. Without this prefetching, memory is read at 0.55 to
-    0.75 of its bandwidth.
+    Four sums of sixteen lanes are used, so that additions need not wait for each other. On processors that prefetch
+    too little, the loop also prefetches the next rows. Otherwise memory is read at 0.55 to 0.75 of its bandwidth.
     """
     columns, token, i = np.uint64(x.shape[1]), np.uint64(0), np.uint64(0)
     a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))

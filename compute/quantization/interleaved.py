@@ -1,8 +1,8 @@
 """Matrices with interleaved rows. Sixteen rows are stored together, so that one instruction can process sixteen rows.
 
-The matrix has the same bytes as in the file, in a different order. A unit is the part of a row that a kernel reads at
-once: a scale, or four bytes of weights. A group of sixteen rows begins with the first unit of each row. Then come
-their second units, and so on.
+The bytes are as in the file, in a different order. A unit is the part of a row that a kernel reads at once: a scale,
+or four bytes of weights. A group of sixteen rows begins with the first unit of each row. Then come their second
+units, and so on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The layout of a format's interleaved rows, and the compiled functions that unpack them for products.
 
-A function unpacks 32 columns of sixteen rows of uint8 (rows, row_bytes), starting at row `row`. It returns eight
-vectors of 64 unsigned bytes, followed by the factors of the 32 columns. Each vector has four columns of the sixteen
-rows.
+A function unpacks 32 columns of sixteen rows of uint8 (rows, row_bytes), from row `row` on. It returns eight vectors
+of 64 unsigned bytes, followed by the factors of the 32 columns. Each vector has four columns of the sixteen rows.
 """
 
 from __future__ import annotations
@@ -29,13 +28,15 @@ class Factors(Enum):
 class BlockColumns:
     """The functions that read a whole block of 256 columns in memory order.
 
-    A block has eight parts (turns) of `turn_bytes` bytes each, followed by its scales. `four_columns(w, row, at)`
-    unpacks the turn that begins at w[row, at]. It returns eight vectors of four columns each: the first four columns
-    of the turn, then the columns that are 32, 64, ... 224 after these. `four(w, row, at, half, part)` returns only
-    the four columns that are 128 * half + 32 * part after the first. `factors(w, row, base, part)` returns the
-    factors of 32 columns of the block at `base`. `factors_of_16(w, row, base, place)` returns the factors of 16
-    columns: a scale, or a scale and a minimum. `Factors.OF_32` needs no `factors_of_16`, and only `Factors.OF_16`
-    needs `four`.
+    A block has eight parts (turns) of `turn_bytes` bytes each, followed by its scales.
+
+    - `four_columns(w, row, at)` unpacks the turn that begins at w[row, at]. It returns eight vectors of four columns
+      each: the first four columns of the turn, then the columns that are 32, 64, ... 224 after these.
+    - `four(w, row, at, half, part)` returns only the four columns that are 128 * half + 32 * part after the first.
+      Only `Factors.OF_16` needs it.
+    - `factors(w, row, base, part)` returns the factors of 32 columns of the block at `base`.
+    - `factors_of_16(w, row, base, place)` returns the factors of 16 columns: a scale, or a scale and a minimum.
+      `Factors.OF_32` does not need it.
     """
 
     turn_bytes: int
@@ -53,9 +54,11 @@ class InterleavedLayout:
     Units with several offsets alternate: lower bits, upper bits, lower bits, and so on. A product of one token then
     reads them in memory order.
 
-    `unpack(w, row, step, part)` returns 32 columns of a step, from column 32 * part on. A step is a block of 32
-    columns, or half a block of 256. `largest` is the largest weight that `unpack` returns. `block`: the functions
-    that read whole blocks. If `block` is None, int8 products use `unpack`, and `factors` is `Factors.OF_32`.
+    - `unpack(w, row, step, part)` returns 32 columns of a step, from column 32 * part on. A step is a block of 32
+      columns, or half a block of 256.
+    - `largest` is the largest weight that `unpack` returns.
+    - `block`: the functions that read whole blocks. If None, int8 products use `unpack`, and `factors` is
+      `Factors.OF_32`.
     """
 
     units: tuple[Unit, ...]

@@ -27,12 +27,11 @@ Array = Any  # an array of NumPy or of CuPy, because this code also runs on GPUs
 class PlaneLayout:
     """The planes of one format.
 
-    `codes` turns uint8 (blocks, block_bytes) into uint8 (blocks, block_elements), one code per weight. `bits` divides
-    the bits of a code among planes, lowest first: (4, 1) for codes of five bits. `kept` lists ranges of a block's
-    bytes. Each range has a plane that stores its bytes unchanged. `source` is CUDA C++ of the format's struct (see
-    `cuda.units`).
-
-    `at_once`: how many rows a thread reads together, and how many units of each, in int8 products of one token.
+    - `codes` turns uint8 (blocks, block_bytes) into uint8 (blocks, block_elements), one code per weight.
+    - `bits` divides the bits of a code among planes, lowest first: (4, 1) for codes of five bits.
+    - `kept` lists ranges of a block's bytes that are stored unchanged, each in a plane.
+    - `source` is CUDA C++ of the format's struct (see `cuda.units`).
+    - `at_once`: how many rows a thread reads together, and how many units of each, in int8 products of one token.
 
     A format of floats has no codes, and its only plane holds the rows unchanged.
     """
@@ -57,8 +56,8 @@ class PlaneLayout:
     def blocks_in(self, size_bytes: int, block_elements: int) -> int:
         """Return the largest number of blocks with planes of `size_bytes` bytes in total.
 
-        Because of padding, a smaller number of blocks may take the same size. The planes then begin at the same
-        places for both numbers.
+        Because of padding, a smaller number of blocks may have planes of the same size. Their planes then begin at
+        the same offsets.
         """
         low, high = 0, size_bytes + 1  # a block has at least one byte, so there are at most `size_bytes` blocks
         while high - low > 1:
@@ -72,8 +71,8 @@ class PlaneLayout:
     def fill(self, blocks: Array, out: Array, first: int = 0, of: int | None = None) -> None:
         """Write the planes of `blocks`, uint8 (blocks, block_bytes), into `out`, uint8 (size_bytes,).
 
-        `blocks` may be a part of a matrix that has `of` blocks. The part begins with block number `first`. If `of` is
-        None, `blocks` is the whole matrix. The function needs about 4 bytes of additional memory per weight.
+        Without `of`, `blocks` is the whole matrix. Otherwise it is a part of a matrix of `of` blocks, and begins with
+        block number `first`. The function needs about 4 bytes of additional memory per weight.
         """
         shift, parts = 0, []
         units: Array = None if self.codes is None else self.codes(blocks).reshape(-1, UNIT)

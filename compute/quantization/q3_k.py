@@ -95,8 +95,8 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
 @jit_inlined
 def _four(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
     """Do the same as `two_bits_64`, and add the highest bits."""
-    # Shift `high` first by an amount that all parts share, and then only by constants. On AVX2, a shift takes more
-    # instructions if its amount is only known at run time.
+    # Shift `high` first by an amount that all parts share, and then only by constants. On AVX2, a shift by an amount
+    # that is known only at run time takes more instructions.
     high = shifted(load_64(w, row, at + U(128)), np.int32(4) * np.int32(half))
     return with_upper_bits(two_bits_64(w, row, at, half, part), high, np.int32(part) + np.int32(2), np.int32(4))
 

@@ -10,11 +10,11 @@ ggml's block_q4_K, 144 bytes:
     weight[32s+i] = d * scale[s] * q - dmin * minimum[s]
 """
 
-# The product is fast because scales and minima are unpacked together in 64-bit words and converted as one vector, and
-# all sums stay in vectors until the row ends. A minimum is multiplied only once per sub-block, by the sum of x over
-# the sub-block. `sums` holds these sums, which all rows share. One thread reads 6.3 GB/s of quantised weights on rows
-# of 768, 8.4 on rows of 3840, and 7.8 from DRAM (2.6 GHz Xeon with AVX-512). Plain loops reach 3.5 from DRAM and 5.7
-# from cache.
+# The product is fast for three reasons: scales and minima are unpacked together in 64-bit words and converted as one
+# vector, all sums stay in vectors until the row ends, and a minimum is multiplied only once per sub-block, by the sum
+# of x over the sub-block. All rows share these sums of x (`sums`). One thread reads 6.3 GB/s of quantised weights on
+# rows of 768, 8.4 on rows of 3840, and 7.8 from DRAM (2.6 GHz Xeon with AVX-512). Plain loops reach 3.5 from DRAM and
+# 5.7 from cache.
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ ggml's block_q6_K, 210 bytes; each half h (128 weights) has 64 bytes of ql and 3
     weight[i] = d * scales[i // 16] * (q - 32)
 """
 
-# The product is fast because the sixteen scales of a block are one vector, each sub-block is one vector, and all sums
-# stay in vectors until the row ends. The -32 is multiplied only once per sub-block, by the sum of x over the
-# sub-block. `sums` holds these sums, which all rows share.
+# The product is fast for three reasons: the sixteen scales of a block are one vector and each sub-block is one
+# vector, all sums stay in vectors until the row ends, and the -32 is multiplied only once per sub-block, by the sum
+# of x over the sub-block. All rows share these sums of x (`sums`).
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Make the compiled row functions of a format. The format provides a function that unpacks sixteen weights."""
 
-# The scales of a block are unpacked for every sixteen weights, unless LLVM finds out that they are the same. Formats
-# that need a faster product have row functions of their own.
+# The scales of a block are unpacked for every sixteen weights, unless LLVM finds out that they are equal. Formats
+# that need a faster product have their own row functions.
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _dequantize_row(weights: Any, row: Any, out: Any, out_row: Any) -> None:
 
 
 def row_functions(name: str, block_elements: int, block_bytes: int, sixteen: Any) -> tuple[Any, Any]:
-    """Return `dequantize_row` and `dot_row` for a format whose blocks have 32 weights or a multiple of 32.
+    """Return `dequantize_row` and `dot_row` for a format with blocks of 32 weights or a multiple of 32.
 
     `sixteen(weights, row, base, part)` is compiled by @jit. It returns the weights 16 * part to 16 * part + 15 of the
     block that begins at weights[row, base], as Floats16.

@@ -35,8 +35,8 @@ U = np.uint64
 # How far ahead to prefetch, in bytes, into L1 and into L2.
 AHEAD, FAR_AHEAD = map(np.uint64, (L1_AHEAD, L2_AHEAD) if ASKS_TWICE else (4096, 8192))
 # Without AVX-512, the distance is 768 bytes. A Zen 2 (EPYC) then reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of
-# its bandwidth, but with 4 KiB at 0.80 and 0.83. Lines that are so near have already been prefetched into L2 by the
-# processor itself (see one_token_avx2).
+# its bandwidth, but with 4 KiB at 0.80 and 0.83. The processor itself has already brought lines that are so near into
+# L2 (see one_token_avx2).
 NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
 # the sixteen levels of IQ4_NL and IQ4_XS, repeated for each sixteen bytes of a vector
 UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)
@@ -53,9 +53,9 @@ def ask_ahead(w: Any, row: Any, at: Any, lines: Any, ahead: Any = AHEAD) -> None
 
 @jit_inlined
 def ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
-    """Prefetch into L2.
+    """Prefetch into L2, for reads that are not in memory order.
 
-    Call this for reads that are not in memory order, because no processor recognises them as a stream.
+    Processors do not recognise such reads as a stream.
 
     On a Zen 4, a product of four tokens and a Q5_K matrix in memory takes 1.5 times as long without this prefetching.
     """
@@ -146,8 +146,8 @@ def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
     """Return the scale and the minimum of a sub-block. From `base` on, they are stored as in Q4_K and Q5_K (see
     six_bits.py).
     """
-    # A branch is avoided here. Before a branch, LLVM would load all weights and activations of a step. LLVM would
-    # then run out of registers, and could not make loads part of the instructions that need them.
+    # A branch is avoided here. With a branch, LLVM would load all weights and activations of a step before it. It
+    # would then run out of registers, and could not make loads part of the instructions that need them.
     is_last = np.int32(half)
     whole, low, high = np.int32(63) - np.int32(63) * is_last, np.int32(15) * is_last, np.int32(48) * is_last
     a = load_bytes(w, row, base + U(4 * ROWS) + part * U(ROWS))

@@ -47,7 +47,7 @@ class Parameters:
     """The adapters of the queries and values of each layer.
 
     The optimizer reads all weights as one row, float32 (1, number of weights). Each field except `layers` is one row
-    of this shape: the weights, the gradients, the means of the gradients, and the means of the squared gradients.
+    of this shape: weights, gradients, means of the gradients, and means of the squared gradients.
     """
 
     layers: tuple[tuple[Adapter, Adapter], ...]

@@ -99,10 +99,10 @@ class Trainer(Decoder):
 
     @one_call_at_a_time
     def step(self, batches: Iterator[Sequence[int]]) -> float:
-        """Train on the next batch. Returns the batch's mean loss in nats, computed before the update.
+        """Train on the next batch. Returns its mean loss in nats, from before the update.
 
-        A batch has one token more than a sequence. Raises LossError if the loss is NaN or infinite. In this case, the
-        step changes no weight.
+        A batch has one token more than the model reads, because its last token is only a target. If the loss is NaN
+        or infinite, LossError is raised, and no weight changes.
         """
         times, profiler = self.times, self._profiler
         if not self._done:

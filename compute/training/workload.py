@@ -31,11 +31,10 @@ def run(
 ) -> None:
     """Announce the model, the checks of its bricks and the machine's ceilings.
 
-    Then train until `should_stop` or the end.
+    Then train until the end, or until `should_stop` returns True. It is called between steps.
 
-    `should_stop` is called between steps. `progress` gets the name of each long task, and "" when none is running.
-    Options that are only for decoding are ignored. Raises ModelError if the model cannot be trained, and LossError if
-    the loss is NaN or infinite.
+    `progress` gets the name of each long task, and "" when none is running. Options that are only for decoding are
+    ignored. Raises ModelError if the model cannot be trained, and LossError if the loss is NaN or infinite.
     """
     # These modules are imported here, because they load Numba.
     from cbtop.compute.backends import compiling, is_first_run

@@ -1,4 +1,3 @@
-"""Computes results from records and nodes: statistics, roofline, time breakdown and graph.
-
-Viewers use this package, too.
+"""Computes statistics, rooflines, time breakdowns and graphs from records and nodes. Viewers use this package,
+too.
 """

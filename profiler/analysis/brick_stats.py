@@ -1,4 +1,4 @@
-"""Statistics by brick and by category. A profiled process, the screen and the reports show these statistics."""
+"""Statistics by brick and by category, for the profiled process, the screen and the reports."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _NO_NODES = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class ClosedTime:
-    """The time in ns of a brick, counted only in steps that have ended.
+    """The time in ns of a brick in ended steps.
 
-    `once_ns` counts time once if a brick runs inside a brick of the same name. `exclusive_ns` excludes adopted work,
-    which ran in other threads or tasks. `calls_ns` is the sum of whole calls, including adopted work.
+    `once_ns`: a brick inside a brick of the same name does not count again. `exclusive_ns`: without inner bricks, and
+    without adopted work (done for it by other threads or tasks). `calls_ns`: the sum of whole calls, with adopted
+    work.
     """
 
     once_ns: int
@@ -35,15 +36,14 @@ class ClosedTime:
 
 @dataclass(frozen=True, slots=True)
 class BrickStats:
-    """All calls of the bricks with one name and category.
-
-    For modules with own operations, all calls of the modules of one class.
+    """All calls of the bricks with one name and category, or of all modules of one class.
 
     `calls.elements` is the sum of the numbers that the caller passed. Tokens are counted once per step. Flops and
-    bytes are computed from the declared work, and are None without it. `exclusive_ns` excludes the bricks that ran
-    inside this one. `exclusive_of_ns` is the whole time of the calls that `exclusive_ns` covers. `calls.total_ns`
-    adds up whole calls, so a call inside a brick of the same name counts twice. `closed` has the times in steps that
-    have ended.
+    bytes follow from the declared work, and are None without it.
+
+    `exclusive_ns` excludes the bricks inside this one. `exclusive_of_ns` is the whole time of the calls that
+    `exclusive_ns` is about. `calls.total_ns` adds up whole calls, so a call inside a brick of the same name counts
+    twice. `closed` has the times in ended steps.
     """
 
     name: str
@@ -55,14 +55,14 @@ class BrickStats:
     closed: ClosedTime
     flops: float | None
     bytes: float | None
-    budget_us_per_token: float | None  # time budget per token, summed over all places where the brick runs
-    # The required rate; None if the places of the brick have different required rates.
+    budget_us_per_token: float | None  # time budget per token, for all places of the brick together
+    # The required rate; None if it differs between the brick's places.
     budget_gb_per_sec: float | None
-    # For a collective, the bytes of its data; `bytes` is then the traffic on the links.
+    # The bytes of a collective's data. `bytes` is then the traffic on the links.
     size_bytes: float | None = None
     uncounted: int = 0  # number of calls whose number of elements is unknown
-    # The exclusive time of work that other threads or tasks did for steps that have ended. The wall time of the steps
-    # does not contain it.
+    # The exclusive time of work that other threads or tasks did for ended steps. It is not part of the steps' wall
+    # time.
     adopted_ns: int = 0
     dtypes: tuple[str, ...] = ()  # the number types that the brick multiplies, as in `Work`
 
@@ -73,7 +73,7 @@ class BrickStats:
 
     @property
     def total_ns(self) -> int:
-        """Time of all calls, with the bricks inside them."""
+        """The time of all calls, including inner bricks."""
         return self.calls.total_ns
 
     @property
@@ -83,10 +83,10 @@ class BrickStats:
 
     @property
     def mean_exclusive_ns(self) -> float | None:
-        """The mean exclusive time per call, or None if `exclusive_ns` covers no call.
+        """The mean exclusive time per call. None if `exclusive_ns` is about no call.
 
-        Exclusive time is known only for calls in steps that have ended. If the statistics are of a time range, the
-        mean covers only the calls in steps that ended in this range.
+        Exclusive time is known only for calls in ended steps. In a time range, only steps that ended in the range
+        count.
         """
         if not self.calls.total_ns:
             return 0.0
@@ -107,7 +107,7 @@ class BrickStats:
 
 @dataclass(frozen=True, slots=True)
 class CategoryStats:
-    """The sums over all bricks of one category. `exclusive_ns` counts no nanosecond twice."""
+    """The sums over all bricks of one category. `exclusive_ns` counts no time twice."""
 
     category: BrickCategory
     count: int
@@ -130,16 +130,16 @@ class CategoryStats:
 
 @dataclass(frozen=True, slots=True)
 class _Brick:
-    """A brick: the nodes with its name and category that ran, and their common attributes."""
+    """One brick: its nodes (same name and category) that ran, and their common attributes."""
 
     name: str
     category: BrickCategory
     backend: str
     nodes: Column
-    alike: tuple[Column, ...]  # `nodes` in groups with the same work and budget
-    outermost: Column  # the ids in `nodes` that are not inside another node of the same brick
+    alike: tuple[Column, ...]  # `nodes`, grouped by equal work and budget
+    outermost: Column  # the `nodes` that are not inside another node of this brick
     alike_outermost: tuple[Column, ...]
-    budget_gb_per_sec: float | None  # the required rate; None if the nodes have different ones
+    budget_gb_per_sec: float | None  # the required rate; None if it differs between nodes
     dtypes: tuple[str, ...]
 
 
@@ -154,30 +154,30 @@ class _Bricks:
         self._alike_of = [len(brick.alike) for brick in bricks]
 
     def sums(self, by_node: Column) -> list[int]:
-        """Return the sum of `by_node` over each brick's nodes. `by_node` has one entry for each of `nodes`, the nodes
-        of all bricks in order.
+        """Return the sum of `by_node` for each brick. `by_node` has one entry for each of `nodes`, the nodes of all
+        bricks in order.
         """
         found: list[int] = np.add.reduceat(by_node, self._begins).tolist()
         return found
 
     def outermost_sums(self, column: Column) -> list[int]:
-        """Return the sum of `column` over each brick's outermost nodes. `column` has one entry for every node of the
+        """Return the sum of `column` over each brick's outermost nodes. `column` has an entry for every node of the
         table.
         """
         found: list[int] = np.add.reduceat(column[self._outer], self._outer_begins).tolist()
         return found
 
     def alike_sums(self, column: Column) -> list[list[int]]:
-        """Return the sums of `column` for each brick: one sum for each group of nodes in the brick's `alike`.
+        """Return for each brick the sums of `column` over its groups of nodes with equal work (`alike`).
 
-        `column` has one entry for every node of the table.
+        `column` has an entry for every node of the table.
         """
         summed = iter(np.add.reduceat(column[self._alike], self._alike_begins).tolist())
         return [list(islice(summed, groups)) for groups in self._alike_of]
 
 
 def _behind_each_other(groups: Sequence[Column]) -> tuple[Column, Column]:
-    """Concatenate `groups`. Returns the array, and the index at which each group begins. No group may be empty."""
+    """Concatenate `groups`. No group may be empty. Returns the array and the index at which each group begins."""
     return np.concatenate([_NO_NODES, *groups]), np.cumsum([0, *(len(group) for group in groups)])[:-1]
 
 
@@ -191,9 +191,8 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     rows = zip(
         ran.bricks,
         totals.stats.calls_of([brick.nodes for brick in ran.bricks]),
-        # A running call adds to the exclusive time only when it ends, but ended calls inside it are already
-        # subtracted. So the exclusive time may be too small for the earlier calls of the node. The maximum of both
-        # times corrects this error.
+        # A running call has not added its own time yet, but ended calls inside it are already subtracted. So the
+        # exclusive time may be too small. The larger of the two times is right.
         ran.sums(np.maximum(closed_exclusive_ns, totals.exclusive_ns[nodes])),
         ran.sums(closed_exclusive_ns),
         ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),
@@ -220,7 +219,7 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
 
 
 def brick_nodes(totals: PhaseTotals) -> dict[tuple[str, BrickCategory], Column]:
-    """Return the nodes of each brick that ran, ordered by each brick's first node."""
+    """Return the nodes of each brick that ran. Bricks are in the order of their first nodes."""
     return {(brick.name, brick.category): brick.nodes for brick in _bricks(totals).bricks}
 
 
@@ -240,7 +239,7 @@ def _by_brick(table: NodeTable, ran: Column) -> _Bricks:
     is_outermost = outermost(
         np.concatenate([_NO_NODES, *(part for parts in groups.values() for part in parts)]), table
     )
-    # `groups` has one array of nodes for each phase in which a brick ran.
+    # `groups` has an array of nodes for each phase in which a brick ran.
     return _Bricks([_brick(table, *brick, np.concatenate(parts), is_outermost) for brick, parts in groups.items()])
 
 
@@ -265,7 +264,7 @@ def _brick(
 
 
 def name_and_category(node: Node) -> tuple[str, BrickCategory]:
-    """Return the name and category of `node`. The calls of all nodes with the same result are added up.
+    """Return the name and category under which the calls of `node` are added up.
 
     For a layer or step, this is the name of its own operations.
     """
@@ -305,7 +304,7 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
 
 
 def _alike(nodes: Column, first_of: Column) -> list[Column]:
-    """Group `nodes` by their entry in `first_of`. The groups are ordered by their first nodes."""
+    """Group `nodes` by their entry in `first_of`, in the order of the first nodes."""
     firsts, begins, which = np.unique(first_of[nodes], return_index=True, return_inverse=True)
     if len(firsts) <= 1:
         return [nodes] if len(nodes) else []
@@ -317,10 +316,10 @@ _UNITS = ("flops", "bytes", "size_bytes")
 
 
 def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, int, int]]) -> Iterator[float | None]:
-    """Yield three sums over all calls of a brick: flops, bytes and size_bytes. A value is None if a call did not
+    """Yield the sums of flops, bytes and size_bytes over all calls of a brick. A sum is None if a call did not
     declare it.
 
-    `alike` holds groups of nodes with the same work, with the calls and elements of each group.
+    `alike` has groups of nodes with equal work, and their calls and elements.
     """
     odd_nodes = totals.stats.sparse["amounts"].keys() | totals.stats.sparse["uncounted"].keys()
     odd: list[int] = []
@@ -340,9 +339,7 @@ def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, i
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
-    """Return the work of all calls of `node`. If the calls recorded amounts of work, returns their sum. Otherwise
-    computes the work from the elements.
-    """
+    """Return the work of all calls of `node`: the sum of the recorded amounts, or else computed from the elements."""
     if unit != "size_bytes" and totals.stats.rare("amounts", (node.id,)):
         given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
@@ -353,7 +350,7 @@ def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
 
 
 def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
-    """Return the budget of all `groups` of nodes together, in µs per token, or None if a node has no budget."""
+    """Return the budget of all `groups` together in µs per token. None if a node has no budget."""
     budgets: list[float | None] = []
     for alike in groups:
         first = totals.table[int(alike[0])]
@@ -367,12 +364,12 @@ def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
 
 
 def _budget_of_bytes(node: Node, totals: PhaseTotals) -> float | None:
-    """Return the time per token in µs that `node` may take if it moves its bytes per token at the required rate."""
+    """Return how many µs per token `node` may take to move its bytes at the required rate."""
     assert node.budget_gb_per_sec is not None
     moved, closed_us_per_token = _work(node, totals, "bytes"), totals.us_per_token(totals.closed_ns[node.id])
     if not moved or not closed_us_per_token:
         return None
-    # Use only the bytes moved in ended steps, because the time per token covers only ended steps.
+    # The time per token is of ended steps, so use only their bytes.
     bytes_per_token = moved / totals.total_ns[node.id] * closed_us_per_token * 1e3
     return ByteBudget(node.budget_gb_per_sec).to_token_budget(bytes_per_token).us_per_token
 
@@ -413,9 +410,9 @@ def _stats(
 
 
 def outermost(bricks: Column, table: NodeTable) -> NDArray[np.bool_]:
-    """Return a mask by node id of the `bricks` that are not inside a brick of the same name and category.
+    """Return a mask by node id: the `bricks` that are not inside a brick of the same name and category.
 
-    `bricks` are the node ids of all bricks that ran.
+    `bricks` are the ids of all bricks that ran.
     """
     parent_of, first_of = table.column("parent_of"), table.column("first_of")
     ran = np.zeros(len(parent_of), np.bool_)

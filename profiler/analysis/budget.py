@@ -1,4 +1,4 @@
-"""Budgets: the allowed cost of a brick, in time per token or bytes per second. They are never measurements."""
+"""Budgets: how much a brick may cost, as time per token or bytes per second. They are never measured."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ PAGE_BYTES = 4096
 class TokenBudget:
     """Allows `us_per_token` microseconds per token at each place of the brick.
 
-    So a brick that runs in 28 layers may take 28 times as much per token. Raises ValueError unless `us_per_token` is
-    above zero.
+    A brick in 28 layers may take 28 times as much. Raises ValueError unless `us_per_token` is above zero.
     """
 
     us_per_token: float
@@ -25,7 +24,7 @@ class TokenBudget:
 
     @classmethod
     def from_throughput(cls, tokens_per_sec: float) -> TokenBudget:
-        """Return the budget that allows at least `tokens_per_sec`."""
+        """Return the budget for at least `tokens_per_sec`."""
         _positive("tokens_per_sec", tokens_per_sec)
         return cls(1e6 / tokens_per_sec)
 
@@ -39,9 +38,7 @@ class TokenBudget:
         return us_per_token <= self.us_per_token
 
     def utilization(self, us_per_token: float) -> float:
-        """Return the part of the budget that a measured time uses. 1 is the whole budget, and 1.2 means that the
-        brick takes a fifth too long.
-        """
+        """Return the fraction of the budget that a measured time uses. At 1.2, the brick takes a fifth too long."""
         return us_per_token / self.us_per_token
 
 
@@ -56,7 +53,7 @@ class ByteBudget:
 
     @classmethod
     def from_latency(cls, us_per_page: float, page_bytes: int = PAGE_BYTES) -> ByteBudget:
-        """Return the budget that allows `us_per_page` microseconds for `page_bytes` bytes."""
+        """Return the budget for `us_per_page` microseconds per `page_bytes` bytes."""
         _positive("us_per_page", us_per_page)
         return cls(page_bytes / us_per_page / 1e3)
 
@@ -69,21 +66,19 @@ class ByteBudget:
         return gb_per_sec >= self.gb_per_sec
 
     def utilization(self, gb_per_sec: float) -> float:
-        """Return the part of the budget that a measured rate uses. 1 is the whole budget, and 1.2 means that the rate
-        is 17 % too low.
-        """
+        """Return the fraction of the budget that a measured rate uses. At 1.2, the rate is 17 % too low."""
         return self.gb_per_sec / gb_per_sec
 
     def to_token_budget(self, bytes_per_token: float) -> TokenBudget:
-        """Return the time that a token may take if it moves `bytes_per_token`."""
+        """Return the time per token that moving `bytes_per_token` at this rate takes."""
         _positive("bytes_per_token", bytes_per_token)
         return TokenBudget(bytes_per_token / self.gb_per_sec / 1e3)
 
 
 def ceiling(budgets: Iterable[TokenBudget]) -> TokenBudget:
-    """Return the joint budget of bricks that run one after another: the sum of their times per token.
+    """Return the budget of bricks that run one after another: the sum of their times per token.
 
-    Raises ValueError if there are no bricks.
+    Raises ValueError without bricks.
     """
     return TokenBudget(sum(budget.us_per_token for budget in budgets))
 

@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_middle_ns
 
-# A percentile is computed for each of these shares of the calls. It is the shortest duration that this share did not
-# exceed (nearest rank, no interpolation).
+# Percentiles to compute. Each is the shortest duration that this fraction of the calls did not exceed (nearest rank,
+# no interpolation).
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)
+MIN_VARIED = 2  # a single call has no variation
 # `bincount` is faster than sorting if there are at most this many possible keys per key with a count.
 SPARSE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The statistics of a group of calls. Percentiles and `cv` come from histograms and are exact to one percent.
+    """The statistics of a group of calls. Percentiles and `cv` come from histograms, and are exact to one percent.
 
-    Percentiles and `cv` are None if the histograms hold more or fewer calls than the group. The numbers differ for a
-    node beyond MAX_HISTOGRAM_NODES, and if the histograms had no room. In both cases, a result of NodeStats.since
-    also has no minimum and no maximum.
+    They are None if the histograms do not have exactly these calls: for nodes after MAX_HISTOGRAM_NODES, or if the
+    histograms were full. In these cases, a result of NodeStats.since has no minimum and maximum either.
     """
 
     count: int
@@ -33,7 +33,7 @@ class Calls:
     min_ns: int | None
     max_ns: int | None
     elements: int
-    cv: float | None  # the coefficient of variation: standard deviation / mean
+    cv: float | None  # the coefficient of variation: standard deviation / mean; None for a single call
     p50_ns: float | None
     p95_ns: float | None
     p99_ns: float | None
@@ -54,19 +54,17 @@ def spread(
     *,
     with_cv: bool = True,
 ) -> list[NDArray[np.float64]]:
-    """Return the cv (if `with_cv`) and the percentiles of each group. `cells` are the histogram cells of the nodes.
+    """Return the percentiles of each group, and its cv if `with_cv`. `cells` are the nodes' histogram cells.
 
-    The values of a group are NaN if its histogram does not hold exactly the calls of the group.
+    They are NaN for a group if its histogram does not have exactly its calls.
     """
     groups = len(low)
     place, bucket, counts = cells
-    # Each entry is group * buckets + bucket. So the counts of all groups are in one array sorted by key, and one
-    # cumulative sum serves all groups.
+    # A key is group * buckets + bucket. So the counts of all groups are in one sorted array, with one cumulative sum.
     least = int(bucket.min(initial=BUCKETS))
     buckets = int(bucket.max(initial=least)) - least + 1
     key = group[place] * buckets + (bucket - least)
-    # `bincount` adds up the counts of equal keys without sorting. This is faster than sorting if not too many
-    # keys have no count.
+    # `bincount` adds up equal keys without sorting. This is faster if few possible keys have no count.
     if groups * buckets <= SPARSE * len(key):
         together = np.bincount(key, counts)  # sums as float64 are exact below 2 ** 53
         key = (together != 0).nonzero()[0]
@@ -83,13 +81,14 @@ def spread(
     if with_cv:
         mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
         variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
+        variance[calls < MIN_VARIED] = np.nan
         columns.append(_ratio(np.sqrt(variance), mean))
     rank = before[known] + np.maximum(1, np.ceil(np.reshape(fractions, (-1, 1)) * calls[known]))
     percentiles = np.full((len(fractions), groups), np.nan)
     at = np.searchsorted(running, rank, side="left")
     percentiles[:, known] = np.clip(middle[at], low[known], high[known])
     columns += list(percentiles)
-    others = calls != count  # this histogram lacks some calls of the group, or contains calls of other nodes
+    others = calls != count  # this histogram lacks calls of the group, or has calls of other nodes
     if others.any():
         for column in columns:
             column[others] = np.nan

@@ -1,7 +1,7 @@
-"""Takes fingerprints of a run's results, and finds the first place where a different run does not agree."""
+"""Takes fingerprints of a run's results, and finds the first place where another run differs."""
 
-# Two correct runs differ in their last bits, because threads and backends add in different orders. Therefore
-# fingerprints are compared with a tolerance, never bit by bit.
+# Threads and backends add in different orders, so correct runs differ in their last bits. Fingerprints are therefore
+# compared with a tolerance, never bit by bit.
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from cbtop.profiler.traces.moments import TensorStats, tensor_stats
 
 SAMPLED_VALUES = 64  # number of values in a fingerprint, taken from a tensor at equal distances
 MAX_FINGERPRINTS = 100_000
-# Adding in a different order changes a float32 result by far less than this tolerance. A wrong value changes it by
-# far more.
+# A different order of additions changes a float32 result by far less than this, and a wrong value by far more.
 DEFAULT_TOLERANCE = 1e-3
 
 
@@ -34,10 +33,10 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceInfo:
-    """The first place, in the order of execution, at which a run differs from its reference.
+    """The first place, in order of execution, where a run differs from its reference.
 
-    `quantity` is what differs (`mean`, `value[17]`, …). `expected` is the reference's value, `actual` is the run's. A
-    value that does not exist is None. If the run has no fingerprint for this place, `quantity` is `recorded`.
+    `quantity` is what differs (`mean`, `value[17]`, …). `expected` is the reference's value, and `actual` the run's.
+    None means that the value does not exist. If the run has no fingerprint here, `quantity` is `recorded`.
     """
 
     brick: str
@@ -48,16 +47,16 @@ class DivergenceInfo:
     actual: float | None
 
 
-# The place of a fingerprint: the brick, its layer, the position of the token, and how often the brick ran before at
-# this position.
+# Where a fingerprint belongs: the brick, its layer, the position of the token, and how often the brick ran there
+# before.
 _Place = tuple[str, int | None, int, int]
 
 
 class Fingerprints:
-    """The results of a run: one fingerprint per brick, layer and token position, in the order of execution."""
+    """The results of a run: a fingerprint for each brick, layer and token position, in order of execution."""
 
     def __init__(self) -> None:
-        self.dropped = 0  # number of fingerprints that were not kept, because there were more than MAX_FINGERPRINTS
+        self.dropped = 0  # number of fingerprints beyond MAX_FINGERPRINTS, which were dropped
         self._kept: dict[_Place, Fingerprint] = {}
         self._seen: Counter[tuple[str, int | None, int]] = Counter()
 
@@ -65,7 +64,7 @@ class Fingerprints:
         return len(self._kept)
 
     def record(self, brick: str, layer: int | None, position: int, tensor: NDArray[Any]) -> None:
-        """Keep the fingerprint of `tensor`. If a brick runs twice in a layer, both fingerprints are kept."""
+        """Store the fingerprint of `tensor`. A brick that runs twice in a layer has two."""
         if len(self._kept) >= MAX_FINGERPRINTS:
             self.dropped += 1
             return
@@ -74,9 +73,9 @@ class Fingerprints:
         self._kept[brick, layer, position, turn] = fingerprint(tensor)
 
     def find_divergence(self, reference: Fingerprints, tolerance: float = DEFAULT_TOLERANCE) -> DivergenceInfo | None:
-        """Return the first divergence from `reference`: a missing or different fingerprint. None if all agree.
+        """Return the first missing or different fingerprint, compared with `reference`. None if all agree.
 
-        `tolerance` limits the error of one value, relative to the size of the tensor's values.
+        `tolerance` is the allowed error of one value, relative to the typical size of the tensor's values.
         """
         for place, expected in reference._kept.items():
             brick, layer, position, _ = place
@@ -108,8 +107,8 @@ def fingerprint(tensor: NDArray[Any]) -> Fingerprint:
 def _differences(
     expected: Fingerprint, actual: Fingerprint, tolerance: float
 ) -> Iterator[tuple[str, float | None, float | None]]:
-    """Yield the name of each statistic or value that differs by more than `tolerance`, the expected value and the
-    actual one.
+    """Yield each statistic or value that differs by more than `tolerance`, with the expected and the actual
+    number.
     """
     wanted, found = expected.stats, actual.stats
     for name in ("count", "nan_count", "inf_count"):
@@ -123,8 +122,8 @@ def _differences(
         elif not (one == other or (math.isnan(one) and math.isnan(other))):
             yield f"value[{place}]", one, other
     finite = wanted.count - wanted.nan_count - wanted.inf_count
-    # The rounding errors of the values in a tensor are independent. So the error of the mean of n values is the error
-    # of one value divided by sqrt(n).
+    # Rounding errors in a tensor are independent. So the mean of n values has the error of one value divided by
+    # sqrt(n).
     of_norm = tolerance * _size(wanted)
     of_mean = of_norm / math.sqrt(max(finite, 1))
     bounds = {"mean": of_mean, "std": of_mean, "l2_norm": of_norm, "min": of_value, "max": of_value}
@@ -135,7 +134,7 @@ def _differences(
 
 
 def _size(stats: TensorStats) -> float:
-    """Return the root mean square of the values of a tensor. This is the size of a typical value."""
+    """Return the root mean square of a tensor: the size of a typical value."""
     if stats.l2_norm is None:
         return 0.0
     return stats.l2_norm / math.sqrt(stats.count - stats.nan_count - stats.inf_count)

@@ -1,4 +1,4 @@
-"""The counts that were added between two points in time."""
+"""What was counted between two points in time."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ NONE = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The counts that were added between two points in time: sums by node, counts by histogram cell, and rare
-    columns.
+    """What was counted between two points in time: sums by node, calls by histogram cell, and columns that few nodes
+    have.
     """
 
-    node: NDArray[np.int32]  # ids of the nodes that have counts, each once
+    node: NDArray[np.int32]  # ids of the nodes with counts, each once
     sums: NDArray[np.int64]  # shape (SUMS, nodes)
-    cell: NDArray[np.int32]  # histogram cells (see `Histograms`) that have counts, each once
+    cell: NDArray[np.int32]  # histogram cells with counts (see `Histograms`), each once
     count: NDArray[np.uint32] | Column
-    # The increase of columns with values for few nodes only, by (index into SPARSE_COLUMNS, node). Columns of points
-    # in time, minima or maxima are left out, because their values cannot be added.
+    # The increase of columns that few nodes have, by (index into SPARSE_COLUMNS, node). Times, minima and maxima are
+    # missing, because they cannot be added.
     rare: dict[tuple[int, int], int]
 
     @property
     def is_empty(self) -> bool:
-        """Whether no count was added between the two points in time."""
+        """Whether nothing was counted between the two points in time."""
         return not (len(self.node) or len(self.cell) or self.rare)
 
     @property
@@ -42,7 +42,7 @@ class Growth:
         return arrays + SPARSE_BYTES * len(self.rare)
 
     def column(self, name: str) -> Column:
-        """Return the row called `name` of `sums`. The row has one entry for each id in `node`."""
+        """Return the row `name` of `sums`, with one entry for each id in `node`."""
         found: Column = self.sums[SUMS.index(name)]
         return found
 
@@ -50,8 +50,8 @@ class Growth:
     def made(
         cls, node: Column, sums: Column, cell: Column, count: Column, rare: dict[tuple[int, int], int]
     ) -> Growth:
-        """Make a Growth, in the smallest data types that hold the counts. Counts of zero are left out. `sums` has one
-        row for each name in SUMS.
+        """Make a Growth in the smallest data types that hold the counts, without zeros. `sums` has one row for each
+        name in SUMS.
         """
         grew = (sums > 0).any(axis=0)
         counted = count > 0
@@ -82,7 +82,7 @@ def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Callable[[Sequenc
     the amounts of equal values.
     """
     values = np.concatenate([NONE, *parts])
-    # Values from each part are sorted already, so a stable sort merges the parts.
+    # The parts are sorted already, so a stable sort merges them.
     order = np.argsort(values, kind="stable")
     values = values[order]
     begins = np.flatnonzero(np.diff(values, prepend=-1))

@@ -1,11 +1,10 @@
-"""Histograms of durations, one per node. A histogram is the number of calls in each bucket.
+"""Histograms of durations, one per node: the number of calls in each bucket.
 
-Buckets are log-linear (the layout of HdrHistogram, with 64 buckets per octave). They are exact below 64 ns. Above
-that, a bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 % of any duration in the bucket. The
-counts cover the whole life of the source. Histograms of several nodes can be added, so percentiles of all their calls
-are known.
+Buckets are log-linear (the layout of HdrHistogram, with 64 buckets per octave). Below 64 ns they are exact. Above, a
+bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 % of any duration in it. The counts cover the
+source's whole life. Histograms of several nodes can be added, which gives the percentiles of all their calls.
 
-A node's calls fall into few octaves, and only an octave with counts takes memory: one page.
+The calls of a node fall into few octaves. Only octaves with counts take memory: one page each.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ SUB_BUCKETS = 1 << SUB_BUCKET_BITS
 MAX_DURATION_NS = (1 << 62) - 1  # durations above this are not counted
 OCTAVES = 62 - SUB_BUCKET_BITS + 1
 BUCKETS = OCTAVES * SUB_BUCKETS
-# The counts of one octave are a page. A page takes 128 bytes, or 256 or 512 if a count is too large for that. So all
-# pages together take at most 64 MiB, even if the source is hostile. This is enough for 8,192 nodes with 16 octaves
-# each.
+# A page has the counts of one octave. It takes 128 bytes, or 256 or 512 for large counts, so all pages together take
+# at most 64 MiB even for a hostile source. 8,192 nodes with 16 octaves each fit.
 MAX_PAGES = 1 << 17
 MAX_CELLS = 1 << 20  # maximum number of cells in one message
 _MIN_ROOM = 64  # minimum number of rows (nodes or pages) to allocate
@@ -73,16 +71,16 @@ def distinct(values: Column) -> Column:
 
 
 class Histograms:
-    """Counts by cell. A cell is node * BUCKETS + bucket. Cells beyond MAX_PAGES are not counted.
+    """Counts by cell, which is node * BUCKETS + bucket. Cells beyond MAX_PAGES are not counted.
 
-    A count takes two bytes. If one count is too large for two bytes, all counts take four bytes, or later eight. A
-    full table grows only by a quarter, because doubling would waste memory.
+    All counts take two bytes each, or four or eight once a count is too large. A full table grows by a quarter,
+    because doubling would waste memory.
     """
 
     def __init__(self) -> None:
-        # Number of the page of each node and octave; 0 for an octave without counts.
+        # Node and octave -> number of the page; 0 without counts.
         self._pages = np.zeros((1, OCTAVES), np.int32)
-        # Page 0 is for octaves without a page, and always contains zeros.
+        # Page 0 is all zeros. It is the page of octaves without counts.
         self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)
         self._used = 1
 
@@ -97,9 +95,7 @@ class Histograms:
         return found
 
     def add(self, cell: Column, count: Column) -> None:
-        """Add each value in `count` to the count of the histogram cell at the same index in `cell`. No cell may occur
-        twice.
-        """
+        """Add `count` to the histogram cells `cell`, entry by entry. No cell may occur twice."""
         page = self._make_pages(cell)
         room = page > 0
         if not room.all():
@@ -108,14 +104,13 @@ class Histograms:
         self._put(at, self._counts.ravel()[at] + count)
 
     def set(self, cell: Column, count: Column) -> Column:
-        """Replace the counts of these cells by `count` (>= 0). No cell may occur twice. Returns the increase of each
-        cell.
+        """Set the counts of these cells to `count` (>= 0), and return their increases. No cell may occur twice.
 
-        If there is no room for a cell, its increase is the whole count.
+        The increase of a cell without room is its whole count.
         """
         page = self._make_pages(cell)
         at = page.astype(np.int64) * SUB_BUCKETS + cell % SUB_BUCKETS
-        # The old count of a cell without a page is 0, because page 0 contains only zeros.
+        # A cell without a page reads 0, from page 0.
         more: Column = count - self._counts.ravel()[at]
         if not page.all():
             at, count = at[page > 0], count[page > 0]
@@ -134,9 +129,8 @@ class Histograms:
         return slot[owner] * SUB_BUCKETS + inside
 
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
-        """Return the cells of `nodes` with a count above 0, as columns: index in `nodes`, bucket, count.
-
-        The cells are ordered by index, then by bucket.
+        """Return the cells of `nodes` with a count, as columns: index in `nodes`, bucket, count. They are ordered by
+        index, then by bucket.
         """
         known = np.flatnonzero(nodes < len(self._pages))
         pages = self._pages[nodes[known]]
@@ -166,9 +160,7 @@ class Histograms:
         return page
 
     def _make_pages(self, cell: Column) -> NDArray[np.int32]:
-        """Return the page of each cell. Makes pages that do not exist yet. If a new page does not fit, the result is
-        0.
-        """
+        """Return the page of each cell. Missing pages are made. 0 if there is not enough room."""
         page = self._page_of(cell)
         if page.all():
             return page
@@ -186,7 +178,7 @@ class Histograms:
 
 
 def _grown(table: NDArray[Any], rows: int) -> NDArray[Any]:
-    """Return a copy of `table` with room for `rows` rows, and for at least a quarter more than before."""
+    """Return a copy of `table` with room for `rows` rows, and at least a quarter more than before."""
     grown = np.zeros((max(rows, len(table) + len(table) // 4, _MIN_ROOM), table.shape[1]), table.dtype)
     grown[: len(table)] = table
     return grown

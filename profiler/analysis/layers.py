@@ -8,14 +8,13 @@ from numpy.typing import NDArray
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind
 
-BETWEEN = "between bricks"  # name for the part of a layer's or step's time that is outside of its bricks
-# To compare layers, at least this many layers must have the same stack and bricks. The median of two layers shows no
-# outlier.
+BETWEEN = "between bricks"  # the part of a layer's or step's time outside of its bricks
+# Layers are compared if at least this many have the same stack and bricks. The median of two would show no outlier.
 MIN_PEERS = 3
 
 
 def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
-    """Return the outermost layer around each node, by node id. A node outside of all layers has 0.
+    """Return the outermost layer around each node by node id, or 0 outside of layers.
 
     An outermost layer has its own id.
     """

@@ -56,8 +56,8 @@ SPARSE_COLUMNS = (
     "overlap_ns",
     "squared_tokens",
 )
-# At this key, `union_ns` has the time when a step of any phase ran, because two phases may run at the same time. At
-# this key, `first_ns` has the begin of the first record of any node. In messages, both values are separate fields.
+# Key for values of all steps together. `union_ns`: time when a step of any phase ran, because two phases may run at
+# once. `first_ns`: begin of the first record of any node. In messages, both are separate fields.
 ANY_STEP = 0
 MOMENTS = ("first_ns", "last_ns")
 EXTREMES = tuple(f"{of}_{end}" for of in ("sequences", "kept") for end in ("least", "most"))

@@ -1,5 +1,5 @@
-"""The nodes that ran in one phase, and their totals. Statistics, graphs and the breakdown of wall time are computed
-from these totals.
+"""The nodes that ran in one phase, and their totals. Statistics, graphs and time breakdowns are computed from
+them.
 """
 
 from __future__ import annotations
@@ -18,37 +18,35 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 
 # A module's own operations are a row if they take at least this percentage of the phase's time. In models with small
-# modules, calls of children and cbtop's stamps around these calls take 0.1 to 0.7 percent.
+# modules, calls of children and cbtop's stamps around them take 0.1 to 0.7 percent.
 LEAST_OWN_PERCENT = 1.0
 
 
 @dataclass(frozen=True)
 class PhaseTotals:
-    """The nodes inside one step node, and their totals. In a process without steps, these are all nodes.
+    """The nodes inside one step node, and their totals. In a process without steps, all nodes.
 
-    Counts and times are those of recorded steps. Plain steps are excluded, because their bricks are unknown.
+    Only recorded steps count, because the bricks of plain steps are unknown. `closed_ns` is the part of `total_ns` in
+    ended steps.
 
-    `closed_ns` is the part of `total_ns` in steps that have ended. The exclusive time of a brick is its time without
-    the bricks and steps inside it. Its kernels and layers are its own work and are not subtracted. The exclusive time
-    of any other node is its time without all nodes inside it. Adopted work ran in parallel and is never subtracted.
+    The exclusive time of a brick is its time without inner bricks and steps. Its kernels and layers are its own work.
+    The exclusive time of any other node is its time without all inner nodes. Adopted work ran in parallel and is
+    never subtracted.
 
-    The own operations of modules with children are rows if they take LEAST_OWN_PERCENT. The own operations of a layer
-    take its exclusive time. The same holds for a step that is the call of a model. A brick of own operations that
-    takes less than LEAST_OWN_PERCENT has no calls and no time here.
+    Own operations are a row if they take LEAST_OWN_PERCENT. For a layer, and for a step that is a model's call, they
+    take its exclusive time. A brick of own operations with less time has no calls and no time here.
     """
 
     step: Node | None
-    inside: Inside  # the nodes inside the step, without the step itself
+    inside: Inside  # the nodes inside the step, without the step
     table: NodeTable
     stats: NodeStats
-    # Arrays by node id. Only the entries of the phase's nodes are valid.
+    # Arrays by node id. Only entries of the phase's nodes are valid.
     columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns, overlap_ns
-    held: NDArray[np.bool_]  # mask of the bricks with time, and of all nodes inside these bricks
-    adopted: NDArray[np.bool_]  # mask of adopted work, which the time of the parent does not include
-    own_rows: NDArray[
-        np.bool_
-    ]  # mask of nodes with own operations that are a row: layers outside of bricks, and the step
-    small_own: Column  # ids of the bricks of own operations that take too little time to be a row
+    held: NDArray[np.bool_]  # mask of bricks with time, and of all nodes inside them
+    adopted: NDArray[np.bool_]  # mask of adopted work, which is not in the parent's time
+    own_rows: NDArray[np.bool_]  # mask of layers (outside of bricks) and steps whose own operations are a row
+    small_own: Column  # ids of own operations that take too little time to be a row
 
     @classmethod
     def of(cls, table: NodeTable, stats: NodeStats, phase: str | None) -> PhaseTotals:
@@ -59,9 +57,9 @@ class PhaseTotals:
 
     @classmethod
     def below(cls, step: Node | None, table: NodeTable, stats: NodeStats, *, hides_small: bool = True) -> PhaseTotals:
-        """Return the totals below the node `step`, or of all nodes if `step` is None.
+        """Return the totals below the node `step` (None: of all nodes).
 
-        If `hides_small` is False, all own operations are rows, however small they are.
+        If `hides_small` is False, even small own operations are rows.
         """
         inside = table.inside(step.id if step else None)
         size = len(table) + 1
@@ -76,7 +74,7 @@ class PhaseTotals:
         small = small[table.column("has_own")[small] > 0]
         for name in columns:
             columns[name][small] = 0
-        # A brick without time was never stopped. The nodes inside such a brick count as parts of the node around it.
+        # A brick without time was never stopped. The nodes inside it count for the node around it.
         held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
         return cls(
             step=step,
@@ -92,7 +90,7 @@ class PhaseTotals:
 
     @cached_property
     def exclusive_ns(self) -> Column:
-        """The exclusive time of each node, computed from `total_ns`: node id -> ns."""
+        """The exclusive time of each node, from `total_ns`, by node id."""
         total_ns = self.columns["total_ns"]
         nested_ns = total_ns - self.columns["loose_ns"]
         return self._without_small(
@@ -101,7 +99,7 @@ class PhaseTotals:
 
     @cached_property
     def closed_exclusive_ns(self) -> Column:
-        """The exclusive time of each node, computed from `closed_ns`: node id -> ns."""
+        """The exclusive time of each node, from `closed_ns`, by node id."""
         closed_ns = self.columns["closed_ns"]
         return self._without_small(
             exclusive_of(self.table, self.inside, closed_ns, closed_ns, self.columns["overlap_ns"])
@@ -113,7 +111,7 @@ class PhaseTotals:
 
     @cached_property
     def count(self) -> dict[int, int]:
-        """The number of calls of each node, including the step: node id -> calls."""
+        """The number of calls of each node and of the step, by node id."""
         return self._by_node("count")
 
     @cached_property
@@ -134,22 +132,18 @@ class PhaseTotals:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes inside the step of this phase. A parent comes before its children."""
+        """The nodes inside this phase's step, parents first."""
         return self.inside.nodes
 
     @property
     def known_elements(self) -> dict[int, int]:
-        """The number of elements that each node has processed, by node id. Nodes with an unknown number are left
-        out.
-        """
+        """The number of elements of each node, by node id, if it is known."""
         unknown = self.stats.sparse["uncounted"].keys()
         return {node: n for node, n in self.elements.items() if node not in unknown} if unknown else self.elements
 
     @property
     def tokens(self) -> int | None:
-        """The number of tokens of the phase's steps. Returns None without steps, or if a step has an unknown number
-        of tokens.
-        """
+        """The number of tokens of the phase's steps. None without steps, or if a step's tokens are unknown."""
         if self.step is None:
             return None
         all_of_them, plain = (self.stats.rare(name, (self.step.id,)) for name in ("uncounted", "plain_uncounted"))
@@ -163,9 +157,9 @@ class PhaseTotals:
         return int(self.columns["total_ns"][self.step.id]) if self.step else None
 
     def percent(self, closed_ns: int, adopted_ns: int = 0) -> float | None:
-        """Return `closed_ns` as a percentage of the phase's wall time.
+        """Return `closed_ns` in percent of the phase's wall time. None if there is only adopted time.
 
-        `closed_ns` and `adopted_ns` are times in ended steps. Returns None if there is only adopted time.
+        Both arguments are times in ended steps.
         """
         if adopted_ns and not closed_ns:
             return None
@@ -179,8 +173,8 @@ class PhaseTotals:
 def _own_rows(step: Node | None, table: NodeTable, inside: Inside, columns: dict[str, Column]) -> NDArray[np.bool_]:
     """Return a mask by node id: the own operations that are a row.
 
-    Own operations with the same name are one row. They are marked if they take LEAST_OWN_PERCENT of the time
-    together. `columns` are the columns of `PhaseTotals`.
+    Those with the same name are one row, if they take LEAST_OWN_PERCENT of the time together. `columns` are those of
+    `PhaseTotals`.
     """
     found = np.zeros(len(table) + 1, np.bool_)
     ids = inside.ids if step is None else np.append(inside.ids, step.id)
@@ -205,10 +199,9 @@ def _own_rows(step: Node | None, table: NodeTable, inside: Inside, columns: dict
 def _held_and_adopted(
     table: NodeTable, inside: Inside, is_timed: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks by node id.
+    """Return two masks by node id: bricks in `is_timed`, and adopted work (done by other threads or tasks).
 
-    The first marks the bricks in `is_timed` and all nodes inside them. The second marks adopted work (done by other
-    threads or tasks) and all nodes inside it.
+    Both include all nodes inside.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     held, adopted = np.zeros_like(is_timed), np.zeros_like(is_timed)
@@ -221,14 +214,14 @@ def _held_and_adopted(
 
 
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
-    """Return the exclusive time of each node, by node id: `time_ns` without the time of some nodes inside the node.
+    """Return the exclusive time of each node by node id: `time_ns` without nodes inside it.
 
-    From a brick, only the bricks and steps inside the brick are subtracted. From any other node, all nodes inside the
-    node are subtracted. The subtracted time of a node is its `nested_ns`. If nodes overlap, the parent's `overlap_ns`
-    is added back, so that no time is subtracted twice.
+    From a brick, the bricks and steps inside it are subtracted. From other nodes, all nodes inside. What is
+    subtracted is their `nested_ns`. If nodes overlap, the parent's `overlap_ns` is added back, so that nothing is
+    subtracted twice.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
-    # The time to subtract from each node, by node id: `in_brick` if the node is a brick, `in_other` if it is not.
+    # What to subtract from each node, by node id: `in_brick` from a brick, `in_other` from any other node.
     in_brick, in_other = -overlap_ns, -overlap_ns
     for ids in reversed(inside.by_depth):
         parent, kind = parent_of[ids], kind_of[ids]

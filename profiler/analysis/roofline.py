@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 from cbtop.protocol.messages import UNSURE_PERCENT
 
-# A brick that is slower than this percentage of every roof is limited by neither memory nor arithmetic.
+# If a brick is slower than this percentage of every roof, neither memory nor arithmetic limits it.
 LIMITING_PERCENT = 60
 MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
-# The limit of a brick in steps that run at the same time. Such steps share the roofs, so it is not known what limits
-# the brick.
+# Steps that run at the same time share the roofs, so it is unknown what limits their bricks.
 SHARED = "several at once"
 
 
@@ -28,27 +27,23 @@ class Distance:
     attainable_gflops: float
     percent_of_roof: float
     bound: str  # what limits the rate: MEMORY, COMPUTE, NO_ROOF or SHARED
-    is_unsure: bool | None = None  # True if the measured rounds of the roof differ much; None if this is not known
+    is_unsure: bool | None = None  # True if the measured rounds of the roof differ much; None if unknown
 
     @property
     def above_roof(self) -> bool:
-        """Whether the rate exceeds the roof. If it does, the declared work of the brick or the measured roof is
-        wrong.
-        """
+        """Whether the rate exceeds the roof. Then the brick's declared work or the measured roof is wrong."""
         return self.percent_of_roof > 100
 
 
 def spread_percent(value: float, median: float | None) -> float | None:
-    """Return by how many percent the median of a roof's measured rounds is below the best round `value`. Returns None
-    if the median is not known.
+    """Return by how many percent the median of a roof's rounds is below the best round, `value`. None without a
+    median.
     """
     return None if median is None else 100 * max(value - median, 0.0) / value
 
 
 def is_unsure(value: float, median: float | None) -> bool | None:
-    """Return whether the rounds of a roof differ so much that comparisons with the roof are unsure. Returns None if
-    not known.
-    """
+    """Return whether the rounds of a roof differ so much that comparisons with it are unsure. None if unknown."""
     spread = spread_percent(value, median)
     return None if spread is None else spread > UNSURE_PERCENT
 
@@ -59,7 +54,7 @@ def is_integer(dtype: str) -> bool:
 
 
 def roof_applies(dtype: str, roof_dtype: str) -> bool:
-    """Return whether a compute roof for `roof_dtype` applies to work on numbers of `dtype`.
+    """Return whether a compute roof for `roof_dtype` applies to numbers of `dtype`.
 
     A roof applies if both types are equal, or if one is "" and the other is a float type. No roof applies to a
     type that begins with UNKNOWN_TYPE.
@@ -72,7 +67,7 @@ def roof_applies(dtype: str, roof_dtype: str) -> bool:
 
 
 def intensity(flops: float | None, moved_bytes: float | None) -> float | None:
-    """Return FLOP per byte, or None if the FLOP or the bytes are unknown or 0."""
+    """Return FLOP per byte, or None if either is unknown or 0."""
     if not flops or not moved_bytes:
         return None
     return flops / moved_bytes
@@ -81,18 +76,17 @@ def intensity(flops: float | None, moved_bytes: float | None) -> float | None:
 def distance(
     flop_per_byte: float, gflops: float, peaks_gflops: Sequence[float], peaks_gb_per_sec: Sequence[float]
 ) -> Distance | None:
-    """Compare a measured rate with the roof above it. Returns None unless both kinds of ceilings (FLOP and bytes) are
-    known.
+    """Compare a measured rate with the roof above it. None unless FLOP and byte ceilings are known.
 
     The roof consists of the highest ceiling of each kind. A point near a lower ceiling (DRAM below a cache) is
-    limited by that ceiling.
+    limited by that one.
     """
     if not peaks_gflops or not peaks_gb_per_sec:
         return None
     peak, slope = max(peaks_gflops), flop_per_byte * max(peaks_gb_per_sec)
     attainable = min(peak, slope)
     if not 0 < attainable < math.inf:
-        return None  # the peaks are so extreme that the attainable rate is infinite or 0
+        return None  # with such peaks, the attainable rate would be infinite or 0
     percent, bound = 100 * gflops / attainable, MEMORY if slope < peak else COMPUTE
     if percent < LIMITING_PERCENT:
         lower = [(flop_per_byte * each, MEMORY) for each in peaks_gb_per_sec] + [

@@ -1,6 +1,4 @@
-"""Collects the times of the bricks and other parts of a step while the step runs, and adds them to `closed_ns` when
-the step ends.
-"""
+"""Collects the times of a step's bricks and other parts while it runs, and adds them to `closed_ns` when it ends."""
 
 from __future__ import annotations
 
@@ -15,56 +13,53 @@ from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
 from cbtop.protocol.ring_reader import Batch
 
-MAX_OPEN_GROUPS = 4096  # most groups of parts, one for each running step in each lane; a real host has sixteen lanes
-MAX_OPEN_PARTS = 64  # after this number of batches, the stored parts of a running step are added up
+MAX_OPEN_GROUPS = 4096  # most groups of parts: one for each running step and lane; a real host has sixteen lanes
+MAX_OPEN_PARTS = 64  # add up the stored parts of a running step after this many batches
 
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """The records of a batch that belong to steps, grouped by step and lane. Each group is in order of arrival."""
+    """The records of a batch that belong to steps. They are grouped by step and lane, and in order of arrival."""
 
     node: Column
-    step: Column  # the step that contains the record's node, or the node itself if it is a step
-    group: Column  # a number that identifies the pair of step and lane that the record belongs to
-    outer: Column  # the parent node, if its time includes the time of this record
+    step: Column  # the step around the record's node, or the node itself if it is a step
+    group: Column  # a number for the record's step and lane
+    outer: Column  # the parent node, if its time includes this record's time
     start_ns: Column
     end_ns: Column
     duration_ns: Column
     is_cancelled: NDArray[np.bool_]
-    is_end: NDArray[np.bool_]  # True for the record of a step, which ends the step
+    is_end: NDArray[np.bool_]  # True for a record of a step, which ends this step
 
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """The decision about the time of each record: it is added to `closed_ns`, dropped, or kept until its step
-    ends.
-    """
+    """What happens to the time of each record: it is added to `closed_ns`, dropped, or stored until the step ends."""
 
-    ended_in: Column  # the end of this record's step, as an index into the ends in this batch
-    follows: NDArray[np.bool_]  # whether a step in the same lane ended earlier in this batch
-    late: NDArray[np.bool_]  # whether the record came after the end of its step
-    dropped: NDArray[np.bool_]  # whether the record belongs to a step that was cancelled
+    ended_in: Column  # the record that ends this step, as an index into the ends of this batch
+    follows: NDArray[np.bool_]  # whether a step of the same lane has ended earlier in this batch
+    late: NDArray[np.bool_]  # whether the record came after its step had ended
+    dropped: NDArray[np.bool_]  # whether the record's step was cancelled
     closing: NDArray[np.bool_]
     still_open: NDArray[np.bool_]
 
 
 class RunningSteps:
-    """The bricks and other parts of steps that are running, in groups by step and lane.
+    """The bricks and other parts of running steps, grouped by step and lane.
 
-    Steps that run at the same time have different lanes, and the records of a lane are in order. So records after the
-    end of a step belong to the next step in the lane. A record that came after the end of its own step is recognised
-    by its time. Many steps may share the last lane. In that lane, the end of a step closes all earlier parts, and the
-    end of a cancelled step closes none.
+    Steps that run at the same time have different lanes, and a lane's records are in order. So records after the end
+    of a step belong to the lane's next step. A record that came too late is recognised by its time. Many steps may
+    share the last lane. There, the end of a step closes all earlier parts, and the end of a cancelled step closes
+    none.
     """
 
     def __init__(self) -> None:
-        # Group -> the time when its last step ended, whether that step was cancelled, and how much of its time is
-        # outside of its parts.
+        # Group -> the end of its last step, whether this step was cancelled, and how much of its time is outside of
+        # its parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
-        # Group -> node ids, and two rows of times. Row 0 is the whole time of a part. Row 1 is its overlap with
-        # earlier parts.
+        # Group -> node ids, and two rows of times: the whole time of each part, and its overlap with earlier parts.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}
-        # Group -> for each outer node, the start and the end of the part that ended last.
+        # Group -> outer node -> start and end of its last part.
         self._last: dict[int, dict[int, tuple[int, int]]] = {}
 
     def is_open(self, step: int, lane: int) -> bool:
@@ -74,13 +69,13 @@ class RunningSteps:
     def close(
         self, batch: Batch, step_of: Column, part_of: Column, closed_ns: Column, sparse: SparseColumns
     ) -> Column:
-        """Add the times of the parts of all steps that have ended to `closed_ns`.
+        """Add the times of all ended steps' parts to `closed_ns`.
 
-        If the parts took longer than their step, the excess is counted. An excess shows an error, because nested
-        calls cannot take longer than the call around them. Also counts how long parts of the same node ran at the
-        same time, for example on two streams of a device.
+        Counts the excess of parts that took longer than their step. It shows an error, because nested calls cannot
+        take longer than the call around them. Also counts how long parts of one node ran at the same time, for
+        example on two streams.
 
-        Returns the changed nodes. Some of them may not be in the batch.
+        Returns the changed nodes, some of which may not be in the batch.
         """
         inside = _inside(batch, step_of, part_of)
         ends = np.flatnonzero(inside.is_end)
@@ -104,7 +99,7 @@ class RunningSteps:
         return np.concatenate(concerned)
 
     def _fate(self, inside: _Inside, ends: Column) -> _Fate:
-        """For each record, find the record that ends its step. This end may be in this batch or in an earlier one."""
+        """Find for each record the record that ends its step. It may be in an earlier batch."""
         group, end_ns = inside.group, inside.end_ns
         if len(ends):
             found = np.searchsorted(ends, np.arange(len(group)))
@@ -138,9 +133,9 @@ class RunningSteps:
     def _left_ns(
         self, inside: _Inside, fate: _Fate, ends: Column, shared_ns: Column, sparse: SparseColumns
     ) -> Column:
-        """Return how much of each ended step's time is outside of the step's parts in this batch.
+        """Return how much of each ended step's time is outside of its parts in this batch.
 
-        Also corrects the stored times of steps from earlier batches that have late parts in this batch.
+        Also corrects this value for steps of earlier batches with late parts in this batch.
         """
         found = inside.duration_ns[ends]
         counted = fate.closing & ~inside.is_end & (inside.outer == inside.step)
@@ -154,8 +149,8 @@ class RunningSteps:
     def _end(
         self, inside: _Inside, at: int, left_ns: int, part_of: Column, closed_ns: Column, sparse: SparseColumns
     ) -> list[Column]:
-        """End the step with the record at index `at`, and add up its parts from earlier batches. Returns the changed
-        nodes.
+        """End the step that the record at index `at` ends, and add up its parts from earlier batches. Returns the
+        changed nodes.
         """
         group, step = int(inside.group[at]), int(inside.step[at])
         is_cancelled = bool(inside.is_cancelled[at])
@@ -179,8 +174,8 @@ class RunningSteps:
         return concerned
 
     def _shared_ns(self, group: Column, outer: Column, start_ns: Column, end_ns: Column) -> Column:
-        """Return how long each record overlaps earlier parts of the same `outer` node. The result is 0 in the shared
-        lane, because records of different steps cannot be told apart there.
+        """Return how long each record overlaps earlier parts of the same `outer` node. 0 in the shared lane, where
+        records of different steps cannot be told apart.
         """
         found = np.zeros(len(group), np.int64)
         parts = np.flatnonzero((outer > 0) & (group % LANES != LANES - 1))
@@ -208,7 +203,7 @@ class RunningSteps:
         return found
 
     def _keep_last(self, group: int, outer: Column, start_ns: Column, end_ns: Column) -> None:
-        """Store the last part of each outer node in a running step, because parts in a later batch may overlap it."""
+        """Store the last part of each outer node of a running step, because parts of a later batch may overlap it."""
         known = self._last.setdefault(group, {})
         order = np.lexsort((end_ns, outer))
         for at in order[np.flatnonzero(np.append(outer[order][1:] != outer[order][:-1], True))].tolist():
@@ -218,7 +213,7 @@ class RunningSteps:
             del self._last[next(iter(self._last))]
 
     def _note_late(self, groups: Column, duration: Column, sparse: SparseColumns) -> None:
-        """Subtract parts that arrived after the end of their step from the stored time of the step outside its
+        """Handle parts that arrived after their step had ended: subtract them from the stored time outside of its
         parts.
         """
         for group in distinct(groups).tolist():
@@ -239,7 +234,7 @@ class RunningSteps:
                 np.add.at(row, where, each)
             parts[:] = [(which, total)]
         if len(self._open) > MAX_OPEN_GROUPS:
-            # There are more running steps than a real host has. Drop the parts of the oldest step.
+            # A real host has fewer running steps, so drop the parts of the oldest one.
             del self._open[next(iter(self._open))]
 
 
@@ -268,10 +263,10 @@ def _inside(batch: Batch, step_of: Column, part_of: Column) -> _Inside:
 
 
 def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -> None:
-    """Count the excess: the time by which the parts of a step take longer than the step.
+    """Count by how much a step's parts take longer than the step (the excess).
 
-    `left_ns` is the step's time outside its parts, which is below zero if there is an excess. `before_ns` is the
-    earlier value of `left_ns`. Only the increase of the excess is counted.
+    `left_ns` is the step's time outside of its parts. It is negative if there is an excess. `before_ns` is its
+    earlier value, so that only the increase is counted.
     """
     more_ns = max(0, -left_ns) - max(0, -before_ns)
     if more_ns:
@@ -281,8 +276,8 @@ def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -
 
 
 def _covered_ns(times_ns: Iterable[tuple[int, int]], begun_ns: int, ended_ns: int) -> Iterator[int]:
-    """For each interval, yield how much of it is covered by the interval from `begun_ns` to `ended_ns` and by earlier
-    intervals. The intervals are ordered by their start.
+    """Yield how much of each interval is covered by earlier ones and by `begun_ns` to `ended_ns`. The intervals are
+    in order of their starts.
     """
     reached_ns = 0
     for start_ns, end_ns in times_ns:

@@ -1,4 +1,4 @@
-"""Columns that have a value for few nodes only."""
+"""Columns of values that only few nodes have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.node_columns import EXTREMES, MOMENTS, SPARSE_COLUMNS
 
-SPARSE_BYTES = 200  # approximate memory of one value: a dict entry, its key and its number
+SPARSE_BYTES = 200  # approximate memory of a value: a dict entry, its key and its number
 
 
 class SparseColumns:
@@ -43,7 +43,7 @@ class SparseColumns:
     def values_of(self, nodes: Iterable[int]) -> tuple[Column, Column, NDArray[np.float64]]:
         """Return the values of `nodes` as columns: node, index into SPARSE_COLUMNS, value.
 
-        Values are float64, because FLOP may exceed 64 bits. Times of more than a hundred days are rounded to two
+        Values are float64, because FLOP may exceed 64 bits. This rounds times above a hundred days to two
         nanoseconds.
         """
         wanted = set(nodes)
@@ -57,20 +57,20 @@ class SparseColumns:
         return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)
 
     def add(self, name: str, node: Column, value: Column) -> None:
-        """Add each entry of `value` to the column `name`, at the node with the same index in `node`."""
+        """Add `value` to the column `name` at `node`, entry by entry."""
         values = self._values[name]
         for one, number in zip(node.tolist(), value.tolist(), strict=True):
             values[one] = values.get(one, 0) + number
 
     def reach(self, name: str, node: int, value: int) -> None:
-        """Replace the minimum or maximum of `node` by `value`, if `value` is lower or higher, respectively."""
+        """Lower the minimum, or raise the maximum, of `node` to `value`."""
         known = self._values[name].get(node, value)
         self._values[name][node] = min(known, value) if name.endswith("_least") else max(known, value)
 
     def add_all(self, other: SparseColumns, place: Column) -> None:
-        """Add the values of `other`. Node n of `other` has the id `place[n]` in this object.
+        """Add the values of `other`. Its node n has the id `place[n]` here.
 
-        Skips points in time, because the clocks of two processes differ.
+        Points in time are left out, because the clocks of two processes differ.
         """
         for name, ours in self._values.items():
             theirs = [(node, value) for node, value in other[name].items() if node < len(place)]
@@ -82,8 +82,8 @@ class SparseColumns:
                     ours[here] = ours.get(here, 0) + value
 
     def count(self, increases: dict[tuple[int, int], int], times: int) -> None:
-        """Add each of `increases`, multiplied by `times`. The keys are (index into SPARSE_COLUMNS, node). Values that
-        become 0 are removed.
+        """Add each of `increases` times `times`. The keys are (index into SPARSE_COLUMNS, node). Values of 0 are
+        removed.
         """
         for (at, node), value in increases.items():
             values = self._values[SPARSE_COLUMNS[at]]
@@ -92,8 +92,8 @@ class SparseColumns:
                 del values[node]
 
     def take_recent(self, whole: SparseColumns, counted: SparseColumns) -> None:
-        """Copy the values of `counted`, which has a part of the counts of `whole`. Columns that are points in time
-        are copied from `whole`.
+        """Copy the values of `counted`, which has some of the counts of `whole`. Points in time are copied from
+        `whole`.
         """
         for name in SPARSE_COLUMNS:
             self._values[name] = dict((whole if name in MOMENTS else counted)[name])

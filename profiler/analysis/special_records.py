@@ -1,4 +1,4 @@
-"""Counts the records that are not ordinary calls: amounts of work, calls not stopped in order, plain and cancelled
+"""Counts the records that are not ordinary calls: amounts of work, calls stopped out of order, plain and cancelled
 steps.
 """
 
@@ -13,10 +13,9 @@ from cbtop.protocol.ring_reader import Batch
 
 
 def take_amounts(sparse: SparseColumns, batch: Batch, step_of: Column) -> Batch:
-    """Add up the FLOP and bytes of calls, and the sequences of steps. Also count the calls with an unknown number of
-    elements.
+    """Add up the FLOP and bytes of calls and the sequences of steps. Also count calls with unknown elements.
 
-    Returns the records of all other kinds.
+    Returns all other records.
     """
     amounts = batch.are(FLAG_AMOUNTS)
     if amounts.any():
@@ -45,7 +44,7 @@ def take_loose(sparse: SparseColumns, batch: Batch) -> None:
 
 
 def take_plain(sparse: SparseColumns, batch: Batch) -> None:
-    """Add up the plain steps, which are timed as a whole."""
+    """Add up the plain steps (timed as a whole, without bricks)."""
     plain = batch.only(batch.are(FLAG_PLAIN))
     uncounted = plain.node[(plain.flags & FLAG_UNCOUNTED) != 0]
     sparse.add("plain", plain.node, np.ones(len(plain.node), np.int64))

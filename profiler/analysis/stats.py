@@ -1,4 +1,4 @@
-"""The cumulative statistics of each node, in columns. The daemon computes them from records, and sends the sums to
+"""The sums of each node since the process began, in columns. The daemon computes them from records, and sends them to
 viewers.
 """
 
@@ -20,8 +20,8 @@ from cbtop.profiler.analysis.step_intervals import StepIntervals
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, FLAG_UNCOUNTED, UNKNOWN_AMOUNT
 from cbtop.protocol.ring_reader import Batch
 
-# Only this many nodes have a histogram of their own. Further nodes with the same name and phase share one histogram.
-# It shows the percentiles of the brick as a whole, but not of each node.
+# Only this many nodes have their own histogram. Further nodes share one with all nodes of their name and phase. So
+# percentiles of the brick are known, but not of each node.
 MAX_HISTOGRAM_NODES = 8_192
 
 _ROW_OF = {name: at for at, name in enumerate(COLUMNS)}
@@ -29,7 +29,7 @@ _SUM_ROWS = np.array([[_ROW_OF[name]] for name in SUMS])
 _OF_PLAIN = {"count": "plain", "total_ns": "plain_ns", "elements": "plain_tokens"}
 SANE = 1 << 62  # two times or counts below this limit can be added without overflow
 _ENDS = ("min_ns", "max_ns")
-# The minimum and maximum of unknown durations; no real duration has these values.
+# The minimum and maximum of an unknown duration. No real duration has these values.
 _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max
 _NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
 
@@ -37,8 +37,8 @@ _NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
 def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
     """Return a mask of the valid records.
 
-    A valid record has a node id from 1 to `nodes`, and its start is between 0 and its end. The condition for start
-    and end does not apply to records of amounts.
+    Their node ids are from 1 to `nodes`, and their start is between 0 and their end. Records of amounts have no start
+    and end.
     """
     duration = batch.end_ns - batch.start_ns
     amounts = batch.are(FLAG_AMOUNTS)  # a record of amounts has FLOP and bytes in the fields for start and end
@@ -50,30 +50,27 @@ def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
 
 
 class NodeStats:
-    """A table of statistics with one row per node id. Rows are added as ids appear. The columns are named as in
-    `StatsUpdate`.
-    """
+    """Statistics with one row per node id. Rows are added as ids appear. Columns are named as in `StatsUpdate`."""
 
     def __init__(self) -> None:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        # For nodes that share a histogram: the first node with their name and phase -> the node that has the
-        # histogram.
+        # For nodes that share a histogram: the first node of their name and phase -> the node that has the histogram.
         self._shared: dict[int, int] = {}
         self.sparse = SparseColumns()
-        # A table of the latest counts (`recent_part`) refers here to the table with all counts. The min_ns and max_ns
-        # of all counts limit the estimates for the latest counts.
+        # In a table of the latest counts (`recent_part`): the table of all counts. Its min_ns and max_ns limit the
+        # estimates here.
         self._whole: NodeStats | None = None
         self.intervals = StepIntervals()
         self.running = RunningSteps()
 
     def __len__(self) -> int:
-        """Return the number of rows, which is the highest node id plus one."""
+        """Return the number of rows: the highest node id plus one."""
         return self._size
 
     def column(self, name: str) -> Column:
-        """Return a view of one column, by node id. A node without records has 0, or NO_MINIMUM as its min_ns."""
+        """Return a view of a column by node id. Without records, a node has 0, or NO_MINIMUM as min_ns."""
         if self._whole is not None and name in _ENDS:
             node = np.arange(self._size)
             found = self._ends(node, self._histograms.cells_of(node))
@@ -91,7 +88,7 @@ class NodeStats:
         return self.sparse.sum(name, nodes)
 
     def of_recorded(self, name: str) -> Column:
-        """Return a copy of `count`, `total_ns` or `elements` without plain steps, which are timed as a whole."""
+        """Return a copy of `count`, `total_ns` or `elements` without plain steps (timed as a whole)."""
         found = self.column(name).copy()
         for node, value in self.sparse[_OF_PLAIN[name]].items():
             if node < self._size:
@@ -99,7 +96,7 @@ class NodeStats:
         return found
 
     def nodes_with_records(self) -> Column:
-        """Return the nodes with a value in `count` or any sparse column, ascending."""
+        """Return the nodes with a value in `count` or a sparse column, ascending."""
         rare = self.sparse.nodes() - {ANY_STEP}
         known = np.flatnonzero(self.column("count"))
         return distinct(np.concatenate((known, np.array(sorted(rare), np.int64)))) if rare else known
@@ -124,7 +121,7 @@ class NodeStats:
         return self.calls_of([nodes])[0]
 
     def calls_of(self, groups: Sequence[Sequence[int] | Column]) -> list[Calls | None]:
-        """Return the statistics of each group of nodes. All groups are computed at once."""
+        """Return the statistics of each group of nodes, all computed at once."""
         node = np.concatenate([_NONE, *(np.asarray(group, np.int64) for group in groups)])
         group = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         there = node < self._size
@@ -134,7 +131,7 @@ class NodeStats:
             return [None] * len(groups)
         starts = np.concatenate((_FIRST, (group[1:] != group[:-1]).nonzero()[0] + 1))
         present = group[starts].tolist()
-        which = np.zeros(len(group), np.int64)  # for each node, the index of its group in `present`
+        which = np.zeros(len(group), np.int64)  # the index of each node's group in `present`
         which[starts[1:]] = 1
         which = which.cumsum()
 
@@ -157,9 +154,9 @@ class NodeStats:
         return found
 
     def medians_ns(self, nodes: Column, fraction: float = PERCENTILES[0]) -> NDArray[np.float64]:
-        """Return the percentile at `fraction` of each node's calls, by default p50.
+        """Return the percentile at `fraction` (default: p50) of each node's calls.
 
-        The result is NaN for a node without calls, or if the node's histogram includes calls of other nodes.
+        NaN for a node without calls, or with a histogram that has calls of other nodes.
         """
         found = np.full(len(nodes), np.nan)
         there = np.flatnonzero(self.column("count")[nodes])
@@ -171,8 +168,8 @@ class NodeStats:
         return found
 
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
-        """Return min_ns and max_ns of each node in `node`. In a table of the latest counts, both are estimated from
-        `cells`, the histogram cells of the nodes.
+        """Return min_ns and max_ns of each node. In a table of the latest counts, they are estimated from the nodes'
+        histogram cells, `cells`.
         """
         if self._whole is None:
             return self._row("min_ns")[node], self._row("max_ns")[node]
@@ -184,8 +181,7 @@ class NodeStats:
         at = np.flatnonzero(np.diff(begins))
         if len(at):
             first, last = begins[at], begins[at + 1] - 1
-            # A node's own histogram holds exactly the node's calls. A shared histogram says nothing about a single
-            # node.
+            # A node's own histogram has exactly its calls. A shared one says nothing about a single node.
             own = np.add.reduceat(counts, first) == count[at]
             at, first, last = at[own], first[own], last[own]
             least, most = (self._whole.column(name)[node[at]] for name in _ENDS)
@@ -209,12 +205,12 @@ class NodeStats:
     def add(
         self, batch: Batch, step_of: Column, part_of: Column, first_of: Column | None = None
     ) -> tuple[Column, Column]:
-        """Count the records of `batch`. Returns the nodes and the histogram cells that changed.
+        """Count the records of `batch`. Returns the changed nodes and histogram cells.
 
-        `step_of[node]` is the step above `node`, `node` itself for a step, or -1 outside of steps. `part_of[node]` is
-        the parent if its time includes the time of `node`, else -1. `first_of[node]` is the first node of the phase
-        with the same name and category. If `first_of` is None, no node shares a histogram. When a step ends, the time
-        of its bricks is added to `closed_ns`.
+        `step_of[node]` is the step above `node`, itself for a step, or -1 outside of steps. `part_of[node]` is the
+        parent if its time includes the time of `node`, else -1. `first_of[node]` is the first node of the phase with
+        this name and category. If it is None, no node shares a histogram. At the end of a step, its bricks' time is
+        added to `closed_ns`.
         """
         self.grow(int(batch.node.max(initial=-1)) + 1)
         odd = (batch.flags & (FLAG_LOOSE | FLAG_UNCOUNTED)) != 0
@@ -242,9 +238,7 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """For each node in `node`, return the node that has its histogram: the node itself, or another node if they
-        share a histogram.
-        """
+        """Return for each node the node with its histogram: itself, or another one that shares its histogram."""
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):
             return node
@@ -256,10 +250,7 @@ class NodeStats:
         return found
 
     def totals(self, node: Column) -> NDArray[np.int64]:
-        """Return all columns of `node`, of shape (COLUMNS, nodes).
-
-        In a `recent_part`, the minima and maxima are missing.
-        """
+        """Return all columns of `node`, as (COLUMNS, nodes). Minima and maxima are missing in a `recent_part`."""
         return self._table[:, node]
 
     def buckets(self, cell: Column) -> Column:
@@ -267,7 +258,7 @@ class NodeStats:
         return self._histograms.counts(cell)
 
     def all_buckets(self) -> Column:
-        """Return every histogram cell with a count, ascending. A cell is node * BUCKETS + bucket."""
+        """Return all histogram cells with a count, ascending. A cell is node * BUCKETS + bucket."""
         return self._histograms.cells()
 
     def take_over(
@@ -278,8 +269,7 @@ class NodeStats:
         count: Column,
         rare: dict[tuple[int, int], int],
     ) -> Growth:
-        """Replace the totals by `totals`, of shape (COLUMNS, nodes), and the counts of cells. Returns the counts that
-        were added.
+        """Replace the totals by `totals`, as (COLUMNS, nodes), and the counts of cells. Returns what was added.
 
         No node and no cell may occur twice.
         """
@@ -295,17 +285,17 @@ class NodeStats:
         return Growth.made(node, sums, cell, self._histograms.set(cell, count), more)
 
     def everything(self) -> Growth:
-        """Return all counts of this table as a Growth: the increase from an empty table."""
+        """Return all counts of this table as the Growth since an empty table."""
         node, cell = self.nodes_with_records(), self.all_buckets()
         owner, at, value = self.sparse.values_of(sorted(self.sparse.nodes()))
         rare = dict(zip(zip(at.tolist(), owner.tolist(), strict=True), map(int, value.tolist()), strict=True))
         return NodeStats().take_over(node, self.totals(node), cell, self.buckets(cell), rare)
 
     def since(self, growth: Growth) -> NodeStats:
-        """Return a table with the counts in `growth`. These must be the latest counts of this table.
+        """Return a table of the counts in `growth`, which must be the latest of this table.
 
-        min_ns and max_ns are estimates, within one percent: the middle of the first and last bucket with a count.
-        They are limited to the min_ns and max_ns of all calls.
+        min_ns and max_ns are estimated within one percent, by the middle of the first and last bucket with a count.
+        Those of all calls limit them.
         """
         counted = NodeStats()
         counted.count(growth)
@@ -319,9 +309,9 @@ class NodeStats:
         self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
 
     def recent_part(self, counted: NodeStats) -> NodeStats:
-        """Return a copy of the table `counted`, completed by minima and maxima.
+        """Return a copy of `counted` with minima and maxima.
 
-        `counted` has the latest counts of this table (see `since`). The copy shares the histograms of `counted`.
+        `counted` has the latest counts of this table (see `since`). The copy shares its histograms.
         """
         found = NodeStats()
         found.grow(self._size)

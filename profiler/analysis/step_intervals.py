@@ -1,4 +1,4 @@
-"""The intervals of time when steps ran."""
+"""When steps ran, as intervals of time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cbtop.profiler.analysis.node_columns import ANY_STEP
 from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring_reader import Batch
 
-# A step with more tokens counts as a step of this many tokens in sums of squares, so that the sums do not overflow.
+# In sums of squares, a step has at most this many tokens, so that the sums do not overflow.
 MOST_SQUARED = 1 << 32
-# Per step node, at least this many of the latest intervals are stored. If a step is recorded so late that all stored
-# intervals are later, its overlap with other steps may count twice.
+# Store at least this many of the newest intervals per step node. A step that is recorded after all of them may count
+# its overlap with other steps twice.
 MAX_KEPT_INTERVALS = 1 << 12
 MAX_SAID_INTERVALS = 1 << 10  # maximum number of intervals in one message
-MAX_PARTS = 64  # most arrays of intervals per step node; if there are more, they are joined
+MAX_PARTS = 64  # join the arrays of a step node's intervals if there are more than this
 NONE = np.zeros(0, np.int64)
 
 
@@ -28,8 +28,8 @@ class StepIntervals:
     def since(self, from_ns: int, most: int) -> tuple[Column, Column, Column]:
         """Return the intervals when steps ran, as columns: node, begin in ns, length in ns.
 
-        The intervals of a node are disjoint and ascending, and end at `from_ns` or later. Returns at most `most`
-        intervals over all nodes. If there are more, the earliest intervals of a node are left out.
+        A node's intervals are disjoint and ascending, and end at `from_ns` or later. At most `most` are returned over
+        all nodes, without a node's earliest ones.
         """
         found = [(NONE, NONE, NONE)]
         for step, parts in sorted(self._intervals.items()):
@@ -43,10 +43,10 @@ class StepIntervals:
         return node, begin, length
 
     def cover(self, batch: Batch, step_of: Column, sparse: SparseColumns) -> None:
-        """Add the steps of `batch` to the intervals, to the total time with running steps, and to the sums of squared
+        """Add the steps of `batch` to the intervals, to the time with running steps, and to the sums of squared
         tokens.
 
-        If several steps ran at the same time, the time counts once.
+        Time counts once if several steps ran at the same time.
         """
         if len(batch.node):
             first_ns = int(batch.start_ns.min())

@@ -1,5 +1,5 @@
-"""Divides the wall time of a phase's steps into bricks and gaps, and adds up the time outside of steps. The divided
-wall time is called the books of the phase. The books close if no part is larger than the whole that contains it.
+"""Divides the wall time of a phase's steps into bricks and gaps (the books of the phase), and adds up the time
+outside of steps. The books close if no part is larger than the whole around it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS = "inside layers", "between layers", 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Calls that belong to no step's wall time: their number, the sum of their times, and their time by name, longest
+    """Calls outside of the steps' wall time: their number, the sum of their times, and their time by name, longest
     first.
 
-    If calls ran at the same time, the whole time of each call counts.
+    If they ran at the same time, each counts with its whole time.
     """
 
     calls: int
@@ -34,29 +34,29 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdown:
-    """The books of a phase: wall = bricks + gaps - overlap + unattributed, summed over its ended steps. All other
-    times here are not part of this sum.
+    """The books of a phase, summed over its ended steps: wall = bricks + gaps - overlap + unattributed. All other
+    times are not in this sum.
 
     The books do not close if parts took longer than their whole. Then no share of the wall time can be trusted.
-    `over` is the number of steps with parts that took longer than the step, and `over_ns` is the sum of the excess.
-    `exceeded` has each layer or brick with parts that took longer, and its excess in ns.
+    `over` is the number of such steps, and `over_ns` the excess. `exceeded` has the layers and bricks with such
+    parts, and their excess in ns.
     """
 
     wall_ns: int
     bricks_ns: int
     gaps_ns: dict[str, int]
     overlap_ns: int  # time when n > 1 bricks or gaps ran at once, counted n - 1 times
-    open_ns: int  # time of bricks in steps that have not ended
+    open_ns: int  # time of bricks in running steps
     over: int
     over_ns: int
     exceeded: tuple[tuple[str, int], ...]
     unmatched_calls: int  # number of calls that were stopped twice, out of order or after their step
     unmatched_ns: int
     cancelled: int  # number of steps that were cancelled, or renamed after bricks ran; their bricks are left out
-    # Number of steps in the lane that steps share if all other lanes are in use. The bricks of these steps cannot be
-    # assigned to single steps.
+    # Number of steps in the lane that steps share when all others are in use. Its bricks cannot be assigned to single
+    # steps.
     in_shared_lane: int
-    # Time of work that other threads or tasks did for the steps of this phase; None without such work.
+    # Work of other threads or tasks for this phase's steps; None without any.
     adopted: Beside | None
 
     @property
@@ -65,18 +65,17 @@ class TimeBreakdown:
 
     @property
     def close(self) -> bool:
-        """Whether the books close: no layer, brick or gap is larger than the step or node that contains it."""
+        """Whether the books close: no layer, brick or gap is larger than the step or node around it."""
         return not (self.over or self.exceeded or self.unattributed_ns < 0)
 
 
 def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
     """Return the books of the phase in `totals`, or None for a process without steps.
 
-    All times come from measured records. The gap `inside layers` is the time of layers minus the bricks in them. If
-    the own operations of a layer or of the step are a row, they count as a brick instead. `between layers` is the
-    time of layers that contain layers, minus the inner layers. `steps inside` is the time of other phases' steps
-    inside steps of this phase. The rest of a step is unattributed. Gaps that cannot occur in this process are left
-    out. The time in running steps comes from `whole`, the totals since the process began.
+    All times are measured. The gaps are `inside layers` (layers without their bricks), `between layers` (layers of
+    layers, without the inner ones) and `steps inside` (steps of other phases). If own operations of a layer or of the
+    step are a row, they count as a brick instead of a gap. The rest of a step is unattributed. Gaps that cannot occur
+    in this process are left out. The time in running steps comes from `whole`, the totals since the process began.
     """
     step = totals.step
     if step is None:
@@ -106,7 +105,7 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
         for node in below_zero
         if table[node].kind in _HOLDERS
     ]
-    # The time of a node inside a brick is part of the brick's time, so leave such nodes out.
+    # A node inside a brick is a part of the brick's time, so leave it out.
     around = ids[~totals.adopted[ids] & ~totals.held[ids]]
     every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
     return TimeBreakdown(
@@ -131,10 +130,10 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
 
 
 def outside_steps(table: NodeTable, stats: NodeStats) -> Beside | None:
-    """Return the time of bricks, layers and functions outside of all steps, by the name of the outermost node.
-    Returns None without such time.
+    """Return the time of bricks, layers and functions outside of all steps, by the outermost node's name. None
+    without any.
 
-    Steps that ran inside such a node are subtracted, because their own books contain their time.
+    Steps inside such a node are subtracted, because their own books have their time.
     """
     stats.grow(len(table) + 1)
     total_ns, count = stats.column("total_ns"), stats.column("count")
@@ -154,7 +153,9 @@ _HOLDERS = (NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION)
 
 
 def _is_adopted(table: NodeTable, node: Node) -> bool:
-    """Return whether `node` is outermost among nodes that other threads or tasks ran for a step (adopted work)."""
+    """Return whether `node` is the outermost node of work that other threads or tasks did for a step (adopted
+    work).
+    """
     return node.parent is not None and table[node.parent].kind is NodeKind.ADOPTED
 
 
@@ -173,8 +174,8 @@ def _beside(nodes: list[Node], count: dict[int, int], time_ns: dict[int, int]) -
 
 
 def _parts(totals: PhaseTotals) -> tuple[Column, Column, Column]:
-    """Return the ids of the bricks, of the layers outside of bricks, and of all steps inside the step of this
-    phase.
+    """Return three lists of ids in this phase's step: its bricks, its layers outside of bricks, and all steps inside
+    it.
     """
     ids = totals.inside.ids[~totals.adopted[totals.inside.ids]]
     kind, parent = totals.table.column("kind_of")[ids], totals.table.column("parent_of")[ids]
@@ -184,7 +185,7 @@ def _parts(totals: PhaseTotals) -> tuple[Column, Column, Column]:
 
 
 def _open_ns(totals: PhaseTotals, bricks: Column) -> int:
-    """Return the time of `bricks` in steps that have not ended."""
+    """Return the time of `bricks` in running steps."""
     open_ns = int((totals.columns["total_ns"][bricks] - totals.columns["closed_ns"][bricks]).sum())
     ids = bricks.tolist()
     return open_ns - totals.stats.rare("cancelled_ns", ids) - totals.stats.rare("loose_ns", ids)

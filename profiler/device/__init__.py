@@ -1,5 +1,5 @@
-"""Measures time on a CUDA device. Stamps are small kernels in the device's own work that store its time. The device's
-clock is compared with the host's.
+"""Measures time on a CUDA device by stamps: small kernels among the host's work that store the device's time. Also
+compares the device's clock with the host's.
 
-This package never loads torch and does nothing at import. The driver's library is opened when it is first needed.
+This package never loads torch and does nothing at import. It opens the driver's library when it first needs it.
 """

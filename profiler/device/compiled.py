@@ -1,6 +1,4 @@
-"""Chooses the implementation that launches stamps (kernels that store the device's time): profiler/_stamps.c or
-Python.
-"""
+"""Chooses what launches stamps (kernels that store the device's time): profiler/_stamps.c, or Python."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def chosen(python: Kind) -> Kind:
-    """Return the class of the compiled module that has the same name as the class `python`, if that module was built.
-    With CBTOP_PURE_PYTHON set, return `python`.
+    """Return the compiled class of the same name as `python`, if it was built. With CBTOP_PURE_PYTHON set, return
+    `python`.
     """
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return python

@@ -27,8 +27,7 @@ class KernelNode(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
 
 
 _Handle, _Count = POINTER(c_void_p), POINTER(c_size_t)
-# Argument types by function name. All functions return a CUresult. Drivers for CUDA 12.3 and later have all of these
-# functions.
+# Function name -> argument types. All functions return a CUresult, and exist in drivers for CUDA 12.3 and later.
 _CALLS: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (POINTER(c_void_p),),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),

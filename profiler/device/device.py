@@ -1,5 +1,5 @@
-"""One CUDA device in one context: cbtop's kernels on the device, memory words that stamps write to, and a comparison
-of the device's clock with the host's clock.
+"""One CUDA device in one context: cbtop's kernels, the memory words for stamps, and the comparison of its clock with
+the host's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _devices: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 
 
 class CudaDevice:
-    """The device of the current context. Raises DriverError if there is no context or a call is refused."""
+    """The device of the current context. Raises DriverError without a context, or if the driver refuses a call."""
 
     def __init__(self, driver: Driver, now_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.driver = driver
@@ -42,16 +42,13 @@ class CudaDevice:
         for _ in range(FIRST_TRIES):
             self._next_pair_ns = 0
             self.look_at_clocks()
-            # A first comparison of the clocks of device and host is enough. A second one at almost the same time
-            # would not show their drift.
+            # The first comparison of the clocks is enough. A second one so soon would not show their drift.
             if self.time.last is not None:
                 break
         _devices.add(self)
 
     def look_at_clocks(self) -> None:
-        """Read the clocks of device and host, unless they were read less than PAIR_EVERY_NS ago. Reading takes about
-        40 us.
-        """
+        """Read the clocks of device and host together, at most once in PAIR_EVERY_NS. Reading takes about 40 us."""
         now_ns = self.now_ns()
         if now_ns < self._next_pair_ns or self.is_of_parent:
             return
@@ -67,7 +64,7 @@ class CudaDevice:
             self._looking.release()
 
     def map_words(self, count: int) -> Words:
-        """Return at least `count` memory words for stamps to write to. Uses spare words if there are any."""
+        """Return at least `count` memory words for stamps. Uses spare words first."""
         fitting = [words for words in self._spare if len(words) >= count]
         if fitting:
             words = min(fitting, key=len)
@@ -77,13 +74,11 @@ class CudaDevice:
             return self.driver.map_words(max(count, LEAST_WORDS))
 
     def spare_words(self, words: Words) -> None:
-        """Keep `words` for later use, because freeing them would make the host wait. No stamp may still write to
-        them.
-        """
+        """Keep `words` for later, because freeing them would make the host wait. No stamp may still write to them."""
         self._spare.append(words)
 
     def close(self) -> None:
-        """Release all of cbtop's resources on the device. None of its kernels may still run."""
+        """Release everything that cbtop has on the device. None of its kernels may still run."""
         if not self.is_of_parent and self._ping_pong.is_over:
             with self.driver.within(self.context), self.driver.relaxed():
                 self._ping_pong.close()

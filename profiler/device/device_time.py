@@ -3,13 +3,12 @@
 All times are integer nanoseconds.
 
 Rules
-- A pair means that the device's clock showed `device_ns` when the host's monotonic clock showed `host_ns`, within
-  `error_ns`. A float cannot hold these times exactly: nanoseconds since the epoch take 61 bits.
+- A pair says that the device's clock showed `device_ns` when the host's monotonic clock showed `host_ns`, within
+  `error_ns`. Floats cannot hold these times exactly, because nanoseconds since the epoch take 61 bits.
 - The difference of the clocks is interpolated between two pairs by a line, and extrapolated after the last pair. The
-  error of the line is added to the errors of the pairs. Between pairs, the drift may differ from its mean by
-  WANDER_PPM. With a single pair, the drift may be up to MAX_DRIFT_PPM.
-- If a new pair differs from the last pair by a larger drift (the host slept, a clock was set), all earlier pairs are
-  discarded.
+  line has an additional error: between pairs, the drift may differ from its mean by WANDER_PPM. With a single pair,
+  the drift may be up to MAX_DRIFT_PPM.
+- If a new pair shows a larger drift (the host slept, a clock was set), all earlier pairs are discarded.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from typing import NamedTuple
 MAX_DRIFT_PPM = 100
 WANDER_PPM = 1
 MAX_PAIRS = 64
-# Number of latest pairs of readings that are used for times after the last pair. For such times, a line goes through
-# the oldest and the newest of these pairs.
+# Times after the last pair of readings are converted by a line through the oldest and the newest of this many last
+# pairs.
 BASELINE = 8
 _MILLION = 1_000_000
 
 
 class ClockPair(NamedTuple):
-    """One reading of both clocks, the device's and the host's."""
+    """One reading of the device's and the host's clock together."""
 
     device_ns: int
     host_ns: int
@@ -88,10 +87,10 @@ class DeviceTime:
         return wrong_ns + _part(nearer_ns, WANDER_PPM) + 2
 
     def _line(self, device_ns: int) -> tuple[ClockPair, ClockPair]:
-        """Return the two pairs of readings that define the line for `device_ns`.
+        """Return the two pairs of readings for the line at `device_ns`.
 
-        These are the pairs before and after `device_ns`. If `device_ns` is after the last pair, they are the last
-        pair and an earlier one (see BASELINE).
+        These are the pair before and the pair after it. After the last pair, they are the last pair and an earlier
+        one (see BASELINE).
         """
         pairs = self._pairs
         if not pairs:

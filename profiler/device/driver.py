@@ -1,10 +1,9 @@
 """The calls of the CUDA driver that the profiler needs, by ctypes on `libcuda.so.1`, without headers or toolkit.
 
 Rules
-- The current context belongs to the host. This module makes no context, and never waits for one of the host's
-  streams.
-- The host may be capturing a graph. Calls that are possible during a capture are made `relaxed`. In any other mode,
-  the driver would refuse the calls and break the capture.
+- The current context belongs to the host. This module makes no context, and never waits for the host's streams.
+- The host may be capturing a graph. Calls that are possible during a capture are made `relaxed`. Otherwise, the
+  driver would refuse them and break the capture.
 - Other modules use only `Driver`, so that a test can replace the device.
 """
 
@@ -21,12 +20,12 @@ from cbtop.profiler.device.graph_driver import CudaGraphs, GraphDriver
 
 NOT_READY = 600  # result of cuStreamQuery if the stream has not finished its work
 _PORTABLE, _DEVICE_MAP = 1, 2  # flags of cuMemHostAlloc
-_NON_BLOCKING = 1  # flag of cuStreamCreate for a stream that does not synchronize with the legacy default stream
-_RELAXED = 2  # capture mode of a thread: its calls cannot break a capture
+_NON_BLOCKING = 1  # flag of cuStreamCreate: do not synchronize with the legacy default stream
+_RELAXED = 2  # capture mode that keeps a thread's calls from breaking a capture
 
 
 class Words(Protocol):
-    """Words of 64 bits in the host's memory that the device can read and write too."""
+    """64-bit words in the host's memory. The device can read and write them, too."""
 
     host: int  # address of the words on the host
     address: int  # address of the words on the device
@@ -48,7 +47,7 @@ Launch = Callable[[int], None]  # Launches a kernel. Takes the address of the ke
 
 
 class DriverFunctions(NamedTuple):
-    """The addresses of driver functions that C code needs to launch kernels.
+    """The addresses of driver functions, for C code that launches kernels.
 
     `error(name, result)` returns the exception for a failed call.
     """
@@ -60,7 +59,7 @@ class DriverFunctions(NamedTuple):
 
 
 class Driver(GraphDriver, Protocol):
-    """The interface to a driver. Each method raises DriverError if the driver refuses the call."""
+    """What the profiler needs of a driver. Each method raises DriverError if the driver refuses the call."""
 
     def context(self) -> int:
         """Return the current context, or 0 if there is none."""
@@ -84,7 +83,7 @@ class Driver(GraphDriver, Protocol):
         """Return a function that launches `kernel` with a single thread on `stream`."""
 
     def functions(self) -> DriverFunctions:
-        """Return the addresses of the functions that launches from C need."""
+        """Return the addresses that C code needs to launch kernels."""
 
     def is_capturing(self, stream: int) -> bool:
         """Return whether `stream` is being captured into a graph."""
@@ -99,14 +98,13 @@ class Driver(GraphDriver, Protocol):
         """Return whether `stream` has finished all enqueued work."""
 
     def relaxed(self) -> contextlib.AbstractContextManager[None]:
-        """Make sure that driver calls in a block do not break a graph capture of the host: `with
+        """Return a context. Driver calls inside it do not break a graph capture of the host: `with
         driver.relaxed():`.
         """
 
 
 class Arguments:
-    """The arguments of several launches, one row for each. `launch(arguments.at(3))` passes the fourth row to the
-    kernel.
+    """The arguments of several launches, one row per launch. `launch(arguments.at(3))` uses row 3.
 
     A kernel reads its arguments when it is launched. Each row has its own memory, so threads may launch at the same
     time.
@@ -121,7 +119,7 @@ class Arguments:
         self._step = 8 * width
 
     def at(self, row: int) -> int:
-        """Return the address of an array with a pointer to each value of a row. A launch takes this address."""
+        """Return the address of a row for a launch. It is an array of pointers to the values."""
         return self._first + self._step * row
 
 
@@ -209,7 +207,7 @@ class CudaDriver(CudaGraphs):  # pragma: no cover - gpu
         config = LaunchConfig(one, one, 0, stream, None, 0)
         at, launch = ctypes.addressof(config), self._functions["cuLaunchKernelEx"]
 
-        # The default argument keeps `config` alive while this function exists.
+        # The default argument keeps `config` alive as long as this function.
         def launch_it(arguments: int, config: LaunchConfig = config) -> None:
             result = launch(at, kernel, arguments, None)
             if result:

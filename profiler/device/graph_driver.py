@@ -14,8 +14,8 @@ _NOTHING_RUNS = frozenset({5, 6, 7})
 
 
 class DependencyEdge(NamedTuple):
-    """An edge of a graph: the node `then` waits for the node `first`. If the edge is plain, `then` waits until
-    `first` has ended; otherwise `then` may begin earlier.
+    """An edge of a graph: `then` waits for `first`. In a plain edge it waits for the end of `first`. Otherwise it may
+    begin earlier.
     """
 
     first: int
@@ -24,16 +24,17 @@ class DependencyEdge(NamedTuple):
 
 
 class GraphDriver(Protocol):
-    """The interface to a driver's graphs. Each method raises DriverError if the driver refuses the call."""
+    """What the profiler needs of a driver for graphs. Each method raises DriverError if the driver refuses the
+    call.
+    """
 
     def captured_last(self, stream: int) -> list[int] | None:
-        """Return the nodes that the next captured work on `stream` will depend on.
-
-        Returns None if `stream` is not being captured.
+        """Return the nodes that the next captured work on `stream` will depend on, or None if `stream` is not being
+        captured.
         """
 
     def captured_graph(self, stream: int) -> int | None:
-        """Return the graph that is being captured from `stream`, or None if `stream` is not captured."""
+        """Return the graph that `stream` is being captured into, or None."""
 
     def new_graph(self) -> int:
         """Return a new, empty graph."""
@@ -54,7 +55,7 @@ class GraphDriver(Protocol):
         """Return the edges of `graph`."""
 
     def takes_time(self, node: int) -> bool:
-        """Return whether `node` runs work. Events, and nodes that only wait for other nodes, run no work."""
+        """Return whether `node` runs work. Events run none, nor do nodes that only wait."""
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
         """Add a node that runs `kernel` in `blocks` blocks of one thread. The new node depends on the nodes
@@ -65,7 +66,7 @@ class GraphDriver(Protocol):
         """For each pair of nodes, make the second node wait for the first."""
 
     def remove_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
-        """Remove edges that `add_edges` has added. Works only for plain edges."""
+        """Remove plain edges that `add_edges` has added."""
 
     def instantiate(self, graph: int) -> int:
         """Return an executable of `graph`. Afterwards, `graph` may change or be destroyed."""
@@ -74,7 +75,7 @@ class GraphDriver(Protocol):
         """Destroy an executable that `instantiate` returned. It must not be running."""
 
     def upload(self, executable: int, stream: int) -> None:
-        """Upload the executable to the device on `stream` now, so that its first launch is not slower."""
+        """Upload the executable to the device on `stream`, so that its first launch is as fast as later ones."""
 
     def launch_graph(self, executable: int, stream: int) -> None:
         """Launch the executable on `stream`."""

@@ -1,15 +1,14 @@
-"""Puts stamps (kernels that store the device's time) into a captured graph. Finds the possible places, and makes a
-clone of the graph that contains the stamps.
+"""Puts stamps (kernels that store the device's time) into a clone of a captured graph.
 
 Rules
 - The host's graph is never changed. An executable of a clone runs instead.
-- A stamp is put after a node only if every other node comes before or after that place. A stamp in a parallel branch
-  would wait for free resources of the device, and its time would include that wait. So parallel branches have no
-  stamps. There is also no stamp after a kernel that may overlap the next kernel (programmatic dependencies).
+- A stamp is put after a node only if every other node comes before or after that place. So parallel branches have no
+  stamps: a stamp in one would wait for free resources of the device, and its time would include this wait.
+- There is no stamp after a kernel that may overlap the next kernel (programmatic dependencies).
 - Events take no time, so they may be parallel to a place. For example, NCCL lets each collective record an event for
   which no node in the graph waits.
-- A place is named by the node before it. START is the place before all nodes. END is the place after all nodes, if no
-  single node is the last.
+- A place is named by the node before it. START is before all nodes. END is after all nodes, if no single node is
+  last.
 """
 
 from __future__ import annotations
@@ -22,28 +21,26 @@ from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import Arguments, Driver
 from cbtop.profiler.device.graph_driver import DependencyEdge
 
-START, END = 0, -1  # Places that are not after a node. No node has these numbers as its handle.
+START, END = 0, -1  # Places without a node before them. No node's handle has these values.
 MAX_NODES = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class StampSites:
-    """The places in a graph at which a stamp can be put, numbered in order of execution."""
+    """The possible places of stamps in a graph, numbered in order of execution."""
 
-    places: dict[int, int]  # place for a stamp (a node, START or END) -> the number of timed nodes before it
-    # Node that takes time -> its index. A node has a higher index than all nodes that it waits for.
+    places: dict[int, int]  # place (a node, START or END) -> number of timed nodes before it
+    # Node that takes time -> its index. It is higher than the index of any node that it waits for.
     positions: dict[int, int]
 
     @property
     def nodes(self) -> int:
-        """The number of nodes in the graph that take time. Events do not take time."""
+        """The number of nodes that take time. Events take none."""
         return len(self.positions)
 
     @classmethod
     def of(cls, driver: Driver, graph: int) -> StampSites:
-        """Return the places in `graph` at which a stamp can be put. Raises ValueError if it has no nodes or too
-        many.
-        """
+        """Return the possible places of stamps in `graph`. Raises ValueError if it has no nodes or too many."""
         nodes, edges = driver.nodes(graph), driver.edges(graph)
         order, ahead, behind = _in_order(nodes, edges)
         overlaps = {edge.first for edge in edges if not edge.is_plain}
@@ -66,24 +63,22 @@ class StampSites:
 
     @property
     def end(self) -> int:
-        """The place for a stamp after all nodes of the graph."""
+        """The place after all nodes of the graph."""
         return next(reversed(self.places))
 
     def place_of(self, last: Sequence[int] | None) -> int | None:
-        """Return the place for a stamp after the nodes `last` and before the next node, or None if no stamp can be
-        put there.
-        """
+        """Return the place after the nodes `last`, or None if there can be no stamp."""
         if last is None or not self.positions.keys() >= set(last):
-            return None  # a node without an index is an event, and does not show which timed nodes come before it
-        # `last` has several nodes if work on another stream joins the caller's stream. If one of these nodes is a
-        # place, all other nodes come before that place.
+            return None  # a node without an index is an event, and does not tell which timed nodes are before it
+        # If work on another stream joins the caller's stream, `last` has several nodes. If one of them is a place,
+        # all others come before it.
         place = max(last, key=self.positions.__getitem__, default=START)
         return place if place in self.places else None
 
 
 class Order:
-    """The nodes of one graph in topological order, with their predecessors. Raises ValueError if the graph has no
-    nodes or too many.
+    """The nodes of a graph in topological order, with their predecessors. Raises ValueError if it has no nodes or too
+    many.
     """
 
     def __init__(self, driver: Driver, graph: int) -> None:
@@ -94,8 +89,8 @@ class Order:
         self._order = order
 
     def between(self, first: Sequence[int], last: Sequence[int]) -> list[int]:
-        """Return the nodes that a capture added between two times. The last nodes of the capture were `first` at the
-        earlier time, and `last` at the later time.
+        """Return the nodes that a capture added between two moments. `first` and `last` were its last nodes at these
+        moments.
         """
         bits = self._all_of(last) & ~self._all_of(first)
         return [node for index, node in enumerate(self._order) if bits >> index & 1]
@@ -137,7 +132,7 @@ def _in_order(
 def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Sequence[int]) -> dict[int, int]:
     """Return a bit mask for each node: which of the `counted` nodes come before it.
 
-    `ahead` holds the predecessors of each node. In `order`, each node comes after its predecessors.
+    `ahead` has the predecessors of each node. `order` has each node after its predecessors.
     """
     bit = {node: 1 << index for index, node in enumerate(counted)}
     found: dict[int, int] = {}
@@ -150,11 +145,9 @@ def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Seque
 
 
 class StampedGraph:
-    """An executable graph: a clone of `graph` with a stamp at each of `places`. `places` must be in order of
-    execution.
+    """An executable clone of `graph` with a stamp at each of `places`, which are in order of execution.
 
-    Making an executable takes 10 to 60 ms, and some megabytes on the device. Raises DriverError if the driver refuses
-    a call.
+    Making it takes 10 to 60 ms, and some megabytes on the device. Raises DriverError if the driver refuses a call.
     """
 
     def __init__(self, device: CudaDevice, graph: int, places: Sequence[int], stream: int) -> None:
@@ -163,7 +156,7 @@ class StampedGraph:
         self._words = device.map_words(self._count)
         self._words.clear(self._count)
         self._times: list[int] | None = None  # the device's times of the last launch; None until they were read
-        self._running = threading.Lock()  # this lock is held from a launch until its times have been read
+        self._running = threading.Lock()  # locked from a launch until its times were read
         arguments = Arguments([(self._words.address + 8 * at,) for at in range(self._count)])
         driver = device.driver
         try:
@@ -185,7 +178,7 @@ class StampedGraph:
 
     @property
     def is_running(self) -> bool:
-        """Whether the times of the last launch have not been read yet."""
+        """Whether the times of the last launch were not read yet."""
         return self._running.locked()
 
     def launch(self, stream: int) -> bool:
@@ -201,10 +194,8 @@ class StampedGraph:
         return True
 
     def read(self) -> list[int] | None:
-        """Return the device's times that the stamps of the last launch have stored, or None until the launch has
-        finished.
-        """
-        # The times are known already if a signal interrupted an earlier call after that call had read them.
+        """Return the device's times at the stamps of the last launch, or None if it has not finished."""
+        # The times are known if an earlier call had read them before a signal interrupted it.
         if self._times is None:
             if not self._words[self._count - 1]:
                 return None
@@ -212,14 +203,14 @@ class StampedGraph:
             if not all(times):
                 return None
             self._times = times
-        # Clear the words now. If this were done before the next launch, the device would wait for it.
+        # Clear the words now. Before the next launch, the device would have to wait for it.
         self._words.clear(self._count)
         if self._running.locked():
             self._running.release()
         return self._times
 
     def close(self) -> None:
-        """Release the memory and the executable graph. It must not be running."""
+        """Release the memory and the executable, which must not be running."""
         if not self._device.is_of_parent:
             self._device.driver.destroy_executable(self._executable)
             self._device.spare_words(self._words)

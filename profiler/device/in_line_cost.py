@@ -1,10 +1,10 @@
-"""Measures the cost of a stamp (a kernel that stores the device's time) in work that is launched kernel by kernel,
-and how soon an idle device reaches a stamp.
+"""Measures the cost of a stamp (a kernel that stores the device's time) between kernels of a stream, and how soon an
+idle device reaches a stamp.
 
-All work runs on a stream of cbtop's own. First, FIRST stamps are enqueued on the idle stream. Then a kernel blocks
-the stream until all other work is enqueued, so that this work runs without gaps. Each round has two sections of
-KERNELS empty kernels. One section has a stamp at each end, and the other has a stamp after each kernel. The
-difference is the cost of the stamps.
+All work runs on cbtop's own stream. First, FIRST stamps are enqueued on the idle stream. Then a kernel blocks the
+stream until all other work is enqueued, so that this work runs without gaps. A round has two sections of KERNELS
+empty kernels: one with stamps only at its ends, one with a stamp after each kernel. The difference of their times is
+the cost of the stamps.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING
 FIRST = 4
 KERNELS = 16
 ROUNDS = 3
-HELD_BACK_NS = 5_000_000  # the kernel that blocks the stream ends after this time at the latest
-MOST_NS = 10_000  # a measured cost above this is discarded, because other work disturbed the measurement
-_ROUND = 2 + 1 + KERNELS  # number of stamps in one round of the measurement
+HELD_BACK_NS = 5_000_000  # the kernel that blocks the stream ends at the latest after this time
+MOST_NS = 10_000  # discard a higher cost, because other work has disturbed the measurement
+_ROUND = 2 + 1 + KERNELS  # stamps per round
 
 
 class InLineCost:
-    """Measures the cost of a stamp once. The constructor launches all work for the measurement, and no method waits
-    for the device.
-    """
+    """Measures the cost of a stamp once. The constructor launches everything, and no method waits for the device."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
@@ -72,14 +70,12 @@ class InLineCost:
 
     @property
     def idle_lag_ns(self) -> int | None:
-        """The shortest time in ns from enqueueing a stamp until the idle device reached it, or None until it is
-        known.
-        """
+        """The shortest time in ns from enqueueing a stamp until an idle device reached it. None if not known yet."""
         return self._idle_lag_ns if self._words[self._last] and self._device.time.last is not None else None
 
     @property
     def stamp_ns(self) -> int | None:
-        """The delay of the device's work by one stamp in ns, or None until it is known."""
+        """How many ns a stamp delays the device's work. None if not known yet."""
         return self._stamp_ns if self._words[self._last] else None
 
     @functools.cached_property
@@ -93,7 +89,7 @@ class InLineCost:
         return cost_ns if 0 < cost_ns < MOST_NS else 0
 
     def close(self) -> bool:
-        """Release the stream and the memory, if the measurement has finished. Returns whether it has finished."""
+        """Release the stream and the memory if the measurement has finished. Returns whether it has."""
         if not (self._words[ENDED] and self._words[self._last]):
             return False
         driver = self._device.driver

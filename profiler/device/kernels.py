@@ -1,5 +1,5 @@
-"""The kernels that the profiler runs on the device, as PTX for every GPU since Maxwell. One is the stamp, which
-stores the device's time. The other one answers the host in ping_pong.py.
+"""The two kernels that the profiler runs on the device, as PTX for every GPU since Maxwell. The stamp stores the
+device's time. The other one answers the host (see ping_pong.py).
 
 `%globaltimer` counts nanoseconds. It is the same on all multiprocessors of a device.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 STAMP, PONG, NOTHING = "cbtop_stamp", "cbtop_pong", "cbtop_nothing"
 
-# Indices of the memory words that host and device use to exchange times: the host's request, the timer's resolution
+# Indices of the memory words through which host and device exchange times: the host's request, the timer's resolution
 # (0 until the kernel has begun), and a flag that is 1 after the kernel has ended. The answers follow from FIRST_PONG
 # on.
 PING, RESOLUTION, ENDED, FIRST_PONG = 0, 1, 2, 3

@@ -7,19 +7,17 @@ from cbtop.profiler.device.driver import CudaDriver
 
 
 class LaunchTimes:
-    """The difference between the host's clock and the clock of the current context's device. Raises DriverError
-    without a device.
+    """Compares the host's clock with the clock of the current context's device. Raises DriverError without a
+    device.
     """
 
     def __init__(self) -> None:
         self._device = CudaDevice(CudaDriver())
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """Return the host's clock minus the device's clock at `device_ns`, in ns. Returns None if the clocks were
-        never compared.
+        """Return the host's clock minus the device's clock at `device_ns`, in ns. None if they were never compared.
 
-        Within a step, the offset may be treated as constant. The measured drift is 24 ppm, so the error after a
-        millisecond is 24 ns.
+        The offset is nearly constant within a step: the measured drift is 24 ppm, which is 24 ns in a millisecond.
         """
         self._device.look_at_clocks()
         time = self._device.time

@@ -1,7 +1,7 @@
-"""Puts a stamp (a kernel that stores the device's time) before and after work on a stream, to measure the device's
-time for the work.
+"""Measures the device's time for work on a stream, by a stamp (a kernel that stores the device's time) before it and
+one after it.
 
-The code at each stamp is in C if it was built (profiler/_stamps.c). PairStamps does the same in Python.
+PairStamps makes the stamps in Python. If profiler/_stamps.c was built, it does the same in C.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NOT_HERE = -1
 
 
 class Pairs:
-    """Stamps work: `pair = pairs.begin(stream)`, the work, `pairs.end(pair, stream)`. Then `read` returns both times.
+    """Times work on a stream: `pair = pairs.begin(stream)`, the work, `pairs.end(pair, stream)`. Later, `read`
+    returns both times.
 
-    `is_through()` returns whether the device has reached the stamp of the last `end`. If so, the device has finished
-    all stamped work.
+    `is_through()` returns whether the device has reached the last `end`, and so has finished all of this work.
     """
 
     def __init__(self, device: CudaDevice) -> None:
@@ -35,7 +35,7 @@ class Pairs:
 
     @property
     def waiting(self) -> int:
-        """Number of pairs of stamps that have not been read."""
+        """Number of pairs of stamps that were not read yet."""
         return self._stamps.waiting
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class Pairs:
 
 
 class PairStamps:
-    """Makes up to `pairs` pairs of stamps, which store their times in `words`. All words must be 0 at first."""
+    """Makes up to `pairs` pairs of stamps, which store times in `words`. All words must be 0 at first."""
 
     def __init__(self, device: CudaDevice, words: Words, pairs: int) -> None:
         self._driver, self._stamp, self._context = device.driver, device.stamp, device.context
@@ -58,8 +58,8 @@ class PairStamps:
     def begin(self, stream: int, /) -> int | None:
         """Enqueue the first stamp of a pair on `stream`, and return the number of the pair.
 
-        Returns None if no pair is free, because all wait to be read. Returns NOT_HERE if the stream is captured, or
-        if a different context is current.
+        Returns None if all pairs wait to be read. Returns NOT_HERE if the stream is being captured, or if a different
+        context is current.
         """
         try:
             pair = self._free.popleft()
@@ -76,13 +76,13 @@ class PairStamps:
         return pair
 
     def end(self, pair: int, stream: int, /) -> None:
-        """Enqueue the second stamp of `pair`, on the same stream as the first stamp."""
+        """Enqueue the second stamp of `pair` on the same stream."""
         self._launcher(stream)(self._arguments.at(pair + 1))
         self._last = pair + 1
 
     def read(self, pair: int, /) -> tuple[int, int] | None:
-        """Return the device's times of both stamps, and free the pair. Returns None until the device has reached both
-        stamps.
+        """Return the device's times of both stamps, and free the pair. Returns None if the device has not reached
+        both.
         """
         begun_ns, ended_ns = self._words[pair], self._words[pair + 1]
         if not (begun_ns and ended_ns):
@@ -100,13 +100,13 @@ class PairStamps:
 
     @property
     def waiting(self) -> int:
-        """Number of pairs of stamps that have not been read."""
+        """Number of pairs of stamps that were not read yet."""
         return self._pairs - len(self._free)
 
     def _launcher(self, stream: int) -> Launch:
         found = self._launches.get(stream)
         if found is None:
-            # Keep the number of launchers small, because a host may make new streams again and again.
+            # A host may make new streams again and again, so keep only a few launchers.
             if len(self._launches) >= MAX_STREAMS:
                 self._launches.clear()
             found = self._launches[stream] = self._driver.launcher(self._stamp, stream)

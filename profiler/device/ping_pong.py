@@ -1,12 +1,11 @@
-"""Reads the clocks of the device and the host together. The host writes a number into a word, and the device answers
-with its time.
+"""Reads the clocks of device and host together. The host writes a number into a word, and the device answers with its
+time.
 
 Rules
-- The kernel that answers runs on a stream of its own, so it does not wait for the host's work. If all multiprocessors
-  are in use, the device does not start the kernel. So the host waits at most START_LIMIT_NS and tries again later.
+- The kernel that answers has its own stream, so it does not wait for the host's work. The device does not start it
+  while all multiprocessors are in use. So the host waits at most START_LIMIT_NS, and tries again later.
 - The device's time is between the host's request and the moment when the host sees the answer. The quickest of ROUNDS
-  answers becomes the pair. The error of the pair is half of this answer's round trip, plus the resolution of the
-  device's timer.
+  answers is used. Its error is half of the round trip plus the resolution of the device's timer.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING, RESOLUTION
 ROUNDS = 12
 START_LIMIT_NS = 300_000
 ROUND_LIMIT_NS = 100_000
-KERNEL_LIMIT_NS = 2_000_000  # the kernel that answers ends after this time, even without a request from the host
+KERNEL_LIMIT_NS = 2_000_000  # the kernel ends after this time, even without a request
 
 
 class PingPong:
-    """Reads the host's clock and the clock of the current context's device at almost the same time."""
+    """Reads the host's clock and the device's clock at almost the same time, for the current context's device."""
 
     def __init__(self, driver: Driver, kernel: int, now_ns: Callable[[], int]) -> None:
         self._driver = driver
@@ -36,7 +35,7 @@ class PingPong:
         self._words[ENDED] = 1
 
     def pair(self) -> ClockPair | None:
-        """Return a reading of the clocks of device and host, or None if the device did not answer in time."""
+        """Return one reading of both clocks, or None if the device did not answer in time."""
         words, now_ns = self._words, self._now_ns
         if not words[ENDED]:  # the kernel of an earlier call was started late and is still running
             return None
@@ -57,13 +56,10 @@ class PingPong:
                     best = ClockPair(words[FIRST_PONG + at], (asked_ns + heard_ns) // 2, wrong_ns)
             return best
         finally:
-            words[PING] = ROUNDS  # this request makes the kernel end now
+            words[PING] = ROUNDS  # with this request, the kernel ends
 
     def _heard(self, index: int, deadline_ns: int) -> int | None:
-        """Wait until the word at `index` is not 0, and return the host's time in ns.
-
-        None if that takes until `deadline_ns`.
-        """
+        """Wait until the word at `index` is not 0, and return the host's time in ns. None at `deadline_ns`."""
         words, now_ns = self._words, self._now_ns
         while not words[index]:
             if now_ns() > deadline_ns:
@@ -72,7 +68,7 @@ class PingPong:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last kernel has ended, so that no kernel writes to the words any longer."""
+        """Whether the last kernel has ended, so nothing writes to the words."""
         return bool(self._words[ENDED])
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
-"""A device clock that uses stamps: each mark is a kernel of one thread that stores the device's time.
+"""A device clock that marks points of the device's work by stamps: kernels of one thread that store the device's
+time.
 
 Rules
-- A mark does not wait. It takes the next of SLOTS words and enqueues a stamp after the caller's work. The code is in
-  C if it was built (profiler/_stamps.c). MarkStamps does the same in Python.
-- The words are used in turns. Before a word is used again, its value is copied into the mark that it belonged to.
+- Making a mark never waits. It takes the next of SLOTS words, and enqueues a stamp after the caller's work.
+  MarkStamps does this in Python, and profiler/_stamps.c in C, if it was built.
+- The words are used in turns. Before a word is used again, its value is copied into its old mark.
 - A mark has no time if its work is captured instead of run, if a forked child makes it, or if the device is SLOTS
   marks behind.
 - A clock reads one device: the device of the context that is current when the clock is made.
@@ -23,23 +24,22 @@ from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, Launch, 
 from cbtop.profiler.device.in_line_cost import InLineCost
 from cbtop.protocol import clock
 
-# Number of memory words for marks. This is enough for two steps with MAX_PENDING timings each. A timing has two
-# marks.
+# Number of memory words for marks. Enough for two steps with MAX_PENDING timings, each with two marks.
 SLOTS = 1 << 15
 MAX_STREAMS = 64
-# A wait spins for this time before it sleeps. If the device keeps up with the host, the wait ends while it spins.
+# A wait spins this long before it sleeps. If the device keeps up with the host, the wait ends in this time.
 SPIN_NS = 200_000
 NAP_S = 50e-6
-LOOK_NAPS = 200  # a long wait checks once in this many naps whether the device is lost
+LOOK_NAPS = 200  # a long wait checks after this many naps whether the device is lost
 
 
 class StampMark:
-    """A mark of this clock: a point in the device's work. `device_ns` is 0 until it is known."""
+    """A point in the device's work, marked by this clock. `device_ns` is 0 until it is known."""
 
     __slots__ = ("device_ns", "host_ns", "number", "slot", "stream")
 
     def __init__(self, slot: int | None, number: int = 0, stream: int = 0, host_ns: int = 0) -> None:
-        self.slot = slot  # index of the memory word for the mark's time, or None if it has none
+        self.slot = slot  # index of the mark's memory word; None if it has none
         self.device_ns = 0
         self.number = number
         self.stream = stream
@@ -47,8 +47,8 @@ class StampMark:
 
 
 class MarkStamps:
-    """Makes marks with stamps that store the device's time in `words`. `marks` holds the mark of each word, and
-    `last` the last mark on each stream.
+    """Makes marks by stamps that store the device's time in `words`. `marks` has the mark of each word, `last` the
+    last mark on each stream.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MarkStamps:
         self._launches: dict[int, Launch] = {}
 
     def mark(self) -> StampMark:
-        """Enqueue a mark after all work on the caller's stream, and return it."""
+        """Enqueue a mark after the caller's work on its stream, and return it."""
         stream = None if self._device.is_of_parent else self._stream()
         if stream is None:
             return StampMark(None)
@@ -90,14 +90,14 @@ class MarkStamps:
         try:
             launch(self._arguments.at(slot))
         except BaseException:
-            self._marks[slot] = None  # the stamp could not be launched, so nothing will write this mark's time
+            self._marks[slot] = None  # the launch failed, so this mark never gets a time
             mark.slot, mark.host_ns = None, 0
             raise
         self._last[stream] = mark
         return mark
 
     def _launcher(self, stream: int) -> Launch:
-        # Keep the number of launchers small, because a host may make new streams again and again.
+        # A host may make new streams again and again, so keep only a few launchers.
         if len(self._launches) >= MAX_STREAMS:
             self._launches.clear()
         launch = self._launches[stream] = self._device.driver.launcher(self._device.stamp, stream)
@@ -107,9 +107,8 @@ class MarkStamps:
 class StampClock:
     """The clock for `BrickProfiler(device_clock=StampClock(stream))`.
 
-    `stream` returns the caller's stream as a driver handle, or None while that stream is captured. `index` is the
-    number of the device, as the host counts its devices. Raises DriverError if there is no driver or no current
-    context yet.
+    `stream` returns the driver's handle of the caller's stream, or None while it is being captured. `index` is the
+    host's number of the device. Raises DriverError without a driver or a current context.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class StampClock:
         self._marks: list[StampMark | None] = [None] * SLOTS
         self._last: dict[int, StampMark] = {}  # stream -> its last mark since the last wait for the device
         stamps = chosen(MarkStamps)(self._device, self._words, stream, now_ns, self._marks, self._last)
-        #: Returns a mark after all enqueued work on the caller's stream.
+        #: Returns a mark after the work that was enqueued on the caller's stream.
         self.mark: Callable[[], Mark] = stamps.mark
         self._cost = InLineCost(self._device) if measures_cost else None
 
@@ -143,12 +142,12 @@ class StampClock:
         while self._last:
             try:
                 stream, mark = self._last.popitem()
-            except KeyError:  # another thread has taken this mark, and waits for it
+            except KeyError:  # another thread has taken this mark and waits for it
                 break
             try:
                 self._wait_for(stream, mark)
             except BaseException as error:
-                # A signal handler interrupted the wait. Put the mark back, so that the next call waits for it.
+                # A signal handler has interrupted the wait, so put the mark back for the next call.
                 if not isinstance(error, DriverError):
                     self._last.setdefault(stream, mark)
                 raise
@@ -167,8 +166,7 @@ class StampClock:
 
     @property
     def error_ns(self) -> int | None:
-        """The possible error in ns of `time_ns`, in either direction. This is the error for a mark that is made now.
-        None if it is not known.
+        """The possible error of `time_ns` in ns, in both directions, for a mark that is made now. None if unknown.
 
         The difference of two marks does not have this error.
         """
@@ -177,12 +175,12 @@ class StampClock:
 
     @property
     def stamp_cost_ns(self) -> int | None:
-        """The cost of a mark in the device's own work, in ns. None if it is not known."""
+        """How many ns a mark costs in the device's own work. None if unknown."""
         return None if self._cost is None else self._cost.stamp_ns
 
     @property
     def idle_lag_ns(self) -> int | None:
-        """The time in ns from enqueueing a mark until an idle device reaches it. None if it is not known."""
+        """The time in ns from enqueueing a mark until an idle device reaches it. None if unknown."""
         return None if self._cost is None else self._cost.idle_lag_ns
 
     def is_reached(self, mark: Mark, /) -> bool:
@@ -197,23 +195,23 @@ class StampClock:
             self._wait_for(mark.stream, mark, limit_ns)
 
     def stamp(self, mark: Mark, /) -> Stamp | None:
-        """Return the stamp of `mark`. Returns None if `mark` was made during a capture, in a forked child, or by a
-        launch that failed.
+        """Return the stamp of `mark`. None if it was made during a capture, in a forked child, or by a failed
+        launch.
         """
         assert isinstance(mark, StampMark)
         return Stamp(mark.host_ns, self._read(mark), mark.stream, mark.number) if mark.host_ns else None
 
     def host_ns(self, device_ns: int, /) -> tuple[int, int]:
-        """Return the time on the host's clock at which the device showed `device_ns`, and its possible error."""
+        """Return the host's time when the device's clock showed `device_ns`, and the possible error."""
         known = self._device.time
         return known.host_ns(device_ns), known.error_ns(device_ns)
 
     def look(self) -> None:
-        """Compare the clocks of device and host, unless they were compared a short while ago."""
+        """Compare the clocks of device and host, unless this was done a short while ago."""
         self._device.look_at_clocks()
 
     def close(self) -> None:
-        """Release the memory on the device. If a stamp has not been written yet, keep everything."""
+        """Release the memory on the device. Keep everything if a stamp may still write to it."""
         marks = [mark for mark in self._marks if mark is not None]
         if self._device.is_of_parent or not all([self.is_reached(mark) for mark in marks]):
             return
@@ -222,12 +220,12 @@ class StampClock:
             self._device.close()
 
     def _read(self, mark: StampMark) -> int:
-        if self._device.is_of_parent:  # the device does not write into the memory of a forked child
+        if self._device.is_of_parent:  # a forked child gets no times from the device
             return mark.device_ns
         slot = mark.slot
         found = 0 if slot is None else self._words[slot]
-        # Another thread may have given the memory word to a newer mark meanwhile. Then it has stored the time of
-        # `mark` in `mark.device_ns`.
+        # Another thread may have given the memory word to a newer mark. If so, it has stored this mark's time in
+        # `device_ns`.
         return found if mark.slot is not None else mark.device_ns
 
     def _wait_for(self, stream: int, mark: StampMark, limit_ns: int | None = None) -> None:

@@ -1,11 +1,12 @@
-"""Measures the cost of a stamp (a kernel that stores the device's time) inside a CUDA graph. Replays with stamps take
-longer than replays without.
+"""Measures the cost of a stamp (a kernel that stores the device's time) inside a CUDA graph, because replays with
+stamps take longer.
 
-Each replay without stamps is compared with the last replay with stamps. The cost per stamp is the median of these
-differences. The error of the cost is the wider side of the median's 95 % interval (by order statistics). With few
-values, the error is the largest deviation from the median. A graph of empty kernels would give too small a cost. On
-an H100, a stamp costs 0.95 us there, but 1.10 us in a decoding model, because the model's next kernel cannot begin
-early.
+Each replay without stamps is compared with the last one with stamps. The cost per stamp is the median of the
+differences. Its error is the wider side of the median's 95 % interval (by order statistics), or with few values the
+largest deviation from the median.
+
+Empty kernels would show too small a cost. On an H100, a stamp costs 0.95 us between them, but 1.10 us in a decoding
+model, because the next kernel cannot begin early there.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ Z_95 = 1.96
 
 @dataclass(frozen=True, slots=True)
 class StampCost:
-    """The additional time in ns that a replay takes because of one stamp, and the error of this figure. The cost is
-    never negative.
-    """
+    """The additional ns of a replay because of one stamp (never negative), and the error of this figure."""
 
     cost_ns: float
     error_ns: float
@@ -41,16 +40,16 @@ class StampCosts:
         self.known: StampCost | None = None
 
     def stamped(self, took_ns: int, stamps: int, beside_ns: int) -> None:
-        """Add a replay that took `took_ns` and had `stamps` stamps inside.
+        """Add a replay with `stamps` stamps inside, which took `took_ns`.
 
-        `beside_ns` is the time between the stamps around the replay (pairs.py), minus the time between the first and
-        the last stamp inside.
+        `beside_ns` is the time from the stamp before the replay to the stamp after it (pairs.py), minus the time from
+        the first to the last stamp inside.
         """
         self._last = took_ns, stamps
         self._around.append(beside_ns)
 
     def plain(self, took_ns: int) -> None:
-        """Add a replay without stamps. `took_ns` is measured between the same points as for replays with stamps."""
+        """Add a replay without stamps. `took_ns` is measured in the same way as with stamps."""
         last, self._last = self._last, None
         if last is not None and last[1] > 0:
             self._found.append((last[0] - took_ns) / last[1])
@@ -59,13 +58,13 @@ class StampCosts:
                 self.known = _middle_of(sorted(self._found))
 
     def guess(self) -> StampCost | None:
-        """Return the cost of a stamp. The cost is only an estimate if there are fewer than ENOUGH comparisons of
-        replays. Returns None without comparisons.
+        """Return the cost of a stamp, or None without comparisons. With fewer than ENOUGH comparisons it is only an
+        estimate.
         """
         return self.known or (_middle_of(sorted(self._found)) if self._found else None)
 
     def inside_ns(self, around_ns: int) -> int:
-        """Estimate how long a replay took, from `around_ns`, the time between the stamps before and after it."""
+        """Estimate how long a replay took. `around_ns` is the time from the stamp before it to the stamp after it."""
         around = sorted(self._around)
         return max(0, around_ns - around[len(around) // 2]) if around else around_ns
 

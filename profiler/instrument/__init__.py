@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 def attach(model: nn.Module, profiler: BrickProfiler | None = None, *, guard: str = "") -> Attachment:
-    """Time the layers and bricks of `model` from its next call on. Call `detach()` of the result to undo it.
+    """Time the layers and bricks of `model`, beginning with its next call. To stop, call `detach()` of the result.
 
-    Makes a new profiler if `profiler` is None. `guard` is a value of `cbtop run --guard`, such as "log" or
-    "stop,abs<=1e4"; "": no guard. If the guard stops the host, it raises `cbtop.NotFiniteError`. Raises ValueError if
-    `model` has neither a list of layers nor two modules with weights, if this torch lacks a necessary feature, or if
-    `guard` is not valid.
+    Makes a new profiler if `profiler` is None. `guard` takes the values of `cbtop run --guard`, such as "log" or
+    "stop,abs<=1e4". "" means no guard. A guard that stops the host raises `cbtop.NotFiniteError`.
+
+    Raises ValueError if `guard` is not valid, if torch lacks a necessary feature, or if `model` has neither a list of
+    layers nor two modules with weights.
     """
     from cbtop.profiler.guard_setting import guard_setting
     from cbtop.profiler.instrument import attachment

@@ -30,7 +30,7 @@ def may_have_adapters(kind: type) -> bool:
 
 
 def state_of_adapters(module: nn.Module) -> tuple[Any, ...]:
-    """Return all values in `module`, a layer with adapters, that decide which of its adapters run."""
+    """Return the values in the PEFT layer `module` that decide which adapters run."""
     own = module.__dict__
     active = own[_STATE]
     if type(active) is list:

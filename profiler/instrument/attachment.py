@@ -78,7 +78,8 @@ from cbtop.protocol.messages import Manifest
 
 # This many first layers and first matrix products check the mode (autocast and adapters) of a step, 0.2 us each.
 MAX_ASKING = 2
-MOST_TRIES = 3  # after this number of exceptions from signal handlers, cbtop does not attach to a model any longer
+# cbtop stops attaching to a model after the host's signal handlers have interrupted this many attempts
+MOST_TRIES = 3
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # model, or module with a list of layers -> attachment
 
@@ -105,8 +106,8 @@ class Attachment(ModelHandle):
         self._said = said_by(self._models, root, plan)
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self.look_again, self.give_up)
-        # Only the garbage collector can free the attachment and its steps, and the host may have switched the
-        # collector off. So this callback removes the steps from `swapped_in` as soon as the model is freed.
+        # `swapped_in` must not keep a freed model's steps. The host may have switched the garbage collector off, so
+        # this callback removes the steps as soon as the model is freed.
         self.root = weakref.ref(root, partial(swapped_in.pop, weakref.ref(self.steps)))
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
@@ -196,17 +197,15 @@ class Attachment(ModelHandle):
 
     @property
     def _is_named(self) -> bool:
-        """Whether the process announces this model. The announced model is the one in the manifest, and its roofs are
-        shown.
-        """
+        """Whether this model is the one that the process announces."""
         manifest = self._models.manifest
         return manifest is not None and manifest.steps_of == self.model
 
     def announce(self, root: nn.Module, plan: Plan, *, has_same_devices: bool = False) -> None:
-        """Announce the model and its roofs, if they are new.
+        """Announce the model and its roofs (hardware limits), if they are new.
 
-        A process announces only one model, the largest with a cache. If no model has a cache, it announces the
-        largest model. If two models are equally large, it announces the first.
+        A process announces only one model: the largest model with a cache. If no model has a cache, it announces the
+        largest. If two are equally large, it announces the first.
         """
         manifest = manifest_of(root, plan, self._engine, self.timing, self.model)
         there = self._models.manifest
@@ -220,7 +219,7 @@ class Attachment(ModelHandle):
             self._say(root, manifest)
 
     def _say(self, root: nn.Module, manifest: Manifest) -> None:
-        """Announce the model's `manifest` and the roofs that apply to it, if they have changed.
+        """Announce the model's `manifest` and its roofs (hardware limits), if they have changed.
 
         Roofs depend on torch's current number of threads.
         """
@@ -259,7 +258,7 @@ class Attachment(ModelHandle):
     def detach(self) -> None:
         """Stop timing this model, and remove all attributes that cbtop has set.
 
-        If a step is running, the path (method of timing) on which it began still times its end.
+        A step that is running is still timed to its end.
         """
         with _lock:
             if not self.is_attached:
@@ -287,7 +286,7 @@ class Attachment(ModelHandle):
             module = other()
             if module is not None and standing(module) is None:
                 forget(module)
-        self._sections = {}  # the timed calls refer to the path, so drop them, too
+        self._sections = {}  # the timed calls have references to the path, so drop them, too
 
     def look_again(self) -> None:
         """Choose the bricks again if the host has replaced modules, or changed how their weights are stored.
@@ -322,7 +321,7 @@ class Attachment(ModelHandle):
                     self._follow_changes(root, plan, state)
                     return
                 plan = plan_for(root, timing)
-            if plan is None or not self.is_attached:  # the model can no longer be planned: keep the old plan
+            if plan is None or not self.is_attached:  # the changed model cannot be instrumented, so keep the old plan
                 self._state = state
                 return
             self._leave()
@@ -342,9 +341,9 @@ class Attachment(ModelHandle):
             forget_types()
 
     def _known(self) -> dict[Hashable, TimedSection]:
-        """Return the sections of the current plan. A new plan can keep a section if its state is unchanged.
+        """Return the sections of the current plan that a new plan may reuse.
 
-        Sections with freed modules are left out, because the id of a freed module may belong to a newer module.
+        Leaves out sections with freed modules, because a new module may get the id of a freed one.
         """
         return {
             place: section
@@ -389,10 +388,10 @@ def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
 
 
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
-    """Attach to a model that a runner of `engine` runs. Each run is a step.
+    """Attach to a model that `engine` runs through a runner. Each run is a step.
 
-    If `shows_bricks` is False, no module is timed. Even so, the kernels of captured graphs on a CUDA device get the
-    names of modules.
+    If `shows_bricks` is False, no module is timed. Captured graphs on a CUDA device still get the names of modules
+    for their kernels.
     """
     with _lock:
         attachment: Attachment | None = _attached.get(model)
@@ -421,7 +420,8 @@ def installed() -> BrickProfiler | None:
 def _begin(
     model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
 ) -> Attachment:
-    for module in plan.trunk:  # detach a part that is attached already, because the host has called it separately
+    # The host has called a part of this model before, so cbtop has attached to that part. Detach it.
+    for module in plan.trunk:
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
@@ -533,10 +533,9 @@ def _look_first_at(module: nn.Module) -> None:
 
 
 def _was_cut_short(module: nn.Module) -> None:
-    """Count an exception that a signal handler raised while attaching to `module`.
+    """Count an exception that a signal handler raised while cbtop was attaching to `module`.
 
-    Attaching is tried again at the next call of `module`. After MOST_TRIES exceptions, cbtop never attaches to
-    `module`.
+    The next call of `module` tries again. After MOST_TRIES exceptions, cbtop gives up.
     """
     global _cut_short
     _cut_short += 1
@@ -579,7 +578,7 @@ def _look_at(module: nn.Module) -> None:
         if shall:
             with walked_once(module):
                 if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
-                    return  # the weights get their shapes in this first call, so attach at the next call
+                    return  # the weights have no shapes before this first call, so attach at the next call
                 attachment = attach(module, _profiler)
                 attachment.steps.guard_by(attachment.profiler.parts.guard)
                 if not is_known(module):

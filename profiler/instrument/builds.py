@@ -1,11 +1,10 @@
-"""Makes the build of a layer: all facts that decide how its bricks are timed (its plan). Layers with equal builds
-share one plan.
+"""Computes the features of a layer that decide how its bricks are timed. Layers with equal features share one plan.
 
 Rules
-- Two layers with equal features have equal plans. The plan of some modules depends on more than the features:
-  convolutions, grouped experts, adapters, packed weights. A layer that contains such a module has no build.
-- Making a build runs no code of the host. Classes are compared by their ids, and only tensors of torch's own classes
-  are read.
+- Two layers with equal features have equal plans. Some modules have plans that depend on more: convolutions, grouped
+  experts, adapters, packed weights. A layer with such a module has no build, and shares no plan.
+- Computing the features runs no code of the host. Classes are compared by their ids, and only tensors of torch's own
+  classes are read.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _BUFFERS = 0  # marks the beginning of the features of a module's buffers
 
 
 class Build(NamedTuple):
-    """The modules of a layer, in the order of `modules_of`, and the features that decide its plan."""
+    """The modules of a layer (in the order of `modules_of`), and the features that decide how they are timed."""
 
     modules: list[nn.Module]
     features: tuple[object, ...]
 
 
 class _NotComparableError(Exception):
-    """Raised if the plan of a module depends on more than its features."""
+    """Raised if the features of a module do not decide its plan."""
 
 
 class Builds:
@@ -46,7 +45,7 @@ class Builds:
 
     def __init__(self, stacks: Container[int]) -> None:
         self._stacks = stacks
-        # Id of a class -> whether its modules have features that can be compared.
+        # id of a class -> whether the features of its modules decide the plan
         self._comparable: dict[int, bool] = {}
 
     def of(self, layer: nn.Module) -> Build | None:
@@ -73,7 +72,7 @@ class Builds:
                 features.extend((tensor.shape, tensor.dtype, tensor.device))
         if buffers:
             _add_buffers(buffers, features)
-        # If a module has only weights, its size attributes (SIZES) add nothing to the shapes of the weights.
+        # A module that has only weights needs no sizes, because the shapes of its weights contain them.
         if MARK_OF_EXPERTS in own or ((children or buffers or not parameters) and not own.keys().isdisjoint(SIZES)):
             raise _NotComparableError
         if children:

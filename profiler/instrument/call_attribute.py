@@ -1,9 +1,11 @@
-"""Replaces the calls of modules, by a table of replacements. The modules themselves never change.
+"""Replaces the calls of modules without changing the modules.
 
-`torch.nn.Module.__call__` reads the attribute `_compiled_call_impl`. If the value is not None, torch calls the value
-instead of the module. While a model is attached, a descriptor (`Slot`) of this name in `torch.nn.Module` reads the
-table in this file. The `__dict__`, pickles, copies and hashes of a module are the same as without cbtop. If the host
-sets the attribute (as `Module.compile` does), the value is stored in the module's `__dict__`, as torch would do.
+`torch.nn.Module.__call__` reads the attribute `_compiled_call_impl`. If it is not None, torch calls this value
+instead of the module. While a model is attached, cbtop puts a descriptor (`Slot`) of this name into
+`torch.nn.Module`. The descriptor returns the replacement from a table in this file.
+
+So a module's `__dict__`, pickles, copies and hash stay the same. If the host sets the attribute (as `Module.compile`
+does), the value goes into the module's `__dict__`, as in torch.
 
 Every process that imports torch under `cbtop run` loads this file, so it imports little.
 """
@@ -32,23 +34,22 @@ plain_call: Callable[[Any], Callable[..., Any]] = attrgetter("_call_impl")
 #: Returns the state of `torch.jit.trace`, or None if no trace is running.
 _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 
-#: The replacement of each known module's call, by the module's id. None: the call is not replaced.
+#: Id of a module -> the replacement of its calls. None: the module is known, and its calls are not replaced.
 _standing: dict[int, Any] = {}
 
 
-#: Weak references to the modules in `_standing`. When a module is freed, its reference removes the module's entry
-#: from `_standing`. The reference itself stays here until a new module gets the same id.
+#: Id of a module in `_standing` -> a weak reference, which removes the module from `_standing` when it is freed. The
+#: reference itself stays here until a new module gets the same id.
 _alive: dict[int, weakref.ref[Any]] = {}
 
 
 def _nobody(module: Any) -> None:
-    """Do nothing. This takes the place of a callback that is not set."""
+    """Do nothing. The default for a callback."""
 
 
-#: The code of torch's function that reads the attribute in order to call a module. None: this torch has no such
-#: function.
+#: The code of the torch function that calls modules. None if this version of torch does not have it.
 _TORCH_CALL = getattr(getattr(torch.nn.Module, "_wrapped_call_impl", None), "__code__", None)
-# Data of each thread: `replaced` is the id of the module whose call was last replaced in it.
+# Data of each thread. `replaced` is the id of the last module with a replaced call in this thread.
 _last = threading.local()
 
 
@@ -80,15 +81,17 @@ def put(module: Any, call: Any) -> None:
     """Replace the call of `module` by `call`. If `call` is None, only mark `module` as known."""
     key = id(module)
     if key not in _standing:
-        # The callback is a function in C. In a Python function, a signal handler of the host may raise, and Python
-        # ignores exceptions of callbacks. Then the entry would stay, and another module with the same id would get
-        # the entry.
+        # A callback in C, because a signal handler of the host may raise inside a Python callback. Python would
+        # ignore the exception, and the entry of the freed module would stay. A new module with the same id would get
+        # it.
         _alive[key] = weakref.ref(module, functools.partial(_standing.pop, key))
     _standing[key] = call
 
 
 def leave(module: Any) -> None:
-    """Mark `module` as known, so that its first call is not reported. A replaced call stays replaced."""
+    """Mark `module` as known, so that its first call is not reported. If its calls are replaced, they stay
+    replaced.
+    """
     if id(module) not in _standing:
         put(module, None)
 
@@ -140,8 +143,8 @@ def _failed(error: Exception) -> None:
 def after(look: Callable[[Any], None], module: Any) -> Any:
     """Return a callable that first calls `look` with `module`, and then calls the module.
 
-    If the hot path is compiled, no Python frame of cbtop is on the stack while the module runs, so tracebacks
-    and stack depth do not change.
+    The compiled version leaves no Python frame of cbtop on the stack while the module runs. Tracebacks and stack
+    depth stay the same.
     """
     return (
         functools.partial(_call_after, look, module) if _after_in_c is None else _after_in_c(prepared, look, module)
@@ -169,8 +172,8 @@ def replacement(module: Any) -> Any:
 def _get(module: Any) -> Any:
     if is_dynamo_compiling():
         return module.__dict__.get(ATTRIBUTE)
-    # Only torch's function that calls modules gets a replacement. Other readers get the host's value: for example,
-    # peft reads it to see whether a model is compiled.
+    # Only the torch function that calls modules gets a replacement. All other readers get the host's value, such as
+    # peft, which checks whether a model is compiled.
     asking: FrameType | None = _getframe(2)
     while asking is not None and asking.f_code.co_name == "__getattribute__":
         asking = asking.f_back
@@ -180,8 +183,8 @@ def _get(module: Any) -> Any:
     if call is not None:
         _last.replaced = id(module)
     elif getattr(_last, "replaced", None) == id(module):
-        # torch reads the attribute twice for one call. Between the two reads, another thread has removed the
-        # replacement.
+        # torch reads the attribute twice for one call. Another thread has removed the replacement between the two
+        # reads.
         return plain_call(module)
     return call
 
@@ -206,10 +209,10 @@ def _tell(module: Any) -> None:
 
 
 class Slot(property):
-    """The descriptor for `_compiled_call_impl` of `torch.nn.Module` while a model is attached.
+    """The descriptor for `torch.nn.Module._compiled_call_impl` while a model is attached.
 
-    If the attribute is read from the class instead of a module, it is None, as without cbtop. If the hot path is
-    compiled, C code reads the table in the same way.
+    Reading it from the class returns None, as in torch. If the hot path is compiled, C code does the same as this
+    class.
     """
 
     def __get__(self, module: Any, kind: type | None = None) -> Any:
@@ -219,11 +222,10 @@ class Slot(property):
             return _get(module)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             _failed(error)
-            call = object.__getattribute__(module, "__dict__").get(
-                ATTRIBUTE
-            )  # The same as `of_host`, but without a call of `of_host`, which may have failed.
-            # torch reads the attribute twice for one call. If the first read returned a replacement, this read must
-            # also return a callable.
+            # Do what `of_host` does, without calling it, because `of_host` may be what failed.
+            call = object.__getattribute__(module, "__dict__").get(ATTRIBUTE)
+            # torch reads the attribute twice for one call. If the first read found a replacement, the second must
+            # return a callable, too.
             return plain_call(module) if call is None and getattr(_last, "replaced", None) == id(module) else call
 
 

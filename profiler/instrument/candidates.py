@@ -26,15 +26,15 @@ def why_not(model: nn.Module) -> str:
 
 
 class Candidates:
-    """Decides whether a module that is called is a model. Remembers modules without a list of layers that were called
-    once.
+    """Decides whether a called module is a model. Remembers modules that were called once and have no list of
+    layers.
     """
 
     def __init__(self, is_attached: Callable[[nn.Module], bool]) -> None:
         self._is_attached = is_attached
-        # Id of a class -> its first module, which was called once.
+        # id of a class -> its first module that was called
         self._called_once: dict[int, weakref.ref[nn.Module]] = {}
-        # Ids of classes with several modules that were called in turns. None of these modules is a model.
+        # Ids of classes with several modules that are called in turns, so none of them is a model.
         self._layers: set[int] = set()
 
     def clear(self) -> None:
@@ -43,10 +43,10 @@ class Candidates:
         self._layers.clear()
 
     def is_model(self, module: nn.Module) -> bool | None:
-        """Return whether `module` is a model, or None if only its next call will show that.
+        """Return whether `module` is a model, or None if its next call must decide.
 
-        A module without a list of layers is a model if it is called twice before another module of its class is
-        called. If a program calls the layers of a model by itself, it calls them in turns.
+        A module without a list of layers is a model if it is called twice in a row. If another module of the same
+        class is called in between, both are layers that the program calls by itself.
         """
         kind = id(type(module))
         if holds_a_stack(module):

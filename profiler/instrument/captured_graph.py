@@ -1,5 +1,5 @@
-"""One CUDA graph that the host has captured: its clones with stamps (kernels that store the device's time), its
-replays, and the cost of the stamps.
+"""One CUDA graph that the host has captured, and its clones. A clone also has stamps: kernels that store the device's
+time.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 
-# If a graph has fewer stamps than this, the compared replays run the clone `_ends`. Otherwise the 10 us of a launch
-# would add at least 0.05 us to the cost of each stamp.
+# For a graph with fewer stamps than this, the clone `_ends` is timed for comparison instead of the host's graph. The
+# launch of a graph takes 10 us, which would add 0.05 us or more to the cost of each stamp.
 FEW_STAMPS = 200
-COPIES = 4  # number of clones of a graph that take turns if every step is recorded
-PLAIN_EVERY = 64  # after this number of replays with stamps, one replay runs without stamps for a comparison
+COPIES = 4  # number of clones that take turns if every step is recorded
+PLAIN_EVERY = 64  # after this many replays with stamps, run one without stamps to compare
 FIRST_PLAIN = 8  # used instead of PLAIN_EVERY until the cost of stamps is known
-MOST_HELD = 256  # if more replays wait for the cost of stamps, the oldest are recorded with an estimate of this cost
+# with more replays than this waiting for the cost of stamps, record the oldest with an estimated cost
+MOST_HELD = 256
 MOST_WAITING = 1024  # number of replays of one graph that may wait to be recorded
-ENOUGH_PLAIN = 128  # after this number of plain replays, the cost of timing them is checked
+ENOUGH_PLAIN = 128  # check the cost of timing plain (not recorded) replays after this many of them
 MAX_STAMPED = 32  # maximum number of graphs with stamps; each takes some megabytes on the device
 
 
 class PendingReplay:
-    """A replay that is not recorded yet. `stamped` is the clone that ran, with stamps at the places of `plan`.
+    """A replay that is not recorded yet.
 
-    `stamped` is None if the host's own graph ran. `plan` is None if a clone with stamps only at its ends ran.
+    `stamped` is the clone that ran, or None for the host's own graph. `plan` says where its stamps are, or is None if
+    only its ends have stamps.
     """
 
     __slots__ = ("around", "is_due", "is_of_all", "own_ns", "pair", "plan", "stamped", "step", "times")
@@ -63,9 +65,9 @@ class PendingReplay:
         is_of_all: bool,
     ) -> None:
         self.pair = pair
-        self.is_due = is_due  # whether to record this replay; a recorded replay may run without stamps, too
-        self.is_of_all = is_of_all  # whether plain replays, which are not recorded, are timed too
-        self.own_ns = 0  # time in ns that cbtop itself took for this replay, without the stamps inside the graph
+        self.is_due = is_due  # whether to record this replay; it may have run without stamps
+        self.is_of_all = is_of_all  # whether to time replays that are not recorded (plain replays)
+        self.own_ns = 0  # time in ns that cbtop spent on this replay; stamps inside the graph are not included
         self.step = step  # the step that contains this replay; None if the replay is a step itself
         self.stamped: StampedGraph | None
         self.plan: StampPlan | None
@@ -76,10 +78,11 @@ class PendingReplay:
 
 
 # The data of a replay that is being launched:
-# - the number of its pair of stamps, and its stream
+# - the number of its pair of stamps
+# - its stream
 # - whether to record the replay
-# - whether the device was idle (then it waits while cbtop works)
-# - the clone that runs instead of the host's graph, and the plan of its stamps; None: the host's graph runs
+# - whether the device was idle, and so waits for cbtop
+# - the clone that runs and the plan of its stamps, or None for the host's graph
 Begun = tuple[int, int, bool, bool, tuple[StampedGraph, StampPlan | None] | None]
 
 
@@ -95,27 +98,29 @@ class CapturedGraph:
         for span in capture.spans:
             _put_on_device(span, steps.on_device)
         self.profiler = steps.profiler
-        # All paths of the profiler share their positions, so this can be any of them.
+        # All paths of the profiler have the same positions, so use any of them.
         self._path = steps.profiler.parts.paths.host
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
         self.phase = calls[0].phase
         self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
-        self._is_checked = False  # True after the first replay, which shows whether the graph draws random numbers
-        # Clones with stamps inside, each with the plan of its stamps. They take turns. Empty until the first replay
-        # with stamps.
+        self._is_checked = False  # True after the first replay, which tells whether the graph draws random numbers
+        # Clones with stamps inside, and the plans of their stamps. The clones take turns. Empty before the first
+        # replay with stamps.
         self.variants: list[tuple[StampedGraph, StampPlan]] = []
-        self._ends: StampedGraph | None = None  # a clone with stamps only at its ends, for a graph with few stamps
+        # A clone with stamps only at its ends. If the graph has few stamps, it is timed for comparison (see
+        # FEW_STAMPS).
+        self._ends: StampedGraph | None = None
         self._turn = 0
         self._stamped_since = 0  # number of replays with stamps since the last replay without stamps
-        # Number of steps that were lost since the last recorded step, because too many steps were waiting or their
-        # times were invalid.
+        # Number of steps since the last recorded step that were lost. Too many steps were waiting, or their times
+        # were invalid.
         self._lost = 0
-        # Whether to record the next replay, because an earlier replay was due, but no clone was free for it.
+        # Whether to record the next replay, because no clone was free for an earlier one.
         self._is_due = False
         self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
         self._is_plain_timed = True
-        # Times in ns of plain replays since their cost was last checked (see ENOUGH_PLAIN).
+        # Times in ns of plain (not recorded) replays since the last check of their cost (see ENOUGH_PLAIN).
         self._plain_ns: list[int] = []
         self._own_ns: list[int] = []
         self.launches: deque[PendingReplay] = deque()
@@ -126,10 +131,10 @@ class CapturedGraph:
             self.leave_alone(capture.why_not)
 
     def _is_dropped_with(self, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Drop the clones when the host drops its graph, because NCCL cannot end while a clone contains its kernels.
+        """Drop the clones when the host drops its graph. NCCL cannot end while a clone contains its kernels.
 
-        `sys.is_finalizing` is a default argument, because the globals of this module may be deleted at the end of the
-        interpreter.
+        `sys.is_finalizing` is a default argument, because this module's globals may already be deleted when the
+        interpreter ends.
         """
         self.on.drop(self)
         if not is_finalizing() and not captures:
@@ -172,7 +177,7 @@ class CapturedGraph:
             original(graph)
         if begun is None:
             return
-        try:  # from here on, the device has work, so it does not have to wait for cbtop
+        try:  # from here on the device has work, so cbtop no longer delays it
             after_ns = clock.perf_counter_ns()
             on, (pair, stream, is_recorded, was_idle, ready) = self.on, begun
             on.pairs.end(pair, stream)
@@ -186,15 +191,15 @@ class CapturedGraph:
             self.launches.append(launch)
             on.launched(self)
             on.settle()
-            if on.pairs.is_through():  # the device has finished its work, so it was idle while cbtop worked
+            if on.pairs.is_through():  # the device had nothing to do while cbtop worked
                 launch.own_ns += clock.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "some steps of captured graphs are not recorded")
 
     def _watch(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
-        """Store the time of a plain (not recorded) replay, and the cost of timing it.
+        """Store the time of a plain (not recorded) replay and the cost of timing it.
 
-        If this cost is too high, stop timing plain replays.
+        Stop timing plain replays if this cost is too high.
         """
         self._plain_ns.append(duration_ns)
         self._own_ns.append(own_ns)
@@ -212,9 +217,9 @@ class CapturedGraph:
         log_once(f"of a captured graph no replays are counted but those that are recorded: {how}")
 
     def _begun(self, step: ActiveStep | None) -> Begun | None:
-        """Enqueue the stamp before a replay. If a clone should run instead of the host's graph, launch the clone.
+        """Enqueue the stamp before a replay. Launch a clone if one should run instead of the host's graph.
 
-        Returns None if no stamp was made.
+        Returns None without a stamp.
         """
         is_recorded = self._is_recorded(step)
         if not is_recorded and not self._is_looked_at(step):
@@ -228,17 +233,17 @@ class CapturedGraph:
         ready = ready or self._compared()
         was_idle = pairs.is_through()
         pair = pairs.begin(stream)
-        # A new thread may have no current context. `on.stream()` calls torch, which makes a context current.
+        # A new thread may have no current CUDA context. `on.stream()` calls torch, which makes one current.
         if pair == NOT_HERE and on.stream() is not None:
             pair = pairs.begin(stream)
         if pair == NOT_HERE:
             return None
-        if pair is None:  # no pair of stamps is free, because the device is far behind the host
+        if pair is None:  # all pairs of stamps are in use, because the device is late
             self._lost += step is None or is_recorded
             return None
         try:
             if ready is not None and not ready[0].launch(stream):
-                ready = None  # the clone runs, because another thread has just launched it
+                ready = None  # another thread has just launched this clone
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
@@ -246,15 +251,16 @@ class CapturedGraph:
         return pair, stream, is_recorded, was_idle, ready
 
     def _is_looked_at(self, step: ActiveStep | None) -> bool:
-        """Return whether to time a replay that is not recorded. It is timed as a plain step, or to compare it with
-        replays that have stamps.
+        """Return whether to time a replay that is not recorded.
+
+        The reason is to count it as a plain step, or to compare it with replays that have stamps.
         """
         if step is None and self._is_plain_timed:
             return bool(self._path.recording)
         return bool(self._stamped_since)
 
     def replay_recorded(self, original: Callable[[Any], None], graph: Any, recording: KernelRecording) -> None:
-        """Replay the graph for the host in a step of a burst: CUPTI records its kernels."""
+        """Replay the graph for the host while CUPTI records its kernels."""
         is_launched = False
         try:
             stream = self.on.stream()
@@ -273,9 +279,7 @@ class CapturedGraph:
                 original(graph)
 
     def _replay_in_burst(self, original: Callable[[Any], None], graph: Any) -> bool:
-        """Replay the graph as a step of a burst: CUPTI records its kernels. Returns False if the graph was not
-        replayed.
-        """
+        """Replay the graph as a step. CUPTI records its kernels. Returns False if the graph was not replayed."""
         recording = self.steps.bursts.begin(self._key, self.steps, has_calls=False)
         if recording is None:
             return False
@@ -298,13 +302,15 @@ class CapturedGraph:
         return is_sampled and self._path.recording
 
     def _is_compared(self) -> bool:
-        """Return whether the next recorded replay runs without stamps. It is compared with replays with stamps."""
+        """Return whether the next recorded replay runs without stamps, to compare it with replays that have
+        stamps.
+        """
         first = 1 if self._is_every else FIRST_PLAIN
         return self._stamped_since >= (first if self.costs.known is None else PLAIN_EVERY)
 
     def _compared(self) -> tuple[StampedGraph, None] | None:
-        """Return the clone with stamps only at its ends, if it should run as the compared replay. Returns None if the
-        host's own graph should run.
+        """Return the clone that has stamps only at its ends, if it should run next for comparison. Returns None for
+        the host's own graph.
         """
         ends = self._ends
         return (ends, None) if ends is not None and self._stamped_since and not ends.is_running else None
@@ -343,7 +349,7 @@ class CapturedGraph:
     def settle(self, *, is_last: bool = False) -> None:
         """Record all replays that the device has finished, in order.
 
-        If `is_last`, record them even if the cost of stamps is only estimated.
+        If `is_last`, record them even without a measured cost of stamps. The cost is then an estimate.
         """
         before = self.costs.known
         for launch in list(self.launches):
@@ -384,7 +390,7 @@ class CapturedGraph:
     def _compare(self, times: list[int] | None, around_ns: int, plan: StampPlan | None) -> None:
         """Use a replay to measure the cost of stamps.
 
-        `times` are the times of the stamps inside the graph. `around_ns` is the time between the stamps before and
+        `times` are the stamps inside the graph. `around_ns` is the time from the stamp before the graph to the stamp
         after it.
         """
         inside_ns = 0 if times is None else times[-1] - times[0]
@@ -454,7 +460,7 @@ class CapturedGraph:
         self.profiler.parts.steps.lose(lost)
 
     def give_up(self) -> None:
-        """Stop waiting for the device and for the ends of steps. Count all waiting replays as lost."""
+        """Stop waiting for the device and for steps to end. Count all waiting replays as lost."""
         while self.launches:
             launch = self.launches.popleft()
             if launch.step is None:
@@ -498,9 +504,9 @@ def _random_numbers_drawn(index: int) -> int | None:
 
 
 def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> None:
-    """Replace the keys of the call `span`, and of the calls inside it, by the keys of the same bricks on the device.
+    """Give the call `span` the keys of the bricks that the device times. Do the same for the calls inside it.
 
-    Drop the references from these calls to modules.
+    Also drop their references to modules.
     """
     module, key = span.module, span.key
     span.module = None
@@ -521,7 +527,7 @@ def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> N
 
 
 def _own_on_device(own: OwnOperations | None, on_device: dict[Hashable, Hashable]) -> OwnOperations | None:
-    """Return `own` as own operations that the device times."""
+    """Return the brick `own` (a module's own operations) as a brick that the device times."""
     if own is None:
         return None
     there = on_device.setdefault(own, replace(own, backend="torch on cuda", on_device=True))
@@ -529,7 +535,7 @@ def _own_on_device(own: OwnOperations | None, on_device: dict[Hashable, Hashable
 
 
 def _is_burst_asked(steps: ModelSteps) -> bool:
-    """Return whether a command has requested a burst (the kernels of a few steps)."""
+    """Return whether a command has asked for the kernels of a few steps."""
     try:
         return bool(steps.bursts.is_asked)
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

@@ -1,33 +1,31 @@
 """Times the bricks inside captured CUDA graphs. In some replays, a clone of the graph with stamps runs instead.
 
-Rules
+Capture
 - While a model on CUDA is attached, the methods of `torch.cuda.CUDAGraph` are replaced. They work as before, and also
-  record captures and replays. When the last model is detached, the class gets its own methods back. The stamps are in
-  a clone of the graph, made just before its capture ends.
-- During a capture, cbtop stores the first and last graph node of each call of a model and of its parts
-  (capturing.py), and of each line of code that inductor generated (compiled_code.py). The first call of the model
-  decides the phase of a replay: with one new token per sequence the phase is decode.
-- A replay in an open step gives that step its layers and bricks. A replay outside any step is itself a step, from the
-  first stamp to the last. The profiler decides which replays are recorded, as for any step.
-- Each replay has a stamp before it and one after it. A replay outside steps that is not recorded is a plain step. Its
-  time is the time between these two stamps, minus the time that recorded replays show between the stamps and the
-  graph. If timing plain replays is too expensive, only recorded replays are steps. Then the steps have a different
-  name, because their count and rate are not those of all replays.
-- If the device is idle, it waits while cbtop works before a replay. So cbtop does little then: it decides whether to
-  record, finds the caller's stream, and enqueues a stamp, in C. All other work comes after the replay. The device
-  counts as idle if it has reached the stamp after the last replay. If the host has enqueued other work since then,
-  the device is in fact busy, and cbtop overstates its own cost.
-- The host does not wait for the device. The stamps are read at the next replay, or when the recording ends. Then the
-  step is recorded, with the times converted to the host's clock.
-- Replays with stamps inside take longer than replays without (stamp_cost.py). This cost is subtracted from each
-  interval. Nothing is recorded until the cost is known. In a graph with few stamps, the time between the stamp before
-  the graph and the graph's begin would distort the cost. For such a graph, the compared replay runs a clone with
-  stamps only at its ends.
-- The time between bricks is a brick "Other kernels", so that the bricks add up to the step. If every step is
-  recorded, COPIES clones take turns, because the host may be ahead of its device.
-- No stamp is possible while kernels run concurrently, so calls that begin or end there are left out. A graph is not
-  timed if it draws random numbers, if two models are called in it, or if cbtop's code fails. Then one line is logged,
-  and the host's own replay runs.
+  report captures and replays. They are restored when the last model is detached.
+- Just before a capture ends, cbtop clones the graph. Only the clone gets stamps.
+- For each call during a capture, cbtop stores the first and last graph node (capturing.py, compiled_code.py). The
+  first call of the model decides the phase of a replay: one new token per sequence makes a decode.
+
+Replay
+- A replay inside a step gives this step its layers and bricks. A replay outside of steps is a step.
+- The profiler decides which replays are recorded. A replay outside of steps that is not recorded is a plain step. Its
+  time comes from a stamp before the graph and one after it, minus their usual distance from the graph.
+- If timing plain steps is too expensive, only recorded replays are steps. They get a different name, because they are
+  not all replays.
+- If the device is idle, it waits while cbtop works before a replay. cbtop then only decides whether to record, finds
+  the stream and enqueues a stamp, in C. The rest follows after the replay. The device counts as idle if it has
+  reached the last replay's second stamp. This overstates cbtop's cost if the host has enqueued other work since.
+- The host never waits for the device. Stamps are read at the next replay, or when the recording ends.
+
+Times
+- Stamps inside a graph make it slower (stamp_cost.py). This cost is subtracted from each interval. Nothing is
+  recorded before the cost is known.
+- The time between bricks is the brick "Other kernels", so that bricks add up to the step.
+- If every step is recorded, COPIES clones take turns, because the host may be ahead of its device.
+- No stamp is possible while kernels run concurrently, so calls that begin or end there are left out.
+- A graph is not timed if it draws random numbers, if two models are called in it, or if cbtop's code fails. cbtop
+  then logs one line, and the host's own graph runs.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.instrument.work import device_of
 
 _lock = threading.RLock()
-# The CUDA graphs whose replays are timed, by the host's `torch.cuda.CUDAGraph`.
+# the host's `torch.cuda.CUDAGraph` -> the graph with timed replays
 graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
 # Graphs that draw random numbers from generators that the host has registered.
 _random: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -73,8 +71,8 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
     with _lock:
         _users.add(steps)
         if settle not in steps.profiler.parts.paths.settlers:
-            # `settlers` are functions that record finished work of the device. The one for captured graphs comes
-            # first, because it provides the calls that the steps of the other settlers wait for.
+            # `settlers` are called in order to record work that the device has finished. Captured graphs come first,
+            # because steps of other settlers wait for the calls in them.
             steps.profiler.parts.paths.settlers.insert(0, settle)
         if _replaced:
             return
@@ -136,10 +134,10 @@ def end() -> None:
 
 
 def _at_exit() -> None:
-    """Run only the host's own replays from now on, and free all clones. Called when the interpreter ends.
+    """Stop timing graphs, and free all clones. Called when the interpreter ends.
 
-    If a process group was not destroyed, it now waits until no graph and no clone contains collectives. The clones
-    are freed here, because cbtop does not learn any longer when the host's graphs are freed.
+    A process group that was not destroyed waits now until no graph contains its collectives. cbtop no longer learns
+    when the host frees its graphs, so it frees all clones here.
     """
     with _lock:
         for captured in list(graphs.values()):
@@ -211,11 +209,11 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
 def _ended(capture: Capture) -> bool:
     """Handle the end of `capture`.
 
-    Returns whether the graph is empty, as is the first graph that inductor captures.
+    Returns whether the graph is empty. The first graph that inductor captures is empty.
     """
     capture.ended()
     if capture.open and get_ident() in engine_runs:
-        capture.end(capture.open[0])  # if an engine has captured a call, the call ends with the graph
+        capture.end(capture.open[0])  # the engine captured a single call, which ends with the graph
     return capture.last() == []
 
 

@@ -1,11 +1,10 @@
-"""Records the calls of modules and functions while a CUDA graph is captured, with the graph nodes of each call.
+"""Records which calls of modules and functions launch which nodes of a CUDA graph, while the graph is captured.
 
-Nothing is timed, because the device runs nothing during a capture. A capture belongs to one thread. `captures` has
-the captures that are running.
+Nothing is timed, because the device runs nothing during a capture. A capture belongs to one thread.
 
-Kernels are assigned to the innermost call around their launch. If the innermost call is of a layer, a model or a
-module with children, the kernel belongs to the own operations of the called module. These are a brick in the layer,
-next to the bricks of the module's children.
+A kernel belongs to the innermost call around its launch. If this is the call of a layer, a model or a module with
+children, the kernel belongs to the module's own operations. These are a brick next to the bricks of the module's
+children.
 """
 
 from __future__ import annotations
@@ -28,18 +27,16 @@ MAX_CALLS = 20_000
 #: The brick for kernels that no module's `forward` launched.
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 
-Keys = tuple[Hashable, ...]  # keys of nested calls, outermost first; the key of the step may be left out
+Keys = tuple[Hashable, ...]  # keys of nested calls, outermost first; may begin with the key of the step or without it
 
-Mark = Any  # the value that `begin` returns and `end` takes; its type depends on the class
-Last = list[int] | None  # nodes that the next captured node will depend on; None if the driver does not report them
+Mark = Any  # returned by `begin` and passed to `end`; its type depends on the class
+Last = list[int] | None  # the nodes that the next captured node will depend on; None if the driver does not tell
 
 
 # Calls are compared by identity, because comparing all fields for `in` would be slow.
 @dataclass(slots=True, eq=False)
 class CapturedCall:
-    """A call during a capture. `begin` and `end` are the places in the graph before its first node and after its last
-    node. `inside` are the calls inside this call.
-    """
+    """A call during a capture, from the graph node `begin` to `end`. `inside` are the calls that this call made."""
 
     key: Hashable
     module: nn.Module | None  # the module that was called; None for a function
@@ -47,13 +44,11 @@ class CapturedCall:
     end: Last = None
     elements: int = 0
     inside: list[CapturedCall] = field(default_factory=list)
-    own: OwnOperations | None = None  # for the call of a model: the brick of the model's own operations
+    own: OwnOperations | None = None  # the brick of the model's own operations; only for the call of a model
 
 
 class Capture:
-    """A CUDA graph while the host captures it. The wrappers of timed functions report to this object in the same way
-    as to a `Path`.
-    """
+    """A CUDA graph while the host captures it. Wrapped functions call its methods in place of a `Path`'s."""
 
     def __init__(self, last: Callable[[], Last]) -> None:
         self.last = last  # a function that returns the nodes that the next captured node will depend on
@@ -63,17 +58,18 @@ class Capture:
         self.spans: list[CapturedCall] = []
         # The GraphFlags of the captured calls, which the guard reads; None without a guard.
         self.guarded: list[Any] = []
-        self.why_not = ""  # why the times of this graph would be wrong; "" if they would be right
+        self.why_not = ""  # the reason why this graph cannot be timed correctly, or ""
         self.open: list[CapturedCall] = []  # calls that have begun and not ended, outermost first
         self._count = 0
-        self.model_own: OwnOperations | None = None  # own operations of the model that is called next
+        # the brick for the own operations of the model that is called next
+        self.model_own: OwnOperations | None = None
 
     def is_in_call_of(self, steps: object) -> bool:
         """Whether a call of the model that belongs to `steps` is running."""
         return self.steps is steps and bool(self.open)
 
     def begin_model(self, steps: Any, call: Call) -> Mark:
-        """Begin a call of a model, described by `call`."""
+        """Begin the call of a model. `call` describes it."""
         if self.steps not in (None, steps):
             self.why_not = "two models are called in it"
         self.steps = steps
@@ -84,7 +80,7 @@ class Capture:
     def begin(self, key: Hashable, module: nn.Module | None) -> Mark:
         """Begin a call of `module`, or of a function if `module` is None.
 
-        Returns None, and records nothing, outside of a model's call and after MAX_CALLS calls.
+        Returns None if no model is being called, or after MAX_CALLS calls.
         """
         if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None
@@ -102,13 +98,12 @@ class Capture:
                 del self.open[self.open.index(span) :]
 
     def add(self, spans: list[CapturedCall]) -> None:
-        """Add calls that have ended to the calls inside the innermost running call."""
+        """Add finished calls to the innermost running call."""
         (self.open[-1].inside if self.open else self.spans).extend(spans)
 
     def now_in(self, node_of: Callable[[int], int]) -> None:
-        """After the graph was copied, replace all stored nodes by the nodes of the copy.
-
-        `node_of` returns the copy of a node.
+        """Replace all stored nodes by their copies, because the graph was copied. `node_of` returns the copy of a
+        node.
         """
         found: dict[int, int] = {}
 
@@ -133,7 +128,7 @@ class Capture:
 
     @property
     def position(self) -> _Position:
-        """The caller's position, like `Path.position`. The position's step is None outside of this capture."""
+        """The caller's position among the calls, like `Path.position`. Its step is None outside of this capture."""
         return _Position(self if capture_here() is self else None, self.innermost)
 
     @property
@@ -162,8 +157,8 @@ class _Position:
 def keys_inside(around: Keys, key: Hashable) -> Keys:
     """Return the keys of a call that runs inside the call with the keys `around`.
 
-    `key` is the call's own key, or None for a model's call. If `around` ends with own operations, the call is next to
-    these, because own operations contain no calls.
+    `key` is the call's own key, or None for the call of a model. Own operations contain no calls: if `around` ends
+    with them, they are left out of the result.
     """
     if around and isinstance(around[-1], OwnOperations):
         around = around[:-1]
@@ -171,9 +166,9 @@ def keys_inside(around: Keys, key: Hashable) -> Keys:
 
 
 def place(keys: Keys, model_own: OwnOperations | None = None) -> Keys:
-    """Return the keys of the brick that contains the kernels of the innermost call in `keys`.
+    """Return the keys of the brick that gets the kernels of the innermost call in `keys`.
 
-    `model_own` is the brick for a call of the model itself.
+    `model_own` is the brick for kernels of the model itself.
     """
     if keys and not isinstance(keys[-1], tuple):
         return keys
@@ -182,8 +177,8 @@ def place(keys: Keys, model_own: OwnOperations | None = None) -> Keys:
 
 
 captures: dict[int, Capture] = {}  # running captures, by id of the thread
-# Thread id -> a run that an engine makes without requests: the ModelSteps of the model, and the call. None: cbtop
-# ignores graphs that are captured in this run.
+# Id of a thread -> the ModelSteps and the call, if an engine makes a run without requests in this thread. None: do
+# not time graphs captured in this run.
 engine_runs: dict[int, tuple[Any, Call] | None] = {}
 
 

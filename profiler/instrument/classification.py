@@ -1,22 +1,20 @@
-"""Decides by a module's path and class which brick the module is. The first matching rule in `RULES` decides.
+"""Decides from a module's path and class which brick it is. The first matching rule in `RULES` decides.
 
-This file does not use torch: a `Described` holds all that the rules know of a module. If no rule matches a module
-without children, the module becomes a brick with the name of its class. The names in the rules come from models of
-Hugging Face, Meta and vLLM.
+This file does not use torch: a `Described` has all that the rules read. A module without children that matches no
+rule becomes a brick with the name of its class. Names in the rules come from models of Hugging Face, Meta and vLLM.
 
-Rules for a module with children that no rule matches
-- The own operations of the module are those that its `forward` runs outside of its children's calls. They are a brick
-  with the name of the module's class (`own_kind`). This is also done for layers. The own operations of modules around
-  layers count as the model's.
-- If kernels are recorded, this brick has kernels of its own, or it does not appear. If a host times calls, it appears
-  if it takes LEAST_OWN_PERCENT of the phase's time (profiler/analysis/phase_totals.py). Otherwise its time counts for
-  the layer, brick or step around it.
-- A container (Sequential, ModuleList) runs nothing itself. A subclass that inherits the container's `forward` runs
-  nothing itself, either.
-- The bricks of the table below keep their names: AttentionBlock and FeedForwardBlock are the own operations of known
-  modules. Small ones of these are not timed by a host.
-- All modules of one class are one row. If a class is called like a known brick or a class of torch.nn, its row gets
-  the word "module" after its name.
+A module with children that matches no rule
+- Its own operations are those that `forward` runs outside of the calls of children. They are a brick with the name of
+  the class (`own_kind`), also for layers. Own operations of modules around layers count as the model's.
+- If kernels are recorded, this brick appears if it has kernels. If the host times calls, it appears if it takes
+  LEAST_OWN_PERCENT of the phase's time (profiler/analysis/phase_totals.py). Otherwise its time counts for the layer,
+  brick or step around it.
+- A container (Sequential, ModuleList) runs nothing itself. The same is true for a subclass that inherits the
+  `forward` of a container.
+- AttentionBlock and FeedForwardBlock are the own operations of known modules, and keep their names. The host does not
+  time small ones.
+- All modules of one class are one row. If the class has the name of a known brick or of a class of torch.nn, "module"
+  is added to the row's name.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ from dataclasses import dataclass
 
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
-# Bricks without a BrickId: their names, and their categories.
+# Names and categories of bricks that have no BrickId.
 ALIBI_BIAS = "AlibiBias"
-# The whole attention module; its self time is the time that none of its inner bricks takes.
+# The whole attention module. Its self time is spent outside of its inner bricks.
 ATTENTION_BLOCK = "AttentionBlock"
 ATTENTION_FUSED = "Attention (fused)"
 ATTENTION_EAGER = "Attention (eager)"
@@ -68,20 +66,20 @@ CATEGORIES = {
     ROTARY_TABLES: BrickCategory.ATTENTION,
     SPLIT_HEADS: BrickCategory.ATTENTION,
 }
-# Bricks that contain other bricks. Their self time between stamps on a device is mostly Python's.
+# Bricks that contain other bricks. If a device times them, their self time is mostly the time of Python code.
 BLOCKS = frozenset({ATTENTION_BLOCK, FEED_FORWARD_BLOCK})
-# Names that a class cannot have as a brick: those of known bricks, and of the parts of a training step.
+# Names of known bricks and of the parts of a training step. A class with such a name gets a different one as a brick.
 KNOWN_NAMES = frozenset(CATEGORIES) | {brick.display_name for brick in BrickId}
 KNOWN_NAMES |= {"BackwardEnd", "GradientSync", "Loop", "Loss", "Optimizer"}
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The description of a module without torch.
+    """A module as the rules see it, without torch.
 
     `path` is the module's name in the model (`model.layers.3.self_attn.q_proj`). `classes` are the class names of the
-    module and of the modules around it, innermost first. `siblings` are the names of the other modules in its parent.
-    `holds` has the names of the module's children.
+    module and the modules around it, innermost first. `siblings` are the names of the other modules in its parent.
+    `holds` has the names of its children.
     """
 
     path: str
@@ -118,11 +116,11 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class ModuleKind:
-    """The brick that a module is: its `BrickId` or its name, and whether the modules in it become bricks too."""
+    """The brick of a module: its `BrickId` or its name, and whether the modules inside it are bricks, too."""
 
     brick: BrickId | str
     shows_inside: bool = False
-    is_own: bool = False  # whether the brick stands for the module's own operations only
+    is_own: bool = False  # whether the brick is only the module's own operations
 
     @property
     def name(self) -> str:
@@ -302,16 +300,16 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
     (_class(_ACTIVATION, _leaf), ModuleKind(BrickId.ACTIVATION)),
 )
 
-# Classes of modules that are never called, and classes of modules that never call their children. Layers of torch's
-# eager quantisation have one child, which holds the weight (`_packed_params`).
+# The first set has classes of modules that are never called. The second has classes that never call their children.
+# The third has the one child of a layer of torch's eager quantisation, which holds the weight.
 _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 _RUNS_AS_ONE = frozenset({MULTIHEAD_ATTENTION})
 _PACKED_WEIGHT = frozenset({"_packed_params"})
 
 
 def classify(it: Described) -> ModuleKind | None:
-    """Return the kind of the module `it`, or None if it is only a container. The children of a container are
-    classified instead.
+    """Return the kind of the module `it`. Returns None for a container, because its children are classified
+    instead.
     """
     if it.classes[0] in _NEVER_CALLED:
         return None
@@ -323,9 +321,9 @@ def classify(it: Described) -> ModuleKind | None:
 
 
 def own_kind(class_name: str, *, is_taken: bool = False) -> ModuleKind:
-    """Return the kind of a module with children of which only its own operations are a brick.
+    """Return the kind of a module with children that becomes a brick of its own operations.
 
-    `is_taken` tells that a class of torch has this name.
+    `is_taken` says that a class of torch has this name.
     """
     name = f"{class_name} module" if is_taken or class_name in KNOWN_NAMES else class_name
     return ModuleKind(name, shows_inside=True, is_own=True)

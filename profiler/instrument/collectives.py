@@ -1,13 +1,14 @@
-"""Times collectives as bricks: the communication of a model's step with other processes by torch.distributed.
+"""Times collectives as bricks: communication of a model's step with other processes by torch.distributed.
 
 Rules
 - No public function is replaced. torch compares its functions by identity (in `P2POp`, coalescing and Dynamo's
   rewriting), and programs import them by name before a model is attached. torch's public functions are wrappers, and
-  cbtop replaces the wrapped function in their closures. Asynchronous sends and receives have no such wrapper. For
-  them, cbtop times `Work.wait` and the methods of the process group.
-- If a call returns before its work is done (`async_op=True`, a functional collective), its brick is named a launch,
-  and no rate is computed from it. The wait for the work is a brick of its own. Calls inside a collective belong to
-  the collective.
+  cbtop replaces the wrapped function in their closures.
+- Asynchronous sends and receives have no such wrapper. For them, cbtop times `Work.wait` and the methods of the
+  process group.
+- A call with `async_op=True` and a functional collective return before their work is done. Their brick is named a
+  launch and has no rate. The wait for the work is a second brick.
+- Calls inside a collective belong to the collective.
 - Elements and `size_bytes` count the data of all ranks together. Bytes are bus bytes by the factors of nccl-tests
   (doc/PERFORMANCE.md, "Bus bandwidth"), for equally large parts.
 """
@@ -49,10 +50,10 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-# Collectives with data that consists of one part for each rank. A rank does not send its own part.
+# Collectives with one part of the data for each rank. A rank does not send its own part to itself.
 _IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})
-# Function of torch.distributed -> its brick, the argument with its data, and whether that argument is only one rank's
-# part. A function that torch has deprecated calls its successor, and only the successor is timed.
+# Function of torch.distributed -> its brick, the argument with its data, and whether this data is the part of one
+# rank. Deprecated functions are missing, because they call a function that is timed.
 _FUNCTIONS = {
     "all_gather": (ALL_GATHER, "tensor", True),
     "all_gather_into_tensor": (ALL_GATHER, "output_tensor", False),
@@ -71,8 +72,8 @@ _FUNCTIONS = {
     "scatter": (SCATTER, "tensor", True),
     "send": (SEND, "tensor", False),
 }
-# Functions of torch.distributed._functional_collectives, in a dict like `_FUNCTIONS`. DTensor calls these functions.
-# They return at once.
+# Like `_FUNCTIONS`, for torch.distributed._functional_collectives, which DTensor calls. These functions return at
+# once.
 _FUNCTIONAL = {
     "all_gather_single": (ALL_GATHER, "self", True),
     "all_gather_tensor": (ALL_GATHER, "self", True),
@@ -82,7 +83,7 @@ _FUNCTIONAL = {
     "reduce_scatter_single": (REDUCE_SCATTER, "self", False),
     "reduce_scatter_tensor": (REDUCE_SCATTER, "self", False),
 }
-# Method of a process group -> the brick that it launches. The first argument after `self` is the tensors to send or
+# Method of a process group -> the brick that it launches. Its first argument (after `self`) is the tensors to send or
 # fill.
 _METHODS = {"send": SEND, "recv": RECV, "recv_anysource": RECV, "_end_coalescing": COALESCED}
 # Methods of a process group that launch a collective. Public functions of torch.distributed call them.
@@ -110,8 +111,7 @@ _LAUNCHES = {
     "reduce_scatter_tensor_coalesced": REDUCE_SCATTER,
     "scatter": SCATTER,
 }
-# torch's number of an operation (OpType in torch/csrc/distributed/c10d/Work.hpp) -> the collective that a `Work` of
-# this operation belongs to.
+# OpType of torch (torch/csrc/distributed/c10d/Work.hpp) -> the collective that a `Work` of this type belongs to.
 _OPERATIONS = {
     0: BROADCAST, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: REDUCE, 4: ALL_GATHER, 5: ALL_GATHER, 6: ALL_GATHER, 7: GATHER,
     8: SCATTER, 9: REDUCE_SCATTER, 10: ALL_TO_ALL, 11: ALL_TO_ALL, 12: SEND, 13: RECV, 14: RECV, 15: BARRIER,
@@ -146,9 +146,10 @@ CONTENTS = "cell_contents"
 
 
 def _closed_over(function: Any) -> Any:
-    """Return the closure cell of `function` that holds the function that torch wraps.
+    """Return the closure cell of `function` that holds the function to replace.
 
-    Returns None if there is no such cell, or if `function` is deprecated and only calls its successor.
+    Returns None without such a cell. Also returns None for a deprecated function, because it calls a function that is
+    timed.
     """
     closure = getattr(function, "__closure__", None)
     if not closure or hasattr(function, "__deprecated__"):
@@ -157,11 +158,10 @@ def _closed_over(function: Any) -> Any:
 
 
 def _method(original: Function, name: str) -> Function:
-    """Wrap the C++ method `original` in a Python method that has the code name `name`.
+    """Return a Python method with the code name `name` that calls the C++ method `original`.
 
-    If a Python class inherits the method, C++ looks for a Python method of the same name, and finds this wrapper. The
-    wrapper calls C++, which would look for the Python method again. C++ ends this recursion if the calling frame has
-    the method's name and `self`.
+    C++ calls this wrapper if a Python class inherits the method. The wrapper calls C++ again, which would look for
+    the Python method once more. C++ stops there if the calling frame has the method's name and `self`.
     """
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -246,7 +246,7 @@ def _around() -> BrickDefinition | None:
 
 
 def _is_of_others(group: Any) -> bool:
-    """Return whether this process is not a rank of the group. If so, the collective returns at once and sends
+    """Return whether this process is not a rank of the group. The collective then returns at once and sends
     nothing.
     """
     members: Any = sys.modules["torch.distributed.distributed_c10d"].GroupMember
@@ -280,11 +280,10 @@ def ranks_of(group: Any) -> int:
 def _about(
     name: str, held: Any, ranks: int, is_part: bool = False, *, is_even: bool = True
 ) -> tuple[BrickDefinition, int | None]:
-    """Return the brick for the collective `name`, and the number of elements of all ranks together, or None if this
-    number is unknown.
+    """Return the brick for the collective `name`, and the number of elements of all ranks together (None if unknown).
 
-    `held` is one tensor or several. If `is_part` is True, `held` is only one rank's part. If `is_even` is False, the
-    ranks have parts of different sizes.
+    `held` is one tensor or several. `is_part` says that it is only one rank's part. `is_even` says that all parts
+    have the same size.
     """
     tensors = [one for one in (held if isinstance(held, Sequence) else (held,)) if isinstance(one, Tensor)]
     if not tensors:
@@ -292,21 +291,21 @@ def _about(
     counts = [count for one in tensors if isinstance(count := elements_of((one,), {}), int)]
     if len(counts) < len(tensors) or (is_part and not ranks):
         return collective_brick(name, ranks), None
-    is_even = is_even and len(set(counts)) == 1  # if there are several tensors, each is the part of one rank
+    is_even = is_even and len(set(counts)) == 1  # each of several tensors is the part of one rank
     return collective_brick(name, ranks, tensors[0].element_size(), is_even), sum(counts) * (ranks if is_part else 1)
 
 
 def _bus_factor(name: str, ranks: int) -> float:
-    """Return how many bytes each link must carry (bus bytes) per byte of the data of all ranks."""
+    """Return the bytes that each link must carry (bus bytes) per byte of the data of all ranks."""
     others = (ranks - 1) / ranks
     return 2 * others if name == ALL_REDUCE else others if name in _IN_PARTS else 1.0
 
 
 @functools.lru_cache(maxsize=256)  # this is cached, because the layers of a step repeat the same arguments
 def collective_brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) -> BrickDefinition:
-    """Return the brick for the collective `name`. `ranks`, and `itemsize` in bytes per element, are 0 if unknown.
+    """Return the brick for the collective `name`. `ranks` and `itemsize` (bytes per element) are 0 if unknown.
 
-    A launch has no bus bytes, because no rate is computed from it. Bus bytes are known only if `has_bus` is True.
+    Bus bytes are known only if `has_bus` is True. A launch has none, because it has no rate.
     """
     bus = _bus_factor(name, ranks) * itemsize if ranks and has_bus and not name.endswith("(launch)") else None
     return BrickDefinition(

@@ -1,15 +1,15 @@
-"""Times the exposed communication of a training step on a CPU: the communication that the program waits for.
+"""Times the communication that a training step on a CPU waits for (exposed communication).
 
 Rules
-- Two times are exposed communication. The first is the time in which a process group launches a collective, because
-  gloo copies tensors then. The second is the wait for a `Work`, or for the tensor of a functional collective.
-- DistributedDataParallel (DDP) sends gradients in C++ while the backward runs. It waits for them in a callback that
-  autograd's engine calls after the last node. A hook on the first node of the backward queues a callback of cbtop
-  before the callback of DDP. So the time from cbtop's callback to the end of the backward is DDP's wait. It includes
-  copying the gradients back.
-- The time in which communication overlaps with computation is taken from DDP's own times. It begins when the last
-  gradient of the first bucket is ready, because the bucket is sent then. It ends with the last gradient of all. This
-  is a maximum, because communication may pause in between.
+- Two times count: the launch of a collective, because gloo copies tensors in it, and the wait for a `Work` or for the
+  tensor of a functional collective.
+- DistributedDataParallel (DDP) sends gradients in C++ during the backward. It waits for them in a callback at the
+  end, which autograd's engine calls after the last node. A hook on the first node queues a callback of cbtop before
+  DDP's callback. The time from cbtop's callback to the end of the backward is DDP's wait. It includes copying the
+  gradients back.
+- The overlap of communication and computation comes from DDP's own times. It begins when the last gradient of the
+  first bucket is ready, because DDP then sends the bucket. It ends with the last gradient. This is a maximum, because
+  communication may pause.
 - Hooks and callbacks return None, so the gradients are bit for bit the same.
 """
 
@@ -46,9 +46,9 @@ NO_BUCKETS = "DistributedDataParallel does not report which gradients it sends f
 def exposed(kind_of: Callable[[Any, str], str], *, waits: bool) -> Callable[[Function], Function]:
     """Return a wrapper for a function that communicates. The time of its calls counts as exposed communication.
 
-    `kind_of` returns the name of the collective. Its arguments are the first argument of the call, and the name of
-    the running function of torch.distributed, or "". If `waits` is True, the wrapped function waits for a collective
-    that an earlier call has launched.
+    `kind_of` returns the name of the collective. It gets the first argument of the call, and the name of the running
+    function of torch.distributed, or "". `waits` says that the function waits for a collective that was launched
+    earlier.
     """
 
     def wrap(original: Function) -> Function:
@@ -98,10 +98,10 @@ def _end(here: ThreadTraining, kind: str, begun_ns: int) -> None:
 
 
 def _running_function() -> str:
-    """Return the name of the function of torch.distributed that has called the wrapped function.
+    """Return the name of the torch.distributed function that called the wrapped function, or "" if the program called
+    it.
 
-    The result is "" if the program itself has called the wrapped function. A function of torch.distributed waits only
-    for what it has launched itself, so no computation runs between launch and wait.
+    If it did, it waits directly after the launch, so no computation runs in between.
     """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cbtop."):
@@ -117,10 +117,7 @@ class Replicas:
         self._known: WeakKeyDictionary[TimedModel, list[_Replica]] = WeakKeyDictionary()
 
     def begin(self, here: ThreadTraining, roots: Callable[[], Iterable[Any]]) -> GradientSync | None:
-        """Begin a backward from the tensors that `roots` returns.
-
-        Returns None if the backward averages no gradients.
-        """
+        """Begin a backward from the tensors that `roots` returns. Returns None if it averages no gradients."""
         try:
             return self._begin(here, roots)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -157,7 +154,7 @@ class _Replica:
     def __init__(self, module: Any) -> None:
         self._module = ref(module)
         self._looks = 0
-        # The parameters with gradients that are sent first (in the first bucket); [] if there is only one bucket.
+        # Indices of the parameters in the first bucket of gradients. [] if there is only one bucket.
         self._first: list[int] | None = None
 
     def syncs(self) -> bool:
@@ -167,7 +164,9 @@ class _Replica:
         return bool(fields.get("require_forward_param_sync")) and not fields.get("_use_python_reducer")
 
     def overlapped_ns(self) -> int | None:
-        """Return how long the latest backward ran after the first bucket had been sent, in ns. None if unknown."""
+        """Return the time in ns that the latest backward ran after its first bucket had been sent. None if
+        unknown.
+        """
         module = self._module()
         if module is None:
             return None
@@ -211,7 +210,7 @@ class GradientSync:
             log_own_error(error, "the wait for gradients is not shown")
 
     def _computed(self) -> None:
-        """Begin the wait for gradients, because autograd has run the last node."""
+        """Begin the wait for gradients. autograd has run the last node."""
         try:
             if get_ident() == self._thread and self._begun_ns is None:
                 now_ns = clock.perf_counter_ns()
@@ -223,7 +222,7 @@ class GradientSync:
             log_own_error(error, "the wait for gradients is not shown")
 
     def ended(self) -> None:
-        """End the wait for gradients, because the backward pass has returned."""
+        """End the wait for gradients. The backward has returned."""
         try:
             self._end()
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

@@ -7,21 +7,20 @@ from collections.abc import Sequence
 
 from cbtop.protocol.training_messages import MAX_STEP_PARTS, CommunicationTimes, PartTime
 
-# The first MAX_STEP_PARTS - 1 kinds of communication have their own names. The times of all other kinds are added up
-# under this name.
+# The first MAX_STEP_PARTS - 1 kinds of communication keep their names. All other kinds are added up under this name.
 OTHERS = "others"
 
 
 class StepCommunication:
-    """The waits of a training step for communication, and the computation that overlapped with communication."""
+    """The time that a training step waited for communication, and the overlap of communication with computation."""
 
     __slots__ = ("overlapped_ns", "unknown", "waits_ns")
 
     def __init__(self) -> None:
         self.waits_ns: dict[str, int] = {}  # kind of wait, for example `AllGather, backward` -> its time in ns
-        # The longest possible overlap in ns: the computation after the first gradients had been sent.
+        # The overlap in ns: the computation after the first gradients had been sent. This is a maximum.
         self.overlapped_ns = 0
-        self.unknown = ""  # why some of the times are not known; "" if all are known
+        self.unknown = ""  # why a time is not known; "" if all are known
 
     def waited(self, kind: str, wait_ns: int) -> None:
         """Add a wait for communication."""
@@ -33,9 +32,8 @@ class StepCommunication:
 def together(steps: Sequence[StepCommunication]) -> CommunicationTimes | None:
     """Return the times of all `steps`, or None if they did not communicate.
 
-    The overlapped time of some steps may be unknown, for example before DistributedDataParallel has rebuilt its
-    buckets. If it is known for at least half of the steps, the other steps count with the mean. Otherwise the sum is
-    None.
+    The overlap of some steps may be unknown, for example before DistributedDataParallel has rebuilt its buckets. If
+    at least half of the steps have it, the others count with the mean. Otherwise it is None.
     """
     known = [step.overlapped_ns for step in steps if not step.unknown]
     is_known = 2 * len(known) >= len(steps)

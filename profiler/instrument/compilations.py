@@ -1,14 +1,13 @@
-"""Announces each compilation by Dynamo, and their totals. Dynamo, torch's compiler, calls callbacks at the begin and
-end of a compilation (torch._dynamo.callback).
+"""Announces each compilation by Dynamo (torch's compiler) and the totals.
 
-While Dynamo compiles, the activity of the process is "compiling". So a step that waits for the compiler is not
-reported as a hang.
+Dynamo calls callbacks at the begin and end of a compilation (torch._dynamo.callback). In between, the activity of the
+process is "compiling", so that a waiting step is not reported as a hang.
 
-Compilations that overlap or are nested are reported as one. `torch._dynamo.reset` drops the callbacks. They are
-registered again some recorded steps later, when the model is next checked for changes.
+Overlapping and nested compilations are reported as one. `torch._dynamo.reset` drops the callbacks. They are
+registered again when the model is next checked for changes.
 
-Dynamo counts graph breaks by their reasons. A break belongs to the innermost step, layer or brick that ran when the
-compilation ended. The totals are also announced if nothing was compiled, so that viewers know that the number is 0.
+Dynamo counts graph breaks by reason. A break belongs to the innermost step, layer or brick that ran when the
+compilation ended. The totals are also announced if nothing was compiled, so that viewers can show 0.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ COMPILING, MAIN_LOOP = Activity("compiling"), Activity("")
 # autograd adds a prefix ("!0/3/1"), and a new attempt adds a suffix ("3/1_1").
 _ID = re.compile(r"(?:!\d+/)?\d+/(\d+)(?:_\d+)?")
 
-_EXPLANATION = "Explanation: "  # marks the beginning of a line in the text of a reason
+_EXPLANATION = "Explanation: "  # a line of Dynamo's reason for a graph break begins like this
 
 
 class Compilations:
@@ -108,8 +107,8 @@ class Compilations:
             log_own_error(error, "a compilation is not told of")
 
     def _take_breaks(self) -> bool:
-        """Count the graph breaks since the last call. These breaks belong to the node that runs now. Returns whether
-        there were breaks.
+        """Count the graph breaks since the last call, and assign them to the node that runs now. Returns whether
+        there were any.
         """
         counters = getattr(sys.modules.get(f"{DYNAMO}.utils"), "counters", None) or {}
         now = Counter({str(reason): int(count) for reason, count in dict(counters.get("graph_break", {})).items()})

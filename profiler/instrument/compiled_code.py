@@ -1,16 +1,15 @@
 """Maps each kernel that inductor's generated code launches to the modules of a model.
 
 Rules
-- Dynamo records the modules and functions around each node of its graph. cbtop reads these records when inductor gets
-  the graph. In the generated code, the comment above each launch has the names of the graph's nodes (`Source Nodes`).
-  Code from inductor's cache has these comments, too. cbtop changes no setting of torch and adds no compiler pass.
-- While a CUDA graph is captured, cbtop traces the capturing thread, to see which line of generated code captures
-  which nodes. If the host already traces this thread (a debugger, some tools for coverage), cbtop does not trace it,
-  and the kernels get no names.
-- Adjacent kernels of the same modules are one brick. A kernel of several modules is a brick with all of their names:
+- Dynamo stores the modules and functions around each node of its graph. cbtop reads them when inductor gets the
+  graph. In the generated code, a comment above each launch names the nodes (`Source Nodes`), also in code from
+  inductor's cache. cbtop changes no setting of torch and adds no compiler pass.
+- While a CUDA graph is captured, cbtop traces the capturing thread. So it sees which line of generated code captures
+  which nodes. If the host already traces this thread (debuggers, some coverage tools), the kernels get no names.
+- Adjacent kernels of the same modules are one brick. A kernel of several modules is a brick with all their names:
   "Fused: ResidualAdd, RmsNorm".
-- A layer lasts from its first kernel to its last. If a kernel is fused from several layers, or if inductor has moved
-  a kernel away from its layer, the kernel belongs to the layer during which it runs, if any.
+- A layer lasts from its first kernel to its last. A kernel that is fused from several layers, or that inductor has
+  moved, belongs to the layer during which it runs, if any.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ COMPILER = "torch._inductor.compile_fx"
 MAX_FILES = 256  # most files of generated code that are stored
 MAX_NAME_CHARS = 200
 
-# A line that launches a loop that inductor has generated. Matrix products run in templates (`triton_tem_…`) or in
-# functions of other libraries (`extern_kernels.mm`).
+# A line that launches a generated loop. Matrix products run in templates (`triton_tem_…`) or in other libraries
+# (`extern_kernels.mm`) instead.
 _LOOPS = re.compile(r"\s*triton_(?!tem_)\w+\.run\(")
 _FRAME = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+?)(?:\.py)?", line \d+, in (\w+)')
 _MODULE = re.compile(r"[LG]\['\w+'\]")  # Dynamo's name for the module that is compiled
@@ -65,7 +64,7 @@ _ADDS = ("add", "iadd", "add_", "__add__", "__iadd__")
 
 
 class NodeOrigin(NamedTuple):
-    """The origin of a node in Dynamo's graph: the modules and functions that it comes from."""
+    """The modules and functions that a node of Dynamo's graph comes from (its origin)."""
 
     modules: tuple[str, ...]  # the paths of the modules around the node, outermost first
     functions: tuple[str, ...]  # the functions around the node, innermost first, as `file.function`
@@ -74,17 +73,20 @@ class NodeOrigin(NamedTuple):
 
 @dataclass(slots=True)
 class GraphOrigins:
-    """The origins of all nodes in one graph of Dynamo. Paths begin at the compiled module, which has the path ""."""
+    """The origins (modules and functions) of all nodes in a graph of Dynamo. Paths begin at the compiled module,
+    which has the path "".
+    """
 
     origins: dict[str, NodeOrigin] = field(default_factory=dict)  # name of a node -> its origin
     classes: dict[str, str] = field(default_factory=dict)  # path of a module -> the name of its class
-    elements: dict[str, int] = field(default_factory=dict)  # path of a module -> elements of its first node
+    # path of a module -> number of elements of its first node's tensor
+    elements: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Any) -> GraphOrigins:
         """Read a `torch.fx.Graph`."""
         found = cls()
-        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # stores equal tuples once: a module has many nodes
+        known: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # a module has many nodes, so store equal tuples once
         for node in graph.nodes:
             if node.op not in ("call_function", "call_method"):
                 continue
@@ -105,7 +107,7 @@ class GraphOrigins:
         return found
 
     def under_names_of(self, other: GraphOrigins) -> GraphOrigins:
-        """Return these origins with the node names of `other`, an otherwise equal graph."""
+        """Return these origins under the node names of `other`, a graph that is equal except for names."""
         same = len(self.origins) == len(other.origins)
         origins = dict(zip(other.origins, self.origins.values(), strict=True)) if same else {}
         return GraphOrigins(origins, self.classes, self.elements)
@@ -117,9 +119,7 @@ class GraphOrigins:
 
 
 def _relative(path: str) -> str | None:
-    """Convert Dynamo's `path` of a module to a path from the compiled module on. Returns None if the result is
-    unknown.
-    """
+    """Convert Dynamo's `path` of a module to a path inside the compiled module. Returns None if it is unknown."""
     begin = _MODULE.match(path)
     if begin is None:
         return None
@@ -132,10 +132,10 @@ def _name_of(target: Any) -> str:
 
 
 def _elements(node: Any) -> int:
-    """Return the number of elements of a node's first tensor. Returns 0 without a tensor or if the number is unknown.
+    """Return the number of elements of a node's first tensor, or 0 if unknown.
 
-    If one dimension varies, that dimension is taken for the number of tokens. The result is then the number of
-    elements per token, times -1.
+    If one dimension varies, it is taken for the number of tokens. The result is then minus the number of elements per
+    token.
     """
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")
@@ -148,8 +148,7 @@ def _elements(node: Any) -> int:
 
 # --- graphs of inductor -----------------------------------------------------------------------------------------
 
-# File of generated code -> the origins of each graph that it was generated for, in the order of their runs in a call
-# of the model.
+# File of generated code -> the origins of each graph that runs it, in the order of the runs in a call of the model.
 _compiled: dict[str, list[GraphOrigins]] = {}
 _original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []  # (module, its compile_fx, the replacement)
 _compiling: set[int] = set()  # ids of threads that are compiling
@@ -216,9 +215,9 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Pieces:
-    """Stores which modules the kernels come from (their origins), for an engine that compiles a model in pieces.
+    """Finds the modules of kernels if an engine compiles a model in pieces.
 
-    If two pieces have equal code, the engine compiles only the first, and also uses its code for the second.
+    The engine compiles only the first of several equal pieces, and runs its code for all of them.
     """
 
     def __init__(self) -> None:
@@ -239,7 +238,7 @@ class Pieces:
                     found = GraphOrigins.of(piece.graph)
                     for file in self._files.get(id(result), ()):
                         _compiled[file].append(found.under_names_of(_compiled[file][0]))
-                        generated_code.pop(file, None)  # a kernel's modules differ between runs of this code
+                        generated_code.pop(file, None)  # each piece that runs this code has other modules
             except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "kernels of compiled code are not named")
         return result
@@ -267,9 +266,9 @@ def _note(found: GraphOrigins, files: Iterable[str]) -> None:
 
 
 class Ran(NamedTuple):
-    """A line of generated code that ran while nodes were captured.
+    """A line of generated code that ran during a capture.
 
-    `begin` has the last nodes of the capture before the line ran, and `end` has the last nodes after it ran.
+    `begin` are the last captured nodes before the line ran, and `end` the last ones after it.
     """
 
     file: str
@@ -299,7 +298,7 @@ class Watch:
         self._last: Last = None
         self._depth = 0  # number of calls of generated code that have not ended
         self._runs: Counter[str] = Counter()  # file of generated code -> how often it has run
-        self._model: CapturedCall | None = None  # a call of the model that was running when the capture began
+        self._model: CapturedCall | None = None  # the call of a model that was running when the capture began
 
     def begin(self) -> None:
         if sys.gettrace() is None:
@@ -315,7 +314,7 @@ class Watch:
 
     def _called(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         """The traced thread has called a function."""
-        if captures.get(get_ident()) is not self._capture:  # the capture has ended, so stop tracing
+        if captures.get(get_ident()) is not self._capture:  # the capture is over, so stop tracing
             sys.settrace(None)
             return None
         if frame.f_code.co_filename not in _compiled:
@@ -331,7 +330,7 @@ class Watch:
         return self._stepped
 
     def _stepped(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        """The traced thread begins a line, or returns from a function, in generated code."""
+        """The traced thread begins a line of generated code, or returns from its function."""
         try:
             last = self._capture.last()
             if last != self._last:
@@ -400,7 +399,7 @@ class Naming:
         model: nn.Module | None,
         around: Sequence[nn.Module | None] = (),
     ) -> None:
-        """`calls` are the timed calls of `model`. `around` has the modules of the running calls, outermost first."""
+        """`calls` are the timed calls of `model`. `around` are the modules of the running calls, outermost first."""
         self.compiled = compiled
         self._keys = {id(call.module()): call.key for call in calls}
         found = next(filter(None, [self._below(module) for module in reversed(around)]), None)
@@ -414,7 +413,7 @@ class Naming:
     def _below(
         self, module: nn.Module | None, prefix: str = "", known: dict[str, nn.Module] | None = None
     ) -> dict[str, nn.Module] | None:
-        """Return the modules of the graph, by path, if `module` is the compiled module. Otherwise return None."""
+        """Return the graph's modules by path, if `module` is the compiled module. Otherwise return None."""
         if module is None:
             return None
         inside = modules_by_path(module) if known is None else known
@@ -427,10 +426,9 @@ class Naming:
         return found
 
     def _alone_in(self, model: nn.Module) -> dict[str, nn.Module] | None:
-        """Find the compiled module in `model`.
+        """Find the compiled module in `model`, and return the graph's modules by path.
 
-        Returns the modules of the graph, by path. Returns None if several modules may be the compiled one, or if the
-        compiled module is part of a layer or brick.
+        Returns None if several modules match, or if the compiled module is inside of a layer or brick.
         """
         known = modules_by_path(model)
         path = next(filter(None, self.compiled.classes), None)
@@ -474,7 +472,7 @@ class Naming:
 
 
 class NodeGroup:
-    """Neighbouring nodes of a captured graph that have the same origins."""
+    """Neighbouring nodes of a captured graph with the same origins (modules and functions)."""
 
     __slots__ = ("begin", "classes", "end", "layer", "sites")
 
@@ -530,7 +528,7 @@ def spans_of(
 
 
 def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
-    """Return the names of Dynamo's nodes for each line in `ran`, from the comment above the line."""
+    """Return Dynamo's nodes for each line in `ran`. The comment above the line names them."""
     launches = {one.line for one in ran}
     found = []
     for one in ran:
@@ -544,7 +542,9 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
 
 
 def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
-    """Return those of `origins` that the line computes. Inductor also lists operations that only reshape a result."""
+    """Return the `origins` that the line computes. Inductor's comment also names operations that only reshape a
+    result.
+    """
     products = [at for at, origin in enumerate(origins) if origin.operation in _PRODUCTS]
     if _LOOPS.match(line):  # a loop computes no matrix product, unless all of its origins are matrix products
         return [origin for origin in origins if origin.operation not in _PRODUCTS] or origins
@@ -575,7 +575,7 @@ def _layers(kernels: list[NodeGroup]) -> list[Hashable]:
 
 
 def _span(kernel: NodeGroup, compiled: GraphOrigins, uses: dict[str, int], tokens: int) -> CapturedCall:
-    """Return a kernel as the call of a brick. The brick's work is known only if this kernel runs a whole module."""
+    """Return a kernel as the call of a brick. The brick's work is known only if the kernel is a whole module."""
     sites = kernel.sites
     if len(sites) == 1 and sites[0].module is None:
         return CapturedCall(sites[0].brick, None, kernel.begin, kernel.end)

@@ -1,7 +1,7 @@
-"""Makes calls of models begin and end their steps in C (profiler/_model_steps.h), if the hot path is compiled.
+"""Makes model calls begin and end their steps in C (profiler/_model_steps.h), if the hot path is compiled.
 
-For plain steps and for steps that are recorded in the usual way, the C code does the same as `ModelCall.__call__` in
-Python. It writes the same records, and leaves the governor, which limits the overhead, in the same state.
+The C code does the same as `ModelCall.__call__`. It writes the same records, and leaves the governor, which limits
+the overhead, in the same state.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.steps import STEP, ActiveStep, Steps
 from cbtop.protocol.signals import reraise_host_error
 
-CACHE, ELSE, USE_CACHE = 32, 64, 65  # ROLE_CACHE, ROLE_ELSE and ROLE_USE_CACHE in C
+CACHE, ELSE, USE_CACHE = 32, 64, 65  # the values of ROLE_CACHE, ROLE_ELSE and ROLE_USE_CACHE in C
 _FLAG = "_is_compiling_flag"
 
 
 def _roles() -> dict[str, int]:
-    """Return the role of each argument of a model that `describe` knows, by name. Other arguments are ignored.
+    """Return the role of each argument that `describe` reads, by name.
 
-    A role is a number that says whether the argument is for tokens, for a cache, or for something else. If a call has
-    several arguments of one sort, `describe` uses the one with the lowest number.
+    A role is a number. It says whether the argument has tokens, a cache, or something else. If several arguments have
+    one sort, `describe` uses the one with the lowest number.
     """
     ranked = [(name, rank) for rank, name in enumerate(phases.TOKENS)]
     ranked += [(name, CACHE + rank) for rank, name in enumerate(phases.CACHES)]

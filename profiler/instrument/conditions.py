@@ -13,8 +13,8 @@ from cbtop.protocol.structure_messages import Conditions
 if TYPE_CHECKING:
     from torch import nn
 
-# Module and name of each library. The version of such a library may change times. A library is reported only if the
-# process has imported its module.
+# Libraries that may change times, with their modules. A library is reported only if the process has imported its
+# module.
 _LIBRARIES = {
     "torch": "torch",
     "transformers": "transformers",

@@ -1,8 +1,7 @@
-"""Computes the FLOP and the output elements of torch's own convolutions from their settings.
+"""Computes the FLOP and the output size of torch's convolutions from their settings.
 
-A convolution has a fixed number of multiplications per output element. A transposed convolution has a fixed number
-per input element. If the number of outputs is not a fixed multiple of the number of inputs, the work also depends on
-the image size.
+A convolution needs a fixed number of multiplications per output element, and a transposed convolution per input
+element. If the ratio of outputs to inputs is not fixed, the work also depends on the image size.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _TORCHS = "torch.nn.modules.conv"
 
 
 class Convolved(NamedTuple):
-    """The work of a convolution: FLOP and output elements for each element of its input."""
+    """The work of a convolution per input element: FLOP and output elements."""
 
     flops: float
     outputs: float
@@ -54,9 +53,9 @@ def depends_on_size(module: nn.Module) -> bool:
 
 
 def convolved(module: nn.Module, size: Sequence[int] | None = None) -> Convolved | None:
-    """Return the work of a convolution for each input element, for an image of `size`.
+    """Return the work of a convolution per input element, for an image of `size`.
 
-    Returns None if the work depends on the size and no size is given, or if there would be no output.
+    Returns None if the work depends on a size that is not given, or if there would be no output.
     """
     it = _settings(module)
     if size is None and not all(map(_keeps_ratio, *_axes(it), [it.is_transposed] * len(it.kernel))):
@@ -105,7 +104,7 @@ def _axes(it: _Settings) -> tuple[tuple[int, ...], ...]:
 
 
 def _keeps_ratio(kernel: int, stride: int, padding: int, dilation: int, more: int, is_transposed: bool) -> bool:
-    """Return whether the length of an output axis is a fixed multiple of the length of the input axis.
+    """Return whether the output length of an axis is a fixed multiple of the input length.
 
     The multiple is the stride for a transposed convolution, and 1 for any other convolution.
     """

@@ -1,8 +1,8 @@
-"""Finds kernels that CuPy has compiled, by reading CuPy's cache: RawKernel, ElementwiseKernel, ReductionKernel and
-ufuncs.
+"""Finds kernels that CuPy has compiled (RawKernel, ElementwiseKernel, ReductionKernel, ufuncs) by reading CuPy's
+cache.
 
-CuPy has no hook for loaded kernels. Its cache has a file of machine code for each source, which names the kernels. It
-has the source, too, if CUPY_CACHE_SAVE_CUDA_SOURCE is set. Kernels that CuPy keeps in memory alone are not found.
+CuPy reports no loaded kernels. Its cache has a file of machine code for each source, with the names of the kernels.
+It also has the source if CUPY_CACHE_SAVE_CUDA_SOURCE is set. Kernels that are only in memory are not found.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Collection
 CACHE = "~/.cupy/kernel_cache"  # CuPy's cache, unless CUPY_CACHE_DIR is set
 # A file of machine code ends with CODE, and the file of its source ends with CODE + SOURCE.
 CODE, SOURCE = ".cubin", ".cu"
-MAX_FILES = 512  # number of files that are read, newest first; other programs share the cache
+MAX_FILES = 512  # read at most this many files, newest first, because other programs share the cache
 MAX_BYTES = 1 << 20  # of a file
-_SECTION = rb"\.text\.(%s)\0"  # begin of the name of a section with a kernel's code
+_SECTION = rb"\.text\.(%s)\0"  # how the name of a section with a kernel's code begins
 
 
 def of_cupy(names: Collection[str]) -> dict[str, list[str]]:
@@ -48,7 +48,7 @@ def _newest(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             files = [(one.stat().st_mtime_ns, one.path) for one in entries if one.name.endswith(CODE)]
-    except OSError:  # no kernel was compiled, so the cache is missing, or another process is clearing the cache
+    except OSError:  # CuPy has compiled no kernel, or another process is clearing the cache
         return []
     return [path for _, path in sorted(files, reverse=True)[:MAX_FILES]]
 
@@ -62,16 +62,14 @@ def _content(path: str) -> bytes:
 
 
 def _symbol(name: str) -> str:
-    """Return a pattern that matches a kernel's symbol: its name, or a mangled C++ name that contains it, in any
-    namespace.
-    """
+    """Return a pattern for a kernel's symbol: its name, or a mangled C++ name that contains it."""
     base, is_template, _ = name.partition("<")
     mangled = rf"_Z\w*?{len(base)}{re.escape(base)}{'I' if is_template else ''}\w*"
     return mangled if is_template else f"{re.escape(name)}|{mangled}"
 
 
 def _sources(path: str, name: str) -> list[str]:
-    """Return the file and line of a kernel in a CuPy source. Returns "" if CuPy has not kept the source."""
+    """Return the file and line of a kernel in CuPy's source, or "" if CuPy has not kept the source."""
     text = _content(path).decode("utf-8", "replace")
     definition = re.search(rf"__global__[^;{{}}]*?\b{re.escape(name.partition('<')[0])}\s*\(", text)
     return [f"{path}:{text.count(chr(10), 0, definition.end()) + 1}"] if definition else []

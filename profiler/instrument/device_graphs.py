@@ -53,8 +53,8 @@ class DeviceGraphs:
         self.index = index
         #: Returns the caller's stream on this device, even if the stream is being captured.
         self.current_stream: Callable[[], int] = raw_stream_of(index)
-        self._waiting: dict[DeviceGraph, None] = {}  # graphs with replays that have not been read yet
-        self._dropped: dict[DeviceGraph, None] = {}  # graphs that will be closed when their last replay has ended
+        self._waiting: dict[DeviceGraph, None] = {}  # graphs with replays that were not read yet
+        self._dropped: dict[DeviceGraph, None] = {}  # graphs to close after their last replay
         self._live: dict[DeviceGraph, None] = {}
         self.pairs = Pairs(self.device)
         self._in_line = InLineCost(self.device)
@@ -71,7 +71,7 @@ class DeviceGraphs:
         return self.device.driver.captured_last(self.current_stream())
 
     def cloned(self, capture: Capture) -> int:
-        """Copy the graph that the caller is capturing, and replace the nodes in `capture` by the nodes of the copy.
+        """Copy the graph that the caller is capturing, and make `capture` refer to the nodes of the copy.
 
         Returns the copy, or 0 if there is no graph. Raises DriverError if the graph cannot be copied.
         """
@@ -113,12 +113,11 @@ class DeviceGraphs:
     def settle(self, *, may_wait: bool = False) -> None:
         """Record finished replays, and close dropped graphs.
 
-        If `may_wait`, first wait for the other replays, at most WAIT_S.
+        If `may_wait`, first wait up to WAIT_S for running replays.
         """
         if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
-        # Another thread is recording replays now, or this is a signal handler that has interrupted the recording of
-        # replays.
+        # Another thread is already here, or this is a signal handler that has interrupted it.
         if not self._settling.acquire(blocking=False):
             return
         try:
@@ -135,7 +134,7 @@ class DeviceGraphs:
     def _settle(self, *, is_last: bool) -> None:
         self.device.look_at_clocks()
         for graph in list(self._waiting):
-            if graph.profiler.recording:  # if the step that contains the replay is not recorded, `recording` is False
+            if graph.profiler.recording:  # False if the replay was in a step that is not recorded
                 graph.settle(is_last=is_last)
             if not graph.launches:
                 self._waiting.pop(graph, None)
@@ -148,17 +147,14 @@ class DeviceGraphs:
                     kept.pop(graph, None)
 
     def say_how_measured(self, graph: DeviceGraph, cost: StampCost) -> None:
-        """Announce how the times of `graph` are measured. `cost` is the newly measured cost of a stamp."""
+        """Announce how the times of `graph` are measured. `cost` is the cost of a stamp."""
         last = self.device.time.last
         clock = "" if last is None else f", its clock to {self.device.time.error_ns(last.device_ns) / 1000:.1f} us"
         stamps = f"less {cost.cost_ns / 1000:.2f} +- {cost.error_ns / 1000:.2f} us a stamp"
         graph.steps.measured(f"captured graphs on the device, {stamps}{clock}")
 
     def close(self) -> None:
-        """Free all memory on the device, unless a replay is still running.
-
-        Replays that have not been read are lost.
-        """
+        """Free all memory on the device, unless a replay still runs. Replays that were not read are lost."""
         if self.device.is_of_parent:
             return
         for graph in list(self._live):
@@ -198,7 +194,7 @@ def device_here() -> DeviceGraphs:
 
 
 def _after_fork() -> None:
-    """In a forked child, make a new lock, because a thread that does not exist in the child may hold the old one."""
+    """In a forked child, make a new lock. The old one may be held by a thread that the child does not have."""
     global _lock
     _lock = threading.RLock()
 

@@ -1,14 +1,12 @@
 """Keeps Dynamo from compiling the code of cbtop.
 
-While a function made by `torch.compile` runs, Dynamo looks at each Python frame that begins in this thread. It skips
-frames of torch. If a module is called in such a frame, cbtop runs there, too. Then Dynamo would compile cbtop and all
-code that cbtop calls or imports: 2,000 frames at the first call of a model. So
+While a compiled function runs, Dynamo looks at each Python frame that begins in this thread, except torch's own. If
+such a frame calls a module, Dynamo would compile cbtop and everything that cbtop calls or imports: 2,000 frames at
+the first call of a model. So
+- cbtop's functions are marked like torch's own. Dynamo skips them, but not the host's model that they call.
+- While cbtop works without calling the model, Dynamo's callback is off.
 
-- cbtop's functions are marked like torch's own. Dynamo skips them, but not the functions that they call, such as the
-  host's model.
-- While cbtop does work that does not call the model, Dynamo's callback is off.
-
-`torch.compiler.is_compiling` is True in all threads while one of them compiles. Calls of the other threads are steps.
+`torch.compiler.is_compiling` is True in all threads while one thread compiles. Calls in the other threads are steps.
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 set_callback: Callable[[Any], Any] | None = getattr(_frames, "set_eval_frame", None)
 
 
-#: Returns whether torch exports a program, in any thread. Before torch 2.7, only an export sets `is_compiling`.
+#: Returns whether any thread exports a program. Before torch 2.7, `is_compiling` is True only during an export.
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", is_compiling)
 
 
 def is_compiling_here() -> bool:
-    """Return whether Dynamo is compiling in this thread, so that a call is only traced and not run. Also True while
-    any thread exports.
+    """Return whether Dynamo is compiling in this thread, so that the call is traced and not run. True in all threads
+    during an export.
     """
     if is_dynamo_compiling():
         return True  # Dynamo traces this function to the constant True
@@ -65,12 +63,12 @@ def without_dynamo(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -
 
 
 def keep_dynamo_out() -> None:
-    """Make Dynamo skip cbtop's frames, but not the functions that they call. Dynamo does the same for torch.nn.
+    """Make Dynamo skip cbtop's frames, but not the functions that they call, as it does for torch.nn.
 
-    If Dynamo compiles a function of the host that calls cbtop, it still traces cbtop's code.
+    If the host compiles a function that calls cbtop, Dynamo still traces cbtop's code.
     """
     actions = _frames._FrameAction
-    # Dynamo's setting to skip a frame, but not the functions that it calls.
+    # Dynamo then skips the frame, but not the functions that it calls.
     as_it_is = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
     codes = [
         function.__code__
@@ -89,7 +87,7 @@ def keep_dynamo_out() -> None:
 def functions_of(member: object) -> Iterator[FunctionType]:
     """Yield cbtop's functions that run if `member` is called, or read as an attribute."""
     if isinstance(member, FunctionType):
-        # Look at the function inside a decorator, which may belong to the host.
+        # Look inside a decorator, because the decorated function may belong to the host.
         inside = [vars(member).get("__wrapped__")]
         if member.__globals__.get("__name__", "").startswith(OUR_MODULES):
             yield member

@@ -1,13 +1,13 @@
-"""Chooses how a model is timed. A model that is completely on one CUDA device is timed by stamps. Stamps are small
-kernels on the device that store the device's time.
+"""Chooses how a model is timed. If one CUDA device has the whole model, small kernels on the device (stamps) store
+the device's time.
 
 Rules
 - A device's clock is made when the first model on the device is planned, never at import. A forked child makes no
   clock.
-- All models of a profiler on one device share one path. When the last of these models is detached, the path and its
-  clock are removed.
-- The host times all other models: those on several devices, on devices other than CUDA's, or without a working clock.
-  Such times are named launches.
+- All models of a profiler on one device share one path and one clock. Both are removed when the last model is
+  detached.
+- The host times all other models: on several devices, on other devices than CUDA's, or without a working clock. Times
+  of the host for work on a device are named launches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Timing:
     """The method of timing a model, and the meaning of its times."""
 
     path: Path
-    backend: str = ""  # the name of the backend of the model's bricks; "" for a model on a CPU
+    backend: str = ""  # the backend in the names of the model's bricks; "" on a CPU
     is_there: bool = False  # whether the device measures the times
     # Whether CUPTI records the kernels of some steps (kernel_steps.py); otherwise stamps are used.
     by_kernels: bool = False
@@ -73,7 +73,7 @@ def _named(brick: Any, backend: str, is_there: bool) -> Any:
 
 @dataclass(slots=True)
 class _Stamped:
-    """The path that times all models on one device, and the clock of this device."""
+    """A device's clock, and the path that uses it for all models on this device."""
 
     path: DevicePath
     clock: StampingClock
@@ -95,7 +95,7 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
     stamped = None if device is None else _on(profiler, device)
     if stamped is not None:
         return Timing(stamped.path, "torch on cuda", is_there=True)
-    given = profiler.parts.paths.device  # the times come from a device clock that the host has passed to the profiler
+    given = profiler.parts.paths.device  # the host has passed a device clock to the profiler, so use its times
     is_given = given is not None and given.kept is None
     backend = f"torch on {min(kinds)}{LAUNCHES}"
     return Timing(given if given is not None and is_given else profiler.parts.paths.host, backend)
@@ -145,7 +145,7 @@ def _made(profiler: BrickProfiler, device: int) -> _Stamped:
 
     def failed(error: Exception) -> None:
         reraise_host_error(error)
-        # The host's stack has no room for this call, so only this brick is lost.
+        # The host's stack is full, so only this brick is lost.
         if isinstance(error, RecursionError):
             return
         known = _stamped.get(profiler, {})

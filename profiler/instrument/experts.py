@@ -1,6 +1,6 @@
 """Computes the FLOP of grouped experts: modules of transformers that hold all experts of a layer in a few tensors.
 
-Each token runs through `top_k` experts, which the router chooses.
+A router chooses `top_k` experts for each token.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _TOP_K = ("top_k", "num_experts_per_tok")
 
 
 def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Module]) -> int | None:
-    """Return the number of experts that each token runs through (`top_k`), or None if unknown.
+    """Return how many experts each token runs through (`top_k`), or None if unknown.
 
-    `around` is the block that contains `experts`. `beside` are the other modules of the block, one of them the
-    router. The number is unknown if modules have different values of `top_k`. It is also unknown if the router
-    chooses among more experts than `experts` has, for example among experts that do nothing.
+    `around` is the block that contains `experts`. `beside` are the other modules of the block, including the router.
+    The number is unknown if modules have different values of `top_k`. It is also unknown if the router chooses among
+    more experts than there are, because in some models the additional ones do nothing.
     """
     held = _matrices(experts)
     if held is None:
         return None
     count = next(iter(held.values())).shape[0]
     told: set[Any] = {attribute_of(around, name) for name in _TOP_K}
-    routed: set[int] = set()  # number of experts that each router can choose from
+    routed: set[int] = set()  # how many experts each router chooses from
     for module in beside:
         of_router = {attribute_of(module, name) for name in _TOP_K} - {None}
         weight = own_parameters(module).get("weight")

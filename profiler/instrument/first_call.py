@@ -1,7 +1,7 @@
-"""Loads the instrumentation before the first call of a module of torch. The import of torch alone does not load it.
+"""Loads the instrumentation before the first call of a torch module, not when torch is imported.
 
-The instrumentation also loads when the host imports an engine or `generate` of transformers, or calls
-`Module.compile`, because cbtop must follow these from the beginning.
+Some things must be followed from their beginning. So it also loads when the host imports an engine or `generate` of
+transformers, or calls `Module.compile`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EARLIER = ("transformers.generation.utils", "vllm", "sglang")
 
 def await_first_call(begin: Callable[[], None]) -> None:
     """Call `begin` once, before the first call of a module. Requires that torch has been imported."""
-    claims = [begin]  # the first thread takes `begin` out of this list, and later threads find the list empty
+    claims = [begin]  # the first thread takes `begin`, so later threads find an empty list
 
     def first_call(module: Any) -> Any:
         if is_compiling_here():

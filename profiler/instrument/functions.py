@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# Takes the positional and the keyword arguments of a call. Returns the brick and its elements, or None if the call is
-# not timed.
+# Gets the positional and the keyword arguments of a call. Returns the brick and its elements, or None to leave the
+# call untimed.
 BrickOf = Callable[[Any, Any], tuple[Any, Any] | None]
 
 LIBRARY = "transformers"  # the library whose functions are known
@@ -67,8 +67,8 @@ _ROPE = {
     "apply_rotary_pos_emb_vision": ("q",),
     "apply_multimodal_rotary_pos_emb": ("q",),
 }
-# Other functions in a model's file, and methods of its attention. The values are the brick, and the names that the
-# first parameter (after `self`) may have.
+# Other functions to time: functions in a model's file, and methods of its attention. The values are the brick, and
+# the possible names of the first parameter (after `self`).
 _FUNCTIONS = {
     "create_causal_mask": (classification.ATTENTION_MASK, ("config",)),
     "create_sliding_window_causal_mask": (classification.ATTENTION_MASK, ("config",)),
@@ -87,8 +87,7 @@ _METHODS = {
 }
 _QUERY = ("query", "q")
 _ANYTHING = ()  # the first parameter may have any name
-# Arguments that make attention ignore some keys, because these belong to other sequences or pages, or are too far
-# away.
+# Arguments that make attention ignore some keys: keys of other sequences, of other pages, or too far away.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
 # Suffix of the names of attention functions in transformers, such as sdpa_attention_forward.
 _ATTENTION = "_attention_forward"
@@ -99,13 +98,13 @@ GENERATION = "transformers.generation.utils"
 
 
 class TimedFunctions:
-    """The functions of libraries that are timed in this process. When `generate` of a model is called, `met` is
-    called with the model.
+    """The functions of libraries that are timed in this process. At each call of `generate`, `met` is called with the
+    model.
     """
 
     def __init__(self, met: Callable[[object], None] = lambda model: None) -> None:
         self._met = met
-        # Functions that are timed as long as a model is attached, the oldest first.
+        # Functions that are timed while a model is attached, oldest first.
         self._wrapped: list[SwapTarget] = []
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
@@ -135,9 +134,7 @@ class TimedFunctions:
         self._wrapped.clear()
 
     def _swap_attention_of_torch(self) -> None:
-        """Time torch's fused attention, which is a builtin function. This is possible only if the hot path is
-        compiled.
-        """
+        """Time torch's fused attention. It is a builtin function, so this needs the compiled hot path."""
         attention = torch.nn.functional.scaled_dot_product_attention
         if _compiled is not None and type(attention) is BuiltinFunctionType and not swaps.has(attention):
             swaps.add(TimedBuiltin(attention, lambda own: _call_of_attention(own, "sdpa", 0)))
@@ -153,9 +150,9 @@ class TimedFunctions:
         self._swap_known(cache, "update", ("key_states",), _kv_write, is_method=True)
 
     def wrap_generate(self) -> None:
-        """Wrap `generate`, and the functions in it that show when a token is chosen, because a step ends then.
+        """Wrap `generate` and the functions in it that choose a token, because a step ends with its token.
 
-        Must be called before the first `generate`.
+        Call this before the first `generate`.
         """
         generation = sys.modules.get(GENERATION)
         mixin = getattr(generation, "GenerationMixin", None)
@@ -172,7 +169,7 @@ class TimedFunctions:
         self._swap_known(kind, "_update_model_kwargs_for_generation", _ANYTHING, update)
 
     def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
-        """Time the function `name` of `owner`, if it exists, as long as a model is attached."""
+        """Time the function `name` of `owner`, if it exists, while a model is attached."""
         function = None if owner is None else held(owner, name)
         if function is not None and not any([one.is_of(function) for one in self._wrapped]):
             self._wrapped.append(_timed_as(owner, name, function, wrapper, stays=True))
@@ -209,8 +206,8 @@ def _is_of_library(thing: Any) -> bool:
 def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool) -> bool:
     """Return whether `owner` itself has a plain function `name` of transformers with the expected first parameter.
 
-    Static methods, class methods and properties are not plain functions. If a program has replaced the library's
-    function by its own, the result is False.
+    Static methods, class methods and properties are not plain functions. Returns False if the program has replaced
+    the function.
     """
     function: Any = None if owner is None else held(owner, name)
     if not is_plain(function) or not _is_of_library(function):
@@ -218,7 +215,7 @@ def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool)
     home = function.__globals__.get("__name__", "")
     parameters = inspect.unwrap(function).__code__.co_varnames
     found = parameters[is_method : is_method + 1]
-    # Look inside `torch.no_grad`, which wraps some functions.
+    # Look inside `torch.no_grad`, because it wraps some of these functions.
     is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")
     return is_at_home and (not first or (bool(found) and found[0] in first))
 
@@ -232,12 +229,12 @@ def _timed_as(
 
 
 class FunctionCall:
-    """Calls a function, and times the call as a brick if a step is recorded.
+    """Calls a function. If a step is recorded, the call is timed as a brick.
 
-    If `brick_of` is given, it returns the brick and its elements. Otherwise the brick is `brick`, and its elements
-    are those of the first tensor among the arguments from number `first` on. In attention, argument number `queries`
-    is the query. If the hot path is compiled, C code does the same, and stores the last result for attention in
-    `last`.
+    `brick_of` returns the brick and its elements. Without it, the brick is `brick`, with the elements of the first
+    tensor among the arguments from number `first` on. In attention, argument number `queries` is the query.
+
+    If the hot path is compiled, C code does the same, and stores the last result for attention in `last`.
     """
 
     __slots__ = ("__weakref__", "brick", "brick_of", "first", "last", "name", "original", "queries")
@@ -255,11 +252,11 @@ class FunctionCall:
         self.brick, self.first, self.brick_of, self.queries = brick, first, brick_of, queries
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        path: Any = None  # what records the call: a Path, or a Capture during a capture
+        path: Any = None  # the Path that records the call, or the Capture of a CUDA graph
         timer, elements = None, 0
         try:
             path = recorded_here()
-            # If one attention function calls another one, the inner call is not a brick of its own.
+            # If one attention function calls another, only the outer call is a brick.
             if path is not None and getattr(path.position.scope.key, "name", None) != self.name:
                 if self.brick_of is None:
                     found: tuple[Any, Any] | None = (self.brick, elements_of(args[self.first :], kwargs))
@@ -322,8 +319,8 @@ def _call_of(
 
 
 def forget_types() -> None:
-    """Forget which number types the functions for attention multiply. The next call of each function finds the type
-    again.
+    """Forget the number types that attention functions multiply. Each function finds its type again at its next
+    call.
     """
     multiplied_type.cache_clear()
     for call in list(_attentions):
@@ -359,18 +356,18 @@ ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
 
 
 def _plain(original: Function, name: str) -> Function:
-    """Return a wrapper of `original` that times it as a brick without known work."""
+    """Return a wrapper of `original` that times it as a brick. Its FLOP and bytes are not known."""
     return timed(original, name, brick_of_name(name))
 
 
 @functools.cache
 def brick_of_name(name: str) -> BrickDefinition:
-    """Return the brick called `name`, without known work."""
+    """Return the brick called `name`. Its FLOP and bytes are not known."""
     return BrickDefinition(name, classification.CATEGORIES[name], backend="torch")
 
 
 def brick_of_function(function: str) -> BrickDefinition | None:
-    """Return the brick for calls of a function, or None if it is unknown. `function` is its name, or
+    """Return the brick for calls of a function, or None if there is none. `function` is its name, or
     `file.function`.
     """
     file, _, name = function.rpartition(".")
@@ -406,8 +403,8 @@ def _call_of_attention(original: Function, label: str, queries: int) -> Function
 
 
 def _fused(label: str, queries: int) -> BrickOf:
-    """Return a function that describes calls of fused attention (`BrickOf`). The query, key and value are its
-    arguments from number `queries` on.
+    """Return a function that describes calls of fused attention (`BrickOf`). Query, key and value are its arguments
+    from number `queries` on.
     """
     name = classification.ATTENTION_FUSED
 
@@ -432,7 +429,7 @@ def _fused(label: str, queries: int) -> BrickOf:
 def _eager(original: Function) -> Function:
     """Return a wrapper of attention that is written out in Python (eager attention).
 
-    Eager attention multiplies every query by every key, including the keys that the mask hides.
+    Eager attention multiplies each query by all keys, even those that the mask hides.
     """
     name = classification.ATTENTION_EAGER
 
@@ -449,10 +446,10 @@ def named(args: Any, kwargs: Any, at: int, name: str) -> Any:
 
 
 def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_causal: bool) -> tuple[Any, int]:
-    """Return the brick of attention, and its elements: the pairs of a query and a key, over all heads.
+    """Return the brick of attention and its elements: the pairs of a query and a key, over all heads.
 
-    `given` are the queries, keys and values. With a mask, the work per pair is unknown, because reading the mask
-    would wait for the device.
+    `given` are the queries, keys and values. With a mask the work per pair is unknown, because reading the mask would
+    wait for the device.
     """
     query, key, value = given
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
@@ -464,14 +461,13 @@ def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_ca
     return _pairs(name, label, shapes, key.element_size(), dtype, not has_mask, is_causal and not has_mask)
 
 
-@functools.lru_cache(maxsize=256)  # this is cached, because the layers of a step repeat the same arguments
+@functools.lru_cache(maxsize=256)  # cached, because all layers of a step have the same arguments
 def _pairs(
     name: str, label: str, shapes: Any, itemsize: int, dtype: str, is_known: bool, is_causal: bool
 ) -> tuple[Any, int]:
     queries, keys, values = shapes
     axes = len(queries)
-    # If the axes have a different order (transposed keys), or if several sequences share a query, the work is
-    # unknown.
+    # The work is unknown if the axes have a different order (transposed keys), or if several sequences share a query.
     is_odd = axes < 3 or len(keys) != axes or len(values) != axes or queries[-1] != keys[-1] or keys[-2] != values[-2]
     if is_odd or any(map(gt, keys[:-2], queries)) or any(map(gt, values[:-2], queries)):
         return _attention_brick(name, label, 0, 0, ""), 0
@@ -486,7 +482,7 @@ def _pairs(
     elements = math.prod(queries[:-2]) * pairs
     if not is_known:
         return _attention_brick(name, label, 0, 0, ""), elements
-    read = 0.0  # bytes to read per pair; known only if a single query reads all keys and values once
+    read = 0.0  # bytes to read per pair; known only if one query reads all keys and values once
     if new == 1 and queries[:-3] == keys[:-3] == values[:-3]:
         heads = max(1, queries[-3])
         read = itemsize * (columns * keys[-3] + value_columns * values[-3]) / heads
@@ -497,8 +493,8 @@ def _pairs(
 def _attention_brick(name: str, label: str, columns: int, read_bytes: float, dtype: str) -> BrickDefinition:
     """Return the brick of attention with the given work.
 
-    `columns` is the length of a key plus the length of a value. `read_bytes` is the number of bytes that are read per
-    pair of a query and a key. Each is 0 if it is unknown.
+    `columns` is the length of a key plus the length of a value. `read_bytes` are the bytes to read per pair of a
+    query and a key. 0 means unknown.
     """
     work = None
     if columns:

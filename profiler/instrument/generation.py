@@ -1,8 +1,7 @@
 """Follows transformers' `generate`. A step lasts from the preparation of its inputs until its token is chosen.
 
-Three wrappers run in each step, and their own time counts as overhead of the step. If the hot path is compiled, calls
-of the wrappers run C code that does the same as their Python code. Therefore the closures of the wrappers contain
-only `original`.
+Three wrappers run in each step. Their own time counts as overhead. If the hot path is compiled, C code does the work
+of the wrappers. It needs closures that contain only `original`.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ if chosen() is not HotPath:
 
 
 def _compiled(wrapper: Function) -> Function:
-    """Make calls of a wrapper run C code, if the hot path is compiled. Dynamo still traces the wrapper's Python
-    code.
-    """
+    """Make calls of a wrapper run C code, if the hot path is compiled. Dynamo still sees the Python code."""
     return wrapper if chosen() is HotPath else _hot_path.compile_generation(wrapper)
 
 
@@ -37,7 +34,9 @@ Result = TypeVar("Result")
 
 
 def generates(original: Function, met: Callable[[object], None] = lambda model: None) -> Function:
-    """Wrap `generate`: call `met` with the model before each call, and end the steps of the call after it."""
+    """Wrap `generate`. Each call begins with `met` for its model, and ends the steps that are still open at its
+    end.
+    """
     met = _unless_it_fails(met)
 
     def generate(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +49,7 @@ def generates(original: Function, met: Callable[[object], None] = lambda model: 
         finally:
             try:
                 _end_generate(depth)
-            except BaseException:  # a signal handler interrupted this loop, so end the remaining steps
+            except BaseException:  # a signal handler interrupted this loop, so end the steps that are left
                 _end_generate(depth)
                 raise
 
@@ -71,7 +70,7 @@ def _unless_it_fails(function: Callable[Arguments, Result]) -> Callable[Argument
 
 @_unless_it_fails
 def _begin_generate(model: object) -> int:
-    """Begin a call of `generate`. Returns its depth: the number of calls of `generate` that are running around it."""
+    """Begin a call of `generate`. Returns how many calls of `generate` are running around it."""
     generations = unit().generations
     generations.append(Generation(model))
     return len(generations) - 1
@@ -92,7 +91,7 @@ def _is_assisted() -> None:
 
 @_unless_it_fails
 def _has_beams(arguments: tuple[Any, ...]) -> None:
-    """Store the numbers of beams of the running `generate`, from the configuration among these arguments."""
+    """Find the configuration among these arguments, and store its numbers of beams for the running `generate`."""
     generation = unit().generation
     configs = [one for one in arguments if type(one).__name__ == "GenerationConfig"]
     if generation is None or not configs:
@@ -105,7 +104,7 @@ def _has_beams(arguments: tuple[Any, ...]) -> None:
 def end_sampling(args: tuple[Any, ...], returned_ns: int) -> None:
     """End the step that has waited for its token. The token was chosen at `returned_ns`.
 
-    `args` are the arguments of the stopping criteria. `args[1]` has the tokens of all sequences.
+    `args` are the arguments of the stopping criteria, and `args[1]` are the tokens of all sequences.
     """
     waiting = unit().waiting
     if waiting is not None:
@@ -116,7 +115,7 @@ def end_sampling(args: tuple[Any, ...], returned_ns: int) -> None:
 
 
 def sampling_failed(error: Exception) -> None:
-    """Log an error of cbtop. Raise it again if a signal handler of the host raised it."""
+    """Log an error of cbtop. An error of the host's signal handler is raised again."""
     log_own_error(error, "some steps of generate lack their sampling")
 
 
@@ -132,7 +131,7 @@ def prepares(original: Function) -> Function:
             here = unit()
             waiting = here.waiting
             if waiting is not None:
-                # The previous step still waits for its token, but no token was chosen, so end that step.
+                # No token was chosen for the previous step, and it still waits for one. So end it.
                 waiting.close()
                 start_ns = perf_counter_ns()
             begun_ns = perf_counter_ns()
@@ -175,7 +174,7 @@ def searches(original: Function) -> Function:
 
 
 def scores(original: Function) -> Function:
-    """Wrap a function that processes scores. When it is called, sampling begins."""
+    """Wrap a function that processes scores. Its call begins the sampling of a token."""
 
     def process_scores(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -192,13 +191,13 @@ def scores(original: Function) -> Function:
             return original(*args, **kwargs)
         finally:
             if step is not None:
-                step.is_running = False  # the scores were processed, and the step waits for its token again
+                step.is_running = False  # the scores are ready, so the step waits for its token again
 
     return _compiled(process_scores)
 
 
 def chooses(original: Function) -> Function:
-    """Wrap a function that checks whether to stop. When it returns, sampling ends."""
+    """Wrap a function that checks whether to stop. Its return ends the sampling of a token."""
 
     def is_done(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)

@@ -39,7 +39,7 @@ class Said:
     def as_before(self, own: OwnOperations | None) -> OwnOperations | None:
         """Return the brick for the model's own operations.
 
-        `own` is this brick in a new plan. If the model is timed in the same way as before, returns the former brick.
+        `own` is this brick in a new plan. If the backend has not changed, the former brick is returned instead.
         """
         before = self.own
         if own is not None and before is not None and before.backend == own.backend:
@@ -51,13 +51,14 @@ class Said:
 class Models:
     """The models that one profiler has shown.
 
-    One of them is the named model: its manifest and roofs are announced.
+    The process announces only one of them, with its manifest and roofs.
     """
 
     def __init__(self) -> None:
         self.said: WeakModuleDict[Said] = WeakModuleDict()
         self.names: dict[str, int] = {}  # name -> how often it was used
-        # (whether it has a cache, bytes of its weights) of the named model, to compare it with other models.
+        # The announced model: whether it has a cache, and the bytes of its weights. Other models are compared with
+        # this.
         self.rank = (False, -1)
         self.manifest: Manifest | None = None
         self.ceilings: dict[str, Ceiling] = {}
@@ -72,10 +73,10 @@ def models_of(profiler: BrickProfiler) -> Models:
 
 
 def said_by(models: Models, root: nn.Module, plan: Plan) -> Said:
-    """Return the names given to the model `root`, and give it a name if it is new.
+    """Return the names given to the model `root`. A new model gets a name.
 
-    The first model is called "", even if a part of it was called before the model itself. Any other model gets the
-    name of its class, and a number if this name was used before.
+    The first model is called "", even if one of its parts was called first. Other models are called like their class,
+    with a number if the name was used before.
     """
     if root not in models.said:
         others = [said for module, said in models.said.items() if not any([module is one for one in plan.trunk])]
@@ -104,9 +105,7 @@ def key_in(
     mode: Mode,
     size: Any,
 ) -> Hashable:
-    """Return the brick that the profiler uses for a module in `mode`, for an image of `size`. `key` is the module's
-    brick in the plan.
-    """
+    """Return the brick for a module in `mode` and for an image of `size`. `key` is the module's brick in the plan."""
     module = reference()
     if module is None or not isinstance(key, BrickDefinition):
         return key
@@ -115,7 +114,7 @@ def key_in(
         top_k = product.top_k
         work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=top_k, size=size)
         brick = key if work == key.work else replace(key, work=work)
-        if not submodules(module):  # the children may be adapters, which differ between modules
+        if not submodules(module):  # the children may be adapters, and these differ between modules
             if len(said.in_mode) >= MAX_IN_MODE:
                 said.in_mode.clear()
             said.in_mode[key, mode, size] = brick

@@ -1,37 +1,41 @@
-"""Keeps the cost of instrumentation within a share of the program's time, by recording fewer of its steps.
+"""Keeps the cost of instrumentation within a share of the program's time. To do so, it records one step in k.
 
-Rules
+Which steps
 - The first step of each kind (name and model) is recorded, then one step in k. A step is recorded if the fraction of
   its number times the golden ratio is below 1/k (Knuth, The Art of Computer Programming, volume 3, section 6.4). So
-  periodic steps are recorded as often as other steps, and no gap is much longer than k. Processes that count the same
-  steps choose the same steps. A larger k chooses a subset of the steps of a smaller k. So ranks that wait for each
-  other pay for recording at the same time, not one after another.
-- k is 1 if recording every step costs no more than the share. Even then, once in PLAIN_PAIRS steps, two steps in a
-  row are left unrecorded, so that the cost can be measured. The first of them removes the timed calls, and the second
-  is plain.
-- The cost is measured in the process itself. Recording makes three sorts of steps longer: recorded steps, the step in
-  which the timed calls are removed again, and steps that run in other threads during a recorded step. Each such step
-  is compared with the mean of the plain steps of its kind before and after it. So a steady growth of the steps
-  cancels out. If a plain step has no other plain step nearby, it is compared with the recorded steps before and after
-  it. The cost is the median of these differences, with a 95 % interval from order statistics. The time that cbtop
-  takes in plain steps is measured and added, with a share of the time for decisions. One cost is not measured: in
-  plain steps, methods that stay wrapped also check whether to record.
-- k is chosen so that the upper end of the interval, divided by k, is within four fifths of the share. The last fifth
-  is for costs that the process cannot measure. (On an H200, a captured graph's plain replays of 4.9 ms took 5 us more
-  than measured.) If the cost of plain steps alone uses up the share, recording may still take a fifth of the share.
-  Without any recording, cbtop would show nothing and still cost almost as much.
-- Until FLOOR steps of a kind are recorded, one in FIRST_EVERY steps is recorded at any cost, because fewer steps give
-  no reliable figure. The first WARM_UP_RECORDED steps of a warm-up (see warm_up.py) are recorded. Warm-up steps do
-  not count for the cost.
-- Until the cost is known, one step in FIRST_EVERY is recorded. If the cost stays unknown, ever fewer steps are
-  recorded. If recording has cost more than the share, half as many steps are recorded until the excess is paid back.
+  periodic steps are recorded as often as others, and no gap is much longer than k.
+- Processes that count the same steps choose the same steps, and a larger k chooses a subset. So ranks that wait for
+  each other pay for recording at the same time.
+- k is 1 if recording every step is cheap enough. Even then, once in PLAIN_PAIRS steps, two steps in a row are not
+  recorded, to measure the cost. The first of them removes the timed calls. The second is plain.
+
+The cost
+- Recording makes three sorts of steps longer: recorded steps, the next step, which removes the timed calls, and steps
+  that run in other threads during a recorded step.
+- Each such step is compared with the mean of the plain steps of its kind before and after it, so that a steady growth
+  cancels out. A lonely plain step is compared with the recorded steps around it.
+- The cost is the median of these differences, with a 95 % interval from order statistics. The measured time of cbtop
+  in plain steps is added, with a share of the time for decisions.
+- One cost is not measured: methods that stay wrapped check in plain steps, too, whether to record.
+
+Choosing k
+- The upper end of the interval, divided by k, must be within four fifths of the share. The last fifth is for costs
+  that the process cannot measure. (On an H200, plain replays of a captured graph of 4.9 ms took 5 us more than
+  measured.)
+- If plain steps alone use up the share, recording may still take a fifth of the share. Without recording, cbtop would
+  show nothing and still cost almost as much.
+- Until FLOOR steps of a kind are recorded, one step in FIRST_EVERY is recorded at any cost, because fewer steps give
+  no reliable figure. The first WARM_UP_RECORDED steps of a warm-up (warm_up.py) are recorded, and do not count for
+  the cost.
+- While the cost is unknown, one step in FIRST_EVERY is recorded, later fewer and fewer. If recording has cost more
+  than the share, half as many steps are recorded until the excess is paid back.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import NamedTuple
 from weakref import ref
@@ -41,43 +45,45 @@ from cbtop.profiler.recorder import Recorder
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import WARM_UP
 
-FIRST_EVERY = 4  # Until the cost is known and FLOOR steps were recorded, one step in this number is recorded.
+FIRST_EVERY = 4  # Record one step in this number until the cost is known and FLOOR steps were recorded.
 FLOOR = 20  # number of recorded steps of a kind that are needed for reliable figures
 WARM_UP_RECORDED = 2  # number of warm-up steps of a kind that are recorded
 MOST_EVERY = 10_000
-PASSED_OVER = 8  # number of first steps of a kind that are not used to measure the cost, because they may fill caches
-SAMPLES = 121  # number of measured differences that are stored; older differences are dropped
+PASSED_OVER = 8  # the first steps of a kind may fill caches, so this many are not used to measure the cost
+SAMPLES = 121  # number of newest differences that are stored
 ENOUGH = 11
-MAX_WAITING = 16  # most steps between two plain steps that are compared
+MAX_WAITING = 16  # compare two plain steps only if at most this many steps are between them
 LOOKS = 9  # number of newest decisions; the median of their durations counts as overhead
 LOOK_STEPS, LOOK_NS = 64, 250_000_000  # least number of steps, and least time in ns, between two decisions
-LOOK_TIMES = 2_000  # the pause after a decision is at least this many times as long as the decision took
-LEARNING_STEPS = 256  # if the cost is still unknown after this many steps, fewer steps are recorded
+LOOK_TIMES = 2_000  # pause after a decision, as a multiple of the decision's duration
+LEARNING_STEPS = 256  # record fewer steps if the cost is still unknown after this many
 MAX_KINDS = 64
-# This is added to the key of a step that replays a captured graph, so that replays are counted separately.
+# Added to the key of a step that replays a captured graph, to count replays separately.
 REPLAYED = "replayed"
 Z_95 = 1.96
+LEAST_OF_INTERVAL = 6  # the range of six values contains their median with 97 %, that of five values with 94 %
 USED = 0.8  # the part of the allowed share that cbtop tries to use
 # Share of the time that windows of kernels, and recorded training steps, may cost until FLOOR steps are recorded.
 FLOOR_SHARE = 5 / 105
-SHARING_NS = 20_000_000_000  # models that have recorded a step within this time in ns share the allowed cost
-LEAST_USED = 0.2  # the part of the allowed share that recording may always use, even if plain steps use up the rest
+SHARING_NS = 20_000_000_000  # models that have recorded a step in the last so many ns divide the allowed cost
+LEAST_USED = 0.2  # the fraction of the allowed share that recording may always use
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # fraction of the golden ratio, multiplied by ONE
-# If k is below FIRST_EVERY, steps with a fraction in one of two ranges are not recorded. The first range begins at
-# PLAIN_FROM, the second at PLAIN_AFTER. If a step is in the first range, the next step is in the second.
+# With k below FIRST_EVERY, steps with a fraction in one of two ranges are not recorded. The ranges begin at
+# PLAIN_FROM and PLAIN_AFTER. They make pairs of steps: after a step in the first range, the next one is in the
+# second.
 PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE
 PLAIN_WIDTH = ONE // PLAIN_PAIRS
-MOST_APART = 4  # a recorded step is compared only with a plain step that is at most this many steps earlier
+MOST_APART = 4  # compare a recorded step only with a plain step that is at most this many steps earlier
 
 
-class Sort(IntEnum):  # an IntEnum, because Python code computes the hash of members of any other enum
-    """The sorts of steps, by what recording adds to their time.
+class Sort(IntEnum):  # an IntEnum, because hashing members of other enums runs Python code
+    """The sorts of steps, by the time that recording adds.
 
-    PLAIN: nothing. RECORDED: the step is recorded. AFTER: the timed calls are removed in the step. BESIDE: a step in
-    another thread is recorded at the same time.
+    PLAIN: nothing. RECORDED: the step is recorded. AFTER: the step removes the timed calls. BESIDE: a step in another
+    thread is recorded at the same time.
     """
 
     PLAIN = 0
@@ -107,10 +113,10 @@ NOTHING = Estimate(0, 0, 0)
 
 
 class Alone(NamedTuple):
-    """A plain step far from other plain steps. It will be compared with the next recorded step.
+    """A plain step that has no other plain step nearby. It will be compared with the next recorded step.
 
-    The plain step has the number `number` among the steps of its kind. The last recorded step was `distance` steps
-    earlier, and took `before_ns`. If a step between them removed the timed calls, that step took `after_ns`.
+    `number` is its number among the steps of its kind. The last recorded step was `distance` steps earlier and took
+    `before_ns`. `after_ns` is the time of the step between them that removed the timed calls, if there was one.
     """
 
     number: int
@@ -127,11 +133,11 @@ class StepKind:
 
     def __init__(self) -> None:
         self.seen = 0
-        self.recent = 0.0  # number of recent steps; it is halved at each decision
+        self.recent = 0.0  # number of recent steps; halved at each decision
         self.counts = [0 for _ in Sort]
         self.excess: list[deque[float]] = [deque(maxlen=SAMPLES) for _ in Sort]
         self.plain_ns: int | None = None  # time in ns of the last plain step
-        # Steps that will be compared with plain steps when the next plain step has ended.
+        # Steps that wait for the next plain step, to be compared with it.
         self.waiting: list[tuple[Sort, int]] = []
         self.alone: Alone | None = None
 
@@ -143,8 +149,8 @@ class StepKind:
     def compare(self, waiting: list[tuple[Sort, int]], before_ns: int | None, after_ns: int) -> None:
         """Compare each step in `waiting` with the mean of the plain steps before and after it.
 
-        If more than MAX_WAITING steps wait, store the second plain step as `alone` instead. A later recorded step is
-        compared with it.
+        If too many steps wait (MAX_WAITING), the later plain step is too far away. It becomes `alone`, and is
+        compared with a later recorded step.
         """
         if len(waiting) > MAX_WAITING:
             sorts = [sort for sort, _ in waiting[-2:]]
@@ -157,15 +163,14 @@ class StepKind:
                 self.excess[waited].append(took_ns - (before_ns + after_ns) / 2)
 
     def compare_alone(self, recorded_ns: int) -> None:
-        """Compare the plain step `alone`, which is far from other plain steps, with the recorded steps before and
-        after it.
+        """Compare the plain step `alone` with the recorded steps before and after it.
 
         The recorded step after it took `recorded_ns`.
         """
         alone, self.alone = self.alone, None
         apart = self.seen - alone.number if alone else 0
         if alone and 0 < apart <= MOST_APART:
-            # how much longer each step is than the one before it, on average
+            # how much longer each step is than the last, on average
             growth_ns = (recorded_ns - alone.before_ns) / (alone.distance + apart)
             self.excess[RECORDED].append(recorded_ns - growth_ns * apart - alone.plain_ns)
             if alone.after_ns is not None:
@@ -173,9 +178,7 @@ class StepKind:
 
 
 class GovernedModel:
-    """Counts the recorded steps of one model that are running. All models after the first MAX_KINDS share one
-    object.
-    """
+    """The recorded steps of one model that are running now. All models after the first MAX_KINDS share one object."""
 
     __slots__ = ("calls_are_in", "is_many", "recorded", "running")
 
@@ -187,7 +190,7 @@ class GovernedModel:
 
 
 class StepStart(NamedTuple):
-    """The state of a step and its model when the step began."""
+    """What is stored about a step when it begins."""
 
     sort: Sort
     recorded_before: int
@@ -197,9 +200,9 @@ class StepStart(NamedTuple):
 class Governor:
     """Decides which steps are recorded: one step in `every`.
 
-    `seen` is the number of measured steps, and `recorded` how many of them were recorded. `kinds` has the
-    measurements by name and model of the steps, and `models` the recorded steps by model. `own_ns` has the overhead
-    of the last plain steps. The next decision is made after step number `look_at_step`.
+    `seen` counts the measured steps, and `recorded` those that were recorded. `kinds` has the measurements by name
+    and model, and `models` the running recorded steps. `own_ns` has the overhead of the last plain steps. The next
+    decision follows after step number `look_at_step`.
     """
 
     __slots__ = (
@@ -231,30 +234,31 @@ class Governor:
 
     def __init__(self, allowed_percent: float, announce: Callable[[Sampling], None]) -> None:
         self.allowed_percent = allowed_percent
-        # The allowed share of the program's whole time, which includes the time for recording.
+        # The allowed share of the program's whole time. The whole includes the recording.
         self.allowed_share = allowed_percent / (100 + allowed_percent)
         self._announce = announce
         self.models_by_kernels: set[str] = set()  # names of models with steps that only kernel_steps.py records
-        self.floor = FLOOR  # a benchmark that chooses the recorded steps itself sets this to 0
+        self.floor = FLOOR  # set to 0 by a benchmark that chooses the recorded steps itself
         self.forget()
 
     def forget(self) -> None:
-        """Reset all measurements, for example because they were made in the parent process."""
+        """Reset all measurements, for example in a forked child."""
         self.every = FIRST_EVERY
-        # Kind of step -> number of the next step. C code begins only steps of these kinds.
+        # kind of step -> number of its next step; C code begins only steps of these kinds
         self.begun: dict[object, int] = {}
-        # Kind of step with fewer than FLOOR recorded steps -> number of the next step, and number of recorded steps.
+        # Kind of step with fewer than FLOOR recorded steps -> number of its next step, and how many were recorded.
         self._early: dict[object, list[int]] = {}
         self._has_announced = False
         self.kinds: dict[object, StepKind] = {}
         self.models: dict[object, GovernedModel] = {}
         self.own_ns: deque[float] = deque(maxlen=SAMPLES)  # overhead of beginning and ending a plain step, in ns
-        self.told_ns = 0  # duration of the last call of `ended`, which counts as overhead of the next step
-        self.look_ns = 0  # duration of the last decision, which counts as overhead of all steps until the next
+        self.told_ns = 0  # duration of the last call of `ended`; it counts for the next step
+        self.look_ns = 0  # duration of the last decision; it counts for all steps until the next one
         self._looks: deque[int] = deque(maxlen=LOOKS)  # durations in ns of the latest decisions
-        # Whether the last call of `ended` made a decision; if so, `look_ns` is the duration of the decision.
+        # Whether the last call of `ended` made a decision, which took `look_ns`.
         self.has_looked = False
-        # Model that decides itself which of its steps are recorded -> the time in ns when it last recorded a step.
+        # Models that choose their recorded steps themselves. The value is the time in ns when the model last recorded
+        # a step.
         self._recorded_alone_ns: dict[str, int] = {}
         self.seen = self.recorded = self._lived_ns = 0
         self.look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
@@ -270,7 +274,7 @@ class Governor:
     def is_replay_sampled(self, key: tuple[object, ...]) -> bool:
         """Return whether to record the replay of kind `key` that begins now.
 
-        The result may also be True for models in `models_by_kernels`.
+        May be True even for models in `models_by_kernels`.
         """
         return self._is_next_sampled((*key, REPLAYED))
 
@@ -279,13 +283,13 @@ class Governor:
         if number is None:
             early = self._early.get(key)
             if early is None and len(self.begun) + len(self._early) < MAX_KINDS:
-                # Each kind of step begins at a different number. Otherwise, kinds that alternate would be recorded in
-                # adjacent steps.
+                # Each kind of step begins at a different number. Otherwise, kinds that take turns would be recorded
+                # in adjacent steps.
                 early = self._early[key] = [(len(self.begun) + len(self._early)) << 32, 0]
             if early is not None:
                 return self._is_sampled_early(key, early)
-            # If there are too many kinds, all further kinds count as one kind, so that not all of their first steps
-            # are recorded.
+            # After too many kinds, all further kinds count as one. Otherwise, the first step of each would be
+            # recorded.
             key = None
             number = self.begun.get(key, 0)
         self.begun[key] = number + 1
@@ -313,7 +317,7 @@ class Governor:
         )
 
     def began(self, step: object, model: str, *, recorded: bool) -> StepStart:
-        """Count `step` of `model` as begun. Returns a StepStart, which `left` and `ended` take as their `mark`."""
+        """Count `step` of `model` as begun. Returns the `mark` for `left` and `ended`."""
         state = self.models.get(model) or self._model(model)
         if recorded:
             state.recorded += 1
@@ -327,10 +331,10 @@ class Governor:
             sort = AFTER if was_in else PLAIN
         return tuple.__new__(
             StepStart, (sort, state.recorded, state)
-        )  # this makes a `StepStart`, but without a Python frame for its `__new__`
+        )  # makes a `StepStart` without a Python frame for `__new__`
 
     def left(self, step: object, mark: StepStart) -> None:
-        """Count `step` as ended, whether it completed or raised an exception."""
+        """Count `step` as ended, with or without an exception."""
         mark.model.running.pop(ref(step), None)
 
     def ended(self, name: str, model: str, duration_ns: int, mark: StepStart, own_ns: int = 0) -> None:
@@ -363,7 +367,7 @@ class Governor:
                 if kind.waiting:
                     waiting, kind.waiting = kind.waiting, []
                     kind.compare(waiting, before, duration_ns)
-            # If there are many models, it is unknown which of them had timed calls in the step.
+            # With many models, it is unknown which of them had timed calls in this step.
             elif not (sort is AFTER and mark.model.is_many):
                 if kind.alone is not None and sort is RECORDED:
                     kind.compare_alone(duration_ns)
@@ -374,12 +378,11 @@ class Governor:
             self._look()
 
     def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
-        """Return the share of the time that `model` may use to record steps, if it decides itself which steps to
-        record.
+        """Return the share of the time that `model` may spend on recording, if it chooses its recorded steps itself.
 
-        The model has recorded `recorded` steps, and the last one ended at `now_ns`. All models that have recorded
-        steps lately divide the allowed share of the process among them. Until `recorded` is FLOOR, the allowed share
-        counts as at least FLOOR_SHARE. After that, only the part `steady` of the allowed share is used.
+        The model has recorded `recorded` steps, and the last one ended at `now_ns`. All models with recent recorded
+        steps divide the allowed share. Until `recorded` is FLOOR, the allowed share is at least FLOOR_SHARE. After
+        that, only the fraction `steady` of it is used.
         """
         last_ns = self._recorded_alone_ns | {model: now_ns}
         self._recorded_alone_ns = {name: at for name, at in last_ns.items() if now_ns - at < SHARING_NS}
@@ -392,7 +395,7 @@ class Governor:
         return None if kind is None else kind.plain_ns
 
     def replayed(self, name: str, model: str, duration_ns: int, own_ns: int, *, is_recorded: bool) -> None:
-        """Measure a step that was timed on a device. Such steps run one after another, so they do not overlap."""
+        """Measure a step that was timed on a device. These steps never overlap."""
         sort = RECORDED if is_recorded else PLAIN
         state = self._model(model)
         self.ended(name, model, duration_ns, StepStart(sort, state.recorded, state), own_ns)
@@ -413,7 +416,7 @@ class Governor:
         if steps <= 0:  # another thread has just made the decision
             return
         self.has_looked = True
-        # Use the median duration, because other programs may have interrupted some decisions.
+        # Other programs may interrupt a decision, so use the median duration.
         self._looks.append(self.look_ns)
         looks = sorted(self._looks)
         pause_ns = max(LOOK_NS, LOOK_TIMES * looks[(len(looks) - 1) // 2])
@@ -423,7 +426,7 @@ class Governor:
         for kind in kinds:
             kind.recent /= 2
         if cost is None and self.models_by_kernels and not self.recorded:
-            return  # announce nothing, because kernel_steps.py announces the cost for these models
+            return  # kernel_steps.py announces the cost of these models
         if cost is None:
             self.every = min(MOST_EVERY, 2 * self.every)
             self._announce(Sampling(self.every, None, None, None, self.allowed_percent))
@@ -438,22 +441,21 @@ class Governor:
         if self.recorded * cost.middle > max(lived_share_ns - self.seen * own.middle, LEAST_USED * lived_share_ns):
             every *= 2
         self.every = every = min(MOST_EVERY, max(1, every))
-        # Noise may make recorded steps seem faster than plain steps, but a cost is never below zero.
+        # Because of noise, recorded steps may seem faster than plain ones. A cost is never below zero.
         low, middle, high = [max(0.0, end) for end in cost.times(1 / every).plus(own).times(100 / step_ns)]
         self._announce(Sampling(every, middle, low, high, self.allowed_percent))
 
 
 def _model_in(key: object) -> str:
-    """Return the name of the model in the key of a kind of step, or "" (see `ActiveStep`)."""
+    """Return the model in the key of a kind of step, or "" (see `ActiveStep`)."""
     return str(key[2]) if isinstance(key, tuple) and len(key) > 2 else ""
 
 
 def _cost_of_recording(kinds: list[StepKind]) -> Estimate | None:
-    """Return the mean cost of recording one of the recent steps, including the time that recording adds to other
-    steps.
+    """Return the mean cost of recording a recent step, including the time that it adds to other steps.
 
-    If the cost of a sort of step is unknown, the largest known cost is used. Returns None if the cost of recorded
-    steps is known for less than half of the recent steps.
+    A sort of step with unknown cost counts with the largest known cost. Returns None if the cost of recorded steps is
+    known for less than half of the recent steps.
     """
     total = sum(kind.recent for kind in kinds) or 1.0
     estimates = {(kind, sort): kind.estimate(sort) for kind in kinds for sort in Sort if kind.counts[sort]}
@@ -476,6 +478,17 @@ def median_of(ordered: list[float]) -> Estimate:
     reach = math.ceil(Z_95 * math.sqrt(count) / 2)
     middle = count // 2
     return Estimate(ordered[max(0, middle - reach)], ordered[middle], ordered[min(count - 1, middle + reach)])
+
+
+def interval_of(percent: float, costs: Collection[float]) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of an overhead of `percent`, from the costs of recorded steps.
+
+    The limits are None if there are too few costs to know how they scatter.
+    """
+    if len(costs) < LEAST_OF_INTERVAL:
+        return None, None
+    low, middle, high = median_of(sorted(costs))
+    return percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle))
 
 
 class GovernedProfiler(BrickProfiler):

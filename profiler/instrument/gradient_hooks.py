@@ -1,8 +1,7 @@
-"""Looks at gradients at the times when torch uses them: before clipping, before an optimizer's step, in a gradient
-scaler.
+"""Reads gradients where torch uses them: before clipping, before an optimizer's step, in a gradient scaler.
 
 Rules
-- If code of cbtop fails, it stops looking at gradients, and the host continues.
+- If cbtop's code fails, it stops reading gradients, and the host continues.
 - Autograd builds no graph of cbtop's operations. The host's `__torch_function__` and modes do not see them.
 """
 
@@ -31,7 +30,8 @@ from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import TrainingPart
 
 L2 = 2.0
-FUNCTIONS = FunctionType, MethodType, functools.partial  # types of the closures that a step of an optimizer may get
+# Possible types of the closure that an optimizer's step takes.
+FUNCTIONS = FunctionType, MethodType, functools.partial
 Wrapper = Callable[[Function], Function]
 
 
@@ -39,18 +39,23 @@ class GradientHooks:
     """Follows the gradients of all optimizers, and all gradient scalers, of this process."""
 
     def __init__(self) -> None:
-        # id of an optimizer -> the object that follows the gradients of this optimizer
+        # id of an optimizer -> the object that follows its gradients
         self._optimizers: dict[int, tuple[ref[Any], OptimizerGradients]] = {}
         self._scalers: dict[int, ScalerHistory] = {}
         self._has_failed = False
 
-    def follow(self, functions: TimedFunctions, times_clipping: Wrapper, *, is_compiled: bool) -> None:
-        """Look at scales, and at gradients before they are clipped. `times_clipping` wraps functions that clip, to
-        time them.
+    def follow(
+        self, functions: TimedFunctions, times: Callable[[TrainingPart], Wrapper], *, is_compiled: bool
+    ) -> None:
+        """Look at scales, and at gradients before they are clipped. `times` wraps functions, to time them as a part
+        of a training step.
 
-        If a model is compiled, functions that compiled code may call are not replaced.
+        If a model is compiled, functions that its code may call are not replaced.
         """
-        functions.replace(torch.amp.GradScaler, "unscale_", self._unscales)
+        times_clipping, times_unscaling = times(TrainingPart.CLIP), times(TrainingPart.OPTIMIZER)
+        functions.replace(
+            torch.amp.GradScaler, "unscale_", lambda original: self._unscales(times_unscaling(original))
+        )
         functions.replace(torch.amp.GradScaler, "update", self._updates)
         if is_compiled:
             return
@@ -66,12 +71,12 @@ class GradientHooks:
         self._has_failed = False
 
     def optimizer_begins(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Look at the gradients before a step of `optimizer`, unless the step itself computes them."""
+        """Read the gradients before a step of `optimizer`. Does nothing if the step itself computes them."""
         if not _computes_gradients(args, kwargs) and not _is_in_backward():
             self._guarded(self._look, optimizer)
 
     def optimizer_ended(self, optimizer: Any, phase: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Count a step of `optimizer`. If this step follows a backward, it ends a training step of `phase`."""
+        """Count a step of `optimizer`. After a backward, it ends a training step of `phase`."""
         if _is_in_backward():
             return
         if _computes_gradients(args, kwargs):
@@ -79,19 +84,23 @@ class GradientHooks:
         self._guarded(self._count, optimizer, phase)
 
     def skipped(self) -> None:
-        """Forget the gradients of the current step, because a gradient scaler has skipped it."""
+        """Forget the gradients of the current step, which a gradient scaler has skipped."""
         gradients_here().forget()
 
     def scaler_steps(self, scaler: Any, optimizer: Any) -> None:
-        """Remember that the gradient scaler `scaler` scales the gradients of `optimizer`."""
+        """Store that `scaler` scales the gradients of `optimizer`."""
         self._guarded(self._join, scaler, optimizer)
+
+    def _reads(self, look: Callable[..., None], *args: Any) -> None:
+        """Call `look`, which reads tensors."""
+        with without_torch_function(), torch.no_grad():
+            self._guarded(look, *args)
 
     def _guarded(self, look: Callable[..., None], *args: Any) -> None:
         if self._has_failed:
             return
         try:
-            with without_torch_function(), torch.no_grad():
-                without_dynamo(look, *args)
+            without_dynamo(look, *args)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._has_failed = True
             log_own_error(error, "gradients are not shown")
@@ -110,7 +119,11 @@ class GradientHooks:
             here.forget()
             return
         begun_ns = clock.perf_counter_ns()
-        self._of(optimizer).look(model)
+        gradients = self._of(optimizer)
+        # Usually nothing is due. Then even entering the contexts would take longer than all other work here.
+        if gradients.is_due():
+            with without_torch_function(), torch.no_grad():
+                gradients.look(model)
         training.own_ns += clock.perf_counter_ns() - begun_ns
 
     def _count(self, optimizer: Any, phase: str) -> None:
@@ -131,8 +144,8 @@ class GradientHooks:
         return known
 
     def _unscales(self, original: Function) -> Function:
-        """Wrap GradScaler.unscale_. Forgets the norm of earlier clipping, because the gradients were still scaled
-        then.
+        """Wrap GradScaler.unscale_. A norm from earlier clipping is forgotten, because it was the norm of scaled
+        gradients.
         """
 
         @functools.wraps(original)
@@ -149,10 +162,10 @@ class GradientHooks:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
                 return original(scaler, *args, **kwargs)
-            self._guarded(self._before_update, scaler)
+            self._reads(self._before_update, scaler)
             result = original(scaler, *args, **kwargs)
             is_given = any(one is not None for one in (*args, *kwargs.values()))
-            self._guarded(self._after_update, scaler, is_given)
+            self._reads(self._after_update, scaler, is_given)
             return result
 
         return update
@@ -168,7 +181,7 @@ class GradientHooks:
             self._history_of(scaler).after_update(scale)
 
     def _by_norm(self, original: Function) -> Function:
-        """Wrap a function that clips by a norm. The third argument of that function is the order of the norm."""
+        """Wrap a function that clips by a norm. Its third argument is the order of the norm."""
 
         @functools.wraps(original)
         def clip(*args: Any, **kwargs: Any) -> Any:
@@ -196,7 +209,7 @@ class GradientHooks:
     def _scales_to_norm(self, original: Function) -> Function:
         """Wrap a function that scales gradients down to a norm.
 
-        The function takes the parameters, the largest allowed norm, and the current norm.
+        Its arguments are the parameters, the largest allowed norm, and the current norm.
         """
 
         @functools.wraps(original)
@@ -204,7 +217,7 @@ class GradientHooks:
             if not is_dynamo_compiling():
                 parameters = args[0] if args else kwargs.get("parameters")
                 total = args[2] if len(args) > 2 else kwargs.get("total_norm")
-                self._guarded(self._clips, parameters, total)
+                self._reads(self._clips, parameters, total)
             return original(*args, **kwargs)
 
         return clip
@@ -216,12 +229,12 @@ class GradientHooks:
 
 
 def _is_in_backward() -> bool:
-    """Return whether a backward pass is running. If so, a hook of a weight has called the optimizer, which has only
-    this weight.
+    """Return whether a backward is running. If so, a hook of a weight has called the optimizer, which has only this
+    weight.
     """
-    return training_here().clock.is_in is TrainingPart.BACKWARD
+    return training_here().clock.is_inside(TrainingPart.BACKWARD)
 
 
 def _computes_gradients(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an optimizer's step with these arguments computes the gradients itself, by a closure."""
+    """Return whether an optimizer's step with these arguments computes the gradients itself (by a closure)."""
     return any([isinstance(one, FUNCTIONS) for one in (*args[1:], *kwargs.values())])

@@ -1,10 +1,9 @@
 """Measures gradients: their norms, and which of them are NaN or Inf.
 
 Rules
-- Gradients are only read. The reads build no graph of autograd. gradient_hooks.py hides them from the host's modes,
+- Gradients are only read. Autograd builds no graph of the reads. gradient_hooks.py hides them from the host's modes,
   hooks and profilers.
-- Gradients on a CUDA device are not measured: see `can_read`.
-- Nothing is measured if gradients are sparse or complex.
+- Gradients on a CUDA device are not measured (see `can_read`), nor are sparse or complex ones.
 - If a gradient is a DTensor, only the part in this process is measured.
 """
 
@@ -32,24 +31,26 @@ from cbtop.profiler.positions import finder
 from cbtop.protocol import clock
 
 SHARE = 0.002  # share of the time that measuring norms may take
+SMALL_SHARE = 0.01  # share of the time that checking a few small gradients may take
 COSTS = 5  # number of latest measurements whose costs are kept; the median cost decides when to measure again
+MOST_JOINED = 1 << 16  # most elements of gradients that are copied into one tensor, to add them up in one call
 NAN, INF = "NaN", "Inf"
-_LARGEST = math.inf  # the norm of infinite order is the largest magnitude of an element; it never overflows
+_LARGEST = math.inf  # the order of the norm that is the largest magnitude; it never overflows
 
 
 @dataclass(slots=True)
 class Gradients:
-    """The facts that are known about the gradients of one step."""
+    """What is known about the gradients of one step."""
 
-    norm: float | None  # L2 norm of all gradients; None if a gradient is not finite, or if the norm is not known
+    norm: float | None  # L2 norm of all gradients; None if it is unknown, or if a gradient is not finite
     parameters: int = 0  # number of parameters with a gradient; 0 if they were not counted
     #: Parameters with a gradient that is not finite, in the order of the backward pass.
     faulty: list[Any] = field(default_factory=list)
     kind: str = ""  # NAN or INF: the fault of the first parameter in `faulty`
-    is_doubtful: bool = False  # True if the gradients may be finite, because only their norm may have overflowed
-    # True if some gradients are still not finite, as in an earlier step; `faulty` is then empty.
+    is_doubtful: bool = False  # True if only the norm may have overflowed, so the gradients may be finite
+    # True if some gradients are still not finite, as in an earlier step. `faulty` is then empty.
     is_again: bool = False
-    # "before" or "after": whether the gradients were read before or after the program clipped them; "": not clipped
+    # whether the gradients were read "before" or "after" the program clipped them; "" if it did not clip
     clipping: str = ""
     is_shard: bool = False  # True if this process has only shards of some gradients
     is_skipped: bool = False  # True if the optimizer skips the step, because gradients overflowed
@@ -63,9 +64,9 @@ def is_observed() -> bool:
 class Measurement:
     """The norms of the gradients of some parameters.
 
-    If `is_exact`, each norm is the largest magnitude of an element, so it is infinite only if an element is. If
-    `is_scaled`, the figures begin with two other numbers: the scale of the gradients, and a number that is not 0 if
-    the optimizer skips the step.
+    If `is_exact`, a norm is the largest magnitude of an element. It is infinite only if an element is. If
+    `is_scaled`, two numbers come before the norms: the scale of the gradients, and a number that is not 0 if the
+    optimizer skips the step.
     """
 
     __slots__ = ("_figures", "_is_scaled", "_parameters", "clipping", "is_exact", "is_shard")
@@ -78,7 +79,7 @@ class Measurement:
         self.clipping = ""
 
     def read(self) -> Gradients | None:
-        """Return the gradients, or None if their norms have not arrived from the device."""
+        """Return the gradients, or None if their norms are still on their way from the device."""
         figures = self._figures.read()
         if figures is None:
             return None
@@ -93,8 +94,8 @@ class Measurement:
         return found
 
     def _find_faulty(self, found: Gradients, norms: Sequence[float]) -> None:
-        """If the gradient of a parameter is not finite, add the parameter to the result. The norm of a finite
-        gradient may overflow.
+        """Add parameters to the result if their gradients are not finite. A finite gradient may have an infinite
+        norm.
         """
         for parameter, norm in zip(reversed(self._parameters), reversed(norms), strict=True):
             if math.isfinite(norm):
@@ -112,9 +113,8 @@ class Measurement:
 def measure(parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()) -> Measurement | None:
     """Measure the gradients of `parameters`. Returns None if they are missing or cannot be measured.
 
-    With `is_exact`, the largest magnitude of an element is measured instead of the L2 norm. The largest magnitude
-    never overflows, but takes longer. `scaling` are the two numbers or tensors that an optimizer gets from a gradient
-    scaler, see `Measurement`.
+    The norm is the L2 norm, or with `is_exact` the largest magnitude, which never overflows but takes longer.
+    `scaling` are the two numbers or tensors that a gradient scaler gives to an optimizer (see `Measurement`).
     """
     found: dict[torch.dtype, list[Any]] = {}
     grads: dict[torch.dtype, list[Tensor]] = {}
@@ -157,7 +157,7 @@ def _number(figure: Any, device: torch.device) -> Tensor:
 
 
 def _local(grad: Any) -> Tensor | None:
-    """Return the part of a DTensor in this process, or None for any other subclass of Tensor."""
+    """Return the part of a DTensor that is in this process. Returns None for other subclasses of Tensor."""
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None or type(grad) is not tensors.DTensor:
         return None
@@ -168,8 +168,9 @@ def _local(grad: Any) -> Tensor | None:
 def measured(
     parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()
 ) -> Gradients | Measurement | None:
-    """Measure the gradients of `parameters`, and return them. If their norms have not arrived from the device,
-    returns the `Measurement`. Returns None if they cannot be measured.
+    """Measure the gradients of `parameters`, and return them.
+
+    Returns the `Measurement` if their norms have not arrived from the device, and None if they cannot be measured.
     """
     found = measure(parameters, is_exact=is_exact, scaling=scaling)
     return (found and found.read()) or found
@@ -177,17 +178,31 @@ def measured(
 
 def is_finite(parameter: Any) -> bool | None:
     """Return whether the gradient of `parameter` is finite. Returns None if it has no gradient on a CPU."""
-    return are_finite([parameter])
+    grad = parameter.grad
+    if type(grad) is not Tensor or not grad.is_cpu or not grad.numel():
+        return None
+    (norm,) = foreach_norm([grad], _LARGEST)
+    return math.isfinite(norm.item())
 
 
-def are_finite(parameters: Sequence[Any]) -> bool | None:
-    """Return whether the gradients of all `parameters` are finite. Returns None if some parameters have no gradient
-    on a CPU.
+def seem_finite(parameters: Sequence[Any]) -> bool | None:
+    """Return whether the sums of the gradients of `parameters` are finite. Returns None if some parameters have no
+    gradient on a CPU.
+
+    This takes a quarter of the time of norms of infinite order. A sum is finite only if all elements are. The
+    reverse is not certain, because a sum may overflow.
     """
     grads = [parameter.grad for parameter in parameters]
     if not grads or not all([type(grad) is Tensor and grad.is_cpu and grad.numel() for grad in grads]):
         return None
-    return all([math.isfinite(norm.item()) for norm in foreach_norm(grads, _LARGEST)])
+    # Joining the gradients copies them, so join small ones only.
+    if sum([grad.numel() for grad in grads]) <= MOST_JOINED:
+        grads = [torch.cat([grad.reshape(-1) for grad in grads])]
+    return all([math.isfinite(grad.sum(dtype=_dtype_of_sum(grad)).item()) for grad in grads])
+
+
+def _dtype_of_sum(grad: Tensor) -> torch.dtype | None:
+    return torch.float32 if grad.dtype.itemsize < 4 else None  # a sum of float16 overflows soon
 
 
 def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
@@ -198,30 +213,31 @@ def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
 
 
 class Budget:
-    """Limits the time for measuring norms to SHARE of the program's time."""
+    """Limits the time for measuring gradients to a share of the program's time."""
 
-    __slots__ = ("_costs_ns", "_due_ns")
+    __slots__ = ("_costs_ns", "_due_ns", "share")
 
-    def __init__(self) -> None:
+    def __init__(self, share: float) -> None:
+        self.share = share
         self._costs_ns: deque[int] = deque(maxlen=COSTS)  # costs of the latest measurements
         self._due_ns = 0  # earliest time in ns of the next measurement
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether a norm may be measured now without exceeding the limit."""
+        """Whether gradients may be measured now without exceeding the limit."""
         return now_ns >= self._due_ns
 
     def spend(self, begun_ns: int) -> None:
         """Count a measurement that took from `begun_ns` until now.
 
-        The first measurement is not counted, because it takes longer.
+        The first one takes longer and is not counted.
         """
         if self._due_ns:
             self._costs_ns.append(clock.perf_counter_ns() - begun_ns)
-        self._due_ns = begun_ns + round(statistics.median(self._costs_ns or [0]) / SHARE)
+        self._due_ns = begun_ns + round(statistics.median(self._costs_ns or [0]) / self.share)
 
 
 class ThreadGradients:
-    """The facts that are known about the gradients of the step that is open in one thread."""
+    """What is known about the gradients of the open step of one thread."""
 
     __slots__ = (
         "__weakref__",
@@ -233,30 +249,36 @@ class ThreadGradients:
         "is_l2",
         "latest_model",
         "latest_phase",
+        "small_budget",
     )
 
     def __init__(self) -> None:
-        self.budget = Budget()
+        self.budget, self.small_budget = Budget(SHARE), Budget(SMALL_SHARE)
         self.is_l2 = False  # True while a function of torch that clips by the L2 norm is running
         # Clipped lists of gradients that contained a faulty gradient, identified by the id of their first parameter.
         self._faulty: set[int] = set()
-        # The phase of the step that ended last. Further optimizers after the same backward belong to this phase.
+        # The phase of the last step. Further optimizers after the same backward belong to this phase.
         self.latest_phase = ""
         self.latest_model: Callable[[], Any] = _no_model
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was found out about the gradients when they were clipped."""
+        """Forget what was learned when gradients were clipped."""
         self._clips = 0
         self._clipped: Gradients | Measurement | None = None
         self.clipped = 0  # number of parameters with gradients that the program has clipped
 
+    @property
+    def has_clips(self) -> bool:
+        """Whether the program has clipped gradients in this step."""
+        return self._clips > 0
+
     def clips_by_value(self) -> None:
-        """Count a clipping of gradients by value, which computes no norm."""
+        """Count a clipping of gradients by value. It computes no norm."""
         self._clips += 1
 
     def clips(self, parameters: Any, total: Any) -> None:
-        """Look at the gradients of `parameters`, which the program is about to clip. Their norm is `total`."""
+        """Look at the gradients of `parameters` before the program clips them. Their norm is `total`."""
         self._clips += 1
         if self._clips > 1 or type(parameters) not in (list, tuple) or is_observed():
             return
@@ -277,9 +299,7 @@ class ThreadGradients:
                 self._faulty.add(first)
 
     def take(self) -> tuple[Gradients | Measurement | None, bool]:
-        """Return the gradients as measured before they were clipped (None if unknown), and whether they were
-        clipped.
-        """
+        """Return the gradients from before they were clipped (None if unknown), and whether they were clipped."""
         clipped, clips = self._clipped, self._clips
         self.forget()
         if clips != 1 or clipped is None:

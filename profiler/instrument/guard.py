@@ -1,11 +1,11 @@
-"""Finds the first brick of a model whose output is NaN, Inf or over a bound, in the steps that are recorded.
+"""Finds the first brick of a model with an output that is NaN, Inf or over a bound. Checks the recorded steps.
 
 Rules
-- The inputs and the first output of each brick and layer are looked at where they are computed (guard_flags.py). The
-  smallest and largest values are read when the model's call returns: at once from a processor, later from a device.
-- The guard names the call that ends first with a faulty output. If the input of this call was finite, this call made
-  the fault. Otherwise the fault was made by code outside of bricks, or it came with the input of the model.
-- If the reaction is `dump`, the values are read right after each call, which waits for the device.
+- The inputs and the first output of each brick and layer are looked at where they are computed (guard_flags.py).
+  Their smallest and largest values are read when the model's call returns: on a CPU at once, on a device later.
+- The guard names the first call to end with a faulty output. If the input of this call was finite, this call made the
+  fault. Otherwise code outside of bricks made it, or it came with the input of the model.
+- For the reaction `dump`, the values are read right after each call, which waits for the device.
 - Nothing is checked while the host observes the operations of its thread: with a dispatch mode, in a trace, in a
   transform of functorch, or with torch's profiler.
 - If code of cbtop fails, the guard ends, and the host goes on.
@@ -65,13 +65,13 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.wrapping import BrickCall
 
 ANNOUNCE_NS = 1_000_000_000  # between two announcements
-EARLY = 1, 4, 16  # after these numbers of checked steps, the guard announces its state at once
-MAX_WAITING = 8  # most steps that wait for figures from a device
-READ_EVERY_NS = 100_000_000  # time in ns between two readings of the flags of a captured graph
+EARLY = 1, 4, 16  # the guard announces its state after these numbers of checked steps
+MAX_WAITING = 8  # at most this many steps wait for figures from a device
+READ_EVERY_NS = 100_000_000  # ns between two readings of the flags of a captured graph
 
 
 class GuardedModel(Protocol):
-    """The steps of a model, as the guard needs them."""
+    """The parts of a model's steps that the guard uses."""
 
     calls: Sequence[BrickCall]
     model: str
@@ -80,7 +80,7 @@ class GuardedModel(Protocol):
 
 
 class OpenGuard:
-    """A step that the guard checks, open in one thread. `owner` is the object that begins and ends the step."""
+    """A step that one thread has open and the guard checks. `owner` begins and ends it."""
 
     __slots__ = ("file", "flags", "guard", "has_dumped", "owner", "phase", "step")
 
@@ -91,18 +91,18 @@ class OpenGuard:
 
 
 class ThreadGuard:
-    """The steps that the guard checks and that are open in one thread, task or greenlet, outermost first."""
+    """The open steps of one thread, task or greenlet that the guard checks, outermost first."""
 
     __slots__ = ("__weakref__", "mask", "open", "spare")
 
     def __init__(self) -> None:
         self.open: list[OpenGuard] = []
-        self.spare: list[StepFlags] = []  # flags of an ended step, which another step can use
+        self.spare: list[StepFlags] = []  # flags of ended steps, to be used again
         self.mask: Mask | None = None  # the padding mask among the arguments of the model's call that begins now
 
 
 class _Waiting(NamedTuple):
-    """A checked step with its figures, which may not have arrived from the device yet."""
+    """A checked step. Its figures may still be on their way from the device."""
 
     phase: str
     step: int
@@ -138,7 +138,7 @@ class Guard:
         self._setting = setting
         self._calls: dict[int, GuardedCall] = {}  # id of a module -> the wrapper that looks at its calls
         self._followed: Sequence[BrickCall] = ()
-        self._users = 0  # number of steps and captures that need the wrappers of the calls
+        self._users = 0  # number of steps and captures that need these wrappers
         self._counts: Counter[str] = Counter()  # phase -> number of steps in this phase
         self._seen = 0  # number of all steps, checked or not
         self._latest = "", 0  # the phase and the number of the latest checked step
@@ -156,7 +156,7 @@ class Guard:
     # --- the calls that are looked at
 
     def _follow(self, calls: Sequence[BrickCall]) -> None:
-        """From now on, look at the calls of the modules in `calls`, and at no others."""
+        """Look at the calls of the modules in `calls` from now on, and at no others."""
         self._followed = calls
         before, self._calls = self._calls, {}
         for call in calls:
@@ -174,27 +174,27 @@ class Guard:
             guarded.hiding = found.get(key, Hiding.NEVER)
 
     def swap_in(self) -> None:
-        """Begin to look at the timed calls. The wrappers that time these calls must be in place already."""
+        """Begin to look at the timed calls. Their timing wrappers must be in place already."""
         self._users += 1
         self._look_again()
         self._put_in()
 
     def swap_out(self) -> None:
-        """Stop looking at calls, unless another step or capture needs the wrappers of the calls."""
+        """Stop looking at calls, unless another step or capture needs the wrappers."""
         self._users = max(0, self._users - 1)
         if not self._users:
             for call in self._calls.values():
                 call.swap_out()
 
     def remove(self) -> None:
-        """Stop looking at calls for good, and forget the wrappers of the calls."""
+        """Stop looking at calls for good, and drop the wrappers."""
         self._users = 0
         for call in self._calls.values():
             call.remove()
         self._calls, self._followed = {}, ()
 
     def _look_again(self) -> bool:
-        """If the timed calls of the model have changed, look at the new calls. Returns whether they have changed."""
+        """Look at the model's new timed calls, if they have changed. Returns whether they have."""
         steps = self._steps()
         is_new = steps is not None and steps.calls is not self._followed
         if steps is not None and is_new:
@@ -208,13 +208,11 @@ class Guard:
     # --- steps
 
     def note_arguments(self, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Find the padding mask among the arguments of a call of the model. The next `begin` uses it."""
+        """Find the padding mask among the arguments of the model. The next `begin` uses it."""
         guarded_here().mask = mask_in(names, args, kwargs)
 
     def begin(self, owner: object, phase: str, *, is_counted: bool = True, is_watched: bool) -> None:
-        """Begin a step of `phase`. If not `is_watched`, the step is not recorded, so it is only counted and not
-        checked.
-        """
+        """Begin a step of `phase`. If `is_watched` is False, the step is counted but not checked."""
         self._counts[phase] += is_counted
         self._seen += is_counted
         here = guarded_here()
@@ -236,7 +234,7 @@ class Guard:
     def end(self, owner: object) -> None:
         """End the step of `owner`, and read the figures that have arrived.
 
-        Raises NotFiniteError if a value is faulty and the guard's setting says to stop the host.
+        Raises NotFiniteError if a value is faulty and the guard must stop the host.
         """
         opened = self._taken(owner)
         if opened is None or self._has_failed:
@@ -257,13 +255,13 @@ class Guard:
             raise stop
 
     def drop(self, owner: object) -> None:
-        """The step of `owner` has failed: drop it without a check, if it is open."""
+        """Drop the step of `owner` without a check, because it has failed."""
         self._taken(owner)
 
     def _taken(self, owner: object) -> OpenGuard | None:
         """Close the step of `owner` and all steps inside it. Returns the step, or None if it is not open."""
         here = guarded_here()
-        here.mask, opened = None, here.open  # forget the padding mask, because a call inside the step may have set it
+        here.mask, opened = None, here.open  # forget the padding mask; a call inside the step may have set it
         for at, one in enumerate(opened):
             if one.owner is owner:
                 del opened[at:]
@@ -271,7 +269,7 @@ class Guard:
         return None
 
     def count_earlier(self, phase: str) -> None:
-        """Count a step of `phase` that was begun as another phase, because its phase is known only at its end."""
+        """Count a step of `phase`. Its phase is known only now, at its end."""
         self._counts[phase] += 1
 
     def take_own_ns(self) -> int:
@@ -282,16 +280,12 @@ class Guard:
     # --- captured graphs
 
     def end_capture(self, owner: object) -> GraphFlags | None:
-        """End the capture of a call of the model. Returns the flags in the graph, which each replay computes
-        again.
-        """
+        """End the capture of a call of the model. Returns the captured flags. Each replay computes them again."""
         opened = self._taken(owner)
         return None if opened is None or self._has_failed else GraphFlags(self, opened)
 
     def replayed(self, flags: StepFlags, phase: str, *, is_read: bool) -> None:
-        """Count a replay of a captured step. If `is_read`, also reads the flags of the replay. Raises NotFiniteError
-        like `end`.
-        """
+        """Count a replay of a captured step. If `is_read`, read its flags, too. Raises NotFiniteError like `end`."""
         self._counts[phase] += 1
         self._seen += 1
         if self._has_failed or not is_read:
@@ -341,7 +335,7 @@ class Guard:
             self._failed(error)
 
     def _dump(self, opened: OpenGuard, run: GuardedRun) -> None:
-        """Save the arguments of a call, if it is the first call with a fault."""
+        """Save the arguments of a call, if it is the first faulty one."""
         (args, kwargs), run.values = run.values or ((), {}), None
         if (
             self._report.fault is not None
@@ -382,9 +376,9 @@ class Guard:
         return stop
 
     def _take(self, waiting: _Waiting, found: _Found | None) -> str:
-        """Count a checked step, and announce it. If it is the first faulty step, returns a line about the fault.
+        """Count a checked step, and announce it. Returns a line about the fault if this is the first faulty step.
 
-        Each micro-batch of a training step is checked, and together they count as one step.
+        The micro-batches of a training step are checked one by one, and count as one step.
         """
         report, line = self._report, ""
         is_new = self._latest != (waiting.phase, waiting.step)
@@ -439,8 +433,8 @@ class Guard:
 
 
 class GraphFlags:
-    """The flags (smallest and largest values) in a captured graph. Each replay computes them again, but the
-    guard reads them only after some replays.
+    """The flags (smallest and largest values) in a captured graph. Each replay computes them. The guard reads them
+    only sometimes.
     """
 
     def __init__(self, guard: Guard, opened: OpenGuard) -> None:
@@ -449,7 +443,7 @@ class GraphFlags:
         self._read_ns = 0
 
     def replayed(self) -> None:
-        """Note that a replay was launched. Raises NotFiniteError like `Guard.end`."""
+        """Count a launched replay, and read its flags if it is time. Raises NotFiniteError like `Guard.end`."""
         guard, now_ns = self._guard(), clock.perf_counter_ns()
         if guard is not None:
             is_read = now_ns - self._read_ns >= READ_EVERY_NS and not is_stream_captured()
@@ -462,7 +456,7 @@ graph_flags: WeakKeyDictionary[Any, list[GraphFlags]] = WeakKeyDictionary()
 
 
 def first_fault(runs: Sequence[GuardedRun], figures: dict[FlagArray, list[float]], bound: float) -> _Found | None:
-    """Return the first call of a step with a faulty output, or None. `runs` has the calls in the order of their
+    """Return the first call of a step with a faulty output, or None. `runs` are the calls in the order of their
     ends.
     """
 
@@ -487,7 +481,7 @@ def first_fault(runs: Sequence[GuardedRun], figures: dict[FlagArray, list[float]
     if faulty is None:
         return None
     kind, given = of_output(faulty), given_to(faulty)
-    # An earlier brick may have made -Inf, which counts as a fault only if it becomes NaN or Inf here.
+    # An earlier brick may have made -Inf. This is a fault only because it has become NaN or Inf here.
     if given == FAULTY:
         before = next((run for run in runs if run is faulty or has_infinity(run)), faulty)
         if before is not faulty:
@@ -511,7 +505,7 @@ def sentence(fault: GuardFault) -> str:
 
 
 def _is_observed() -> bool:
-    """Whether the host would notice operations that the guard runs in this thread."""
+    """Whether the host would notice the guard's operations in this thread."""
     return modes_of_host() > 0 or is_tracing() or is_profiled() or is_transforming()
 
 
@@ -546,7 +540,7 @@ def _layer_of(run: GuardedRun) -> int | None:
 def _faulty_weight(module: nn.Module | None) -> str:
     """Return the name of the first weight or buffer of `module` itself that is not finite now, or "".
 
-    This waits for the device, but happens only once for each model.
+    This waits for the device, once for each model.
     """
     if module is None:
         return ""

@@ -1,4 +1,4 @@
-"""Saves the arguments of a faulty call in a file, so that the call can be repeated. `torch.load` reads the file with
+"""Saves the arguments of a faulty call in a file, to repeat the call. Read it with `torch.load` and
 `weights_only=True`.
 """
 
@@ -19,10 +19,10 @@ PLAIN = bool, int, float, str, type(None)
 
 
 def dump(directory: str, name: str, facts: dict[str, object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path:
-    """Save the arguments of a call, with `facts` about it, as the file `name`.pt. Returns its path.
+    """Save the arguments of a call, and `facts` about it, as the file `name`.pt. Returns its path.
 
-    Tensors are copied to the host's memory. Other values are saved if they are plain. Otherwise the name of their
-    type is saved. Raises ValueError if the tensors have more than MAX_DUMP_BYTES, and OSError.
+    Tensors are copied to the host's memory. A value that is not plain is replaced by the name of its type. Raises
+    ValueError if the tensors have more than MAX_DUMP_BYTES, and OSError.
     """
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors_of((args, kwargs)))
     if size_bytes > MAX_DUMP_BYTES:

@@ -1,12 +1,12 @@
 """Computes flags for the guard, which looks for faulty values. A flag is the smallest and the largest value of a
-tensor, computed on the tensor's device.
+tensor.
 
 Rules
-- The smallest and the largest value together show a NaN (both are NaN), an infinity, and a value over a bound. One
-  kernel computes both, and none of it overflows. Nothing waits for the device.
-- A tensor that was looked at before, and was not changed since, is not looked at again.
-- Tensors of other types and devices are not looked at: subclasses, sparse, nested and complex tensors, integers.
-- Positions that the model's padding mask hides have a separate flag, because some models leave NaN there
+- A flag shows a NaN (both values are NaN), an infinity, and a value over a bound. One kernel on the tensor's device
+  computes it, and it cannot overflow. Nothing waits for the device.
+- A tensor that has not changed since it was last looked at is not looked at again.
+- Other tensors are not looked at: subclasses, sparse, nested and complex tensors, integers.
+- Positions that the model's padding mask hides have a flag of their own, because some models leave NaN there
   (guard_padding.py).
 """
 
@@ -26,7 +26,7 @@ from cbtop.profiler.instrument.torch_internals import version_of
 
 MAX_RUNS = 20_000  # maximum number of calls per step to look at
 MAX_TENSORS = 16  # maximum number of arguments per call to look at
-ROWS = 256  # number of flags that get their memory together
+ROWS = 256  # memory is made for this many flags at once
 TYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 NAN, INF, OVER = "NaN", "Inf", "over the bound"
 Range = tuple[float, float]  # the smallest and the largest value of a tensor
@@ -37,24 +37,24 @@ class Flag(NamedTuple):
 
     flags: FlagArray
     row: int
-    with_padding: Flag | None = None  # the flag of all positions, including the padding; `row` leaves padding out
-    without_infinity: Flag | None = None  # the flag without -Inf; used only if there is a bound
+    with_padding: Flag | None = None  # the flag of all positions, with padding; `row` is without padding
+    without_infinity: Flag | None = None  # the flag without -Inf; only used with a bound
 
 
 class FlagArray:
-    """Memory for the flags of all tensors of one type on one device, in one step."""
+    """Memory for the flags of one step, for all tensors of one type on one device."""
 
     __slots__ = ("_arrays", "_device", "_dtype", "_rows", "used")
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
         self._arrays: list[Tensor] = []
-        # The tensors for smallest and largest values; each holds one number.
+        # The tensors for smallest and largest values, with one number each.
         self._rows: list[tuple[Tensor, Tensor]] = []
         self.used = 0
 
     def flag(self) -> tuple[Flag, tuple[Tensor, Tensor]]:
-        """Take memory for the next flag. Returns the flag, and its two tensors."""
+        """Take memory for a flag. Returns the flag and its two tensors."""
         row = self.used
         if row == len(self._rows):
             array = torch.empty((ROWS, 2), dtype=self._dtype, device=self._device)
@@ -68,12 +68,12 @@ class FlagArray:
         return str(self._device.type) == "cuda"
 
     def values_of(self, row: int) -> Range:
-        """Return the smallest and the largest value of a tensor at once, which waits for its device."""
+        """Return the smallest and the largest value of a tensor. This waits for its device."""
         lowest, highest = self._rows[row]
         return float(lowest), float(highest)
 
     def late(self) -> LateFigures:
-        """Return the values of all flags that are in use."""
+        """Return the values of all flags in use. They may arrive later."""
         array = self._arrays[0] if len(self._arrays) == 1 else torch.cat(self._arrays)
         return LateFigures(array[: self.used].flatten())
 
@@ -87,25 +87,24 @@ class GuardedRun:
         self.call, self.around, self.hiding = call, around, hiding
         self.inputs: Flag | None = None  # flag of the first tensor among the arguments
         self.others: list[Flag] = []  # flags of the other tensors among the arguments
-        self.is_unsure = True  # whether the call got no tensor, or a tensor that was not looked at
+        self.is_unsure = True  # whether a tensor among the arguments was not looked at, or there was none
         self.output: Flag | None = None
-        # The arguments of the call, if the guard may have to save them; else None.
+        # the arguments, if the guard may have to save them; else None
         self.values: tuple[Any, Any] | None = None
         self.has_ended = False
 
 
 class StepFlags:
-    """The calls of one step, and the flags of their tensors. The object can be used for another step after
-    `restart`.
-    """
+    """The calls of one step, and the flags of their tensors. `restart` makes the object ready for another step."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[torch.dtype, torch.device], FlagArray] = {}
         self.restart(None)
 
     def restart(self, padding: Tensor | None, *, has_bound: bool = False) -> None:
-        """Begin a step. `padding` has the axes (batch, token). It is True at tokens, and False at padding. If it is
-        None, all positions are looked at.
+        """Begin a step.
+
+        `padding` (batch, token) is True at tokens and False at padding. If it is None, all positions are looked at.
         """
         for array in self._arrays.values():
             array.used = 0
@@ -138,7 +137,7 @@ class StepFlags:
         run.has_ended = True
         if run in self._running:
             del self._running[self._running.index(run) :]
-        # if the arguments of a module have no padding, its result has none either
+        # without padding in the arguments, a module's result has no padding
         is_whole = run.inputs is not None and run.inputs.with_padding is None
         for tensor in _tensors_in((result,)):
             run.output = self._flag(tensor, Hiding.NEVER if is_whole else run.hiding)
@@ -146,7 +145,7 @@ class StepFlags:
         self.ended.append(run)
 
     def figures(self) -> StepFigures:
-        """Return the figures of the flags of this step, which may arrive later."""
+        """Return the values of this step's flags. They may arrive later."""
         return StepFigures({array: array.late() for array in self._arrays.values() if array.used})
 
     def _flag(self, tensor: Tensor, hiding: Hiding) -> Flag | None:
@@ -188,9 +187,7 @@ class StepFlags:
 
 
 def is_looked_at(tensor: Tensor) -> bool:
-    """Return whether the guard can look at a tensor: its smallest and largest values can be computed, and they show
-    whether the tensor is faulty.
-    """
+    """Return whether smallest and largest values of a tensor can be computed, and show whether it is faulty."""
     if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
         return False
     if tensor.dtype not in TYPES or tensor.device.type not in DEVICES or tensor.layout is not torch.strided:
@@ -204,7 +201,7 @@ def _has_fractions(tensor: Tensor) -> bool:
 
 
 class StepFigures:
-    """The values of all flags of one step, which may arrive from a device later."""
+    """The values of all flags of one step. They may still be on their way from a device."""
 
     __slots__ = ("_late",)
 
@@ -225,7 +222,9 @@ def range_in(figures: dict[FlagArray, list[float]], flag: Flag) -> Range:
 
 
 def fault_at(figures: dict[FlagArray, list[float]], flag: Flag, bound: float) -> str:
-    """Return the fault of a tensor. Unlike `fault_of`, this also finds a too low value next to -Inf."""
+    """Return the fault of a tensor. Also finds a value below the bound in a tensor that contains -Inf, which
+    `fault_of` misses.
+    """
     finite = flag.without_infinity
     return fault_of(range_in(figures, flag), bound) or (
         fault_of(range_in(figures, finite), bound) if finite is not None else ""
@@ -233,9 +232,7 @@ def fault_at(figures: dict[FlagArray, list[float]], flag: Flag, bound: float) ->
 
 
 def fault_of(values: Range, bound: float) -> str:
-    """Return the fault that these values show: NAN, INF or OVER, or "". -Inf alone is not a fault, because masks
-    contain it.
-    """
+    """Return the fault of these values: NAN, INF, OVER or "". -Inf alone is not a fault, because masks contain it."""
     lowest, highest = values
     if math.isnan(highest):
         return NAN
@@ -245,13 +242,13 @@ def fault_of(values: Range, bound: float) -> str:
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among `values`, and the tensors in lists, tuples and dictionaries among `values`.
+    """Yield the tensors among `values`, also inside lists, tuples and dictionaries.
 
     Runs no code of the host's classes.
     """
     for value in values:
         kind = type(value)
-        if issubclass(kind, Tensor):  # compare types, because `isinstance` may run the host's `__class__`
+        if issubclass(kind, Tensor):  # compares types, because `isinstance` may run the host's `__class__`
             yield value
         elif issubclass(kind, tuple):
             yield from [one for one in tuple.__iter__(value) if issubclass(type(one), Tensor)]

@@ -1,9 +1,9 @@
 """Finds the positions of a tensor that are padding. The guard, which looks for faulty values, leaves them out.
 
 Rules
-- Positions are left out only if the mask belongs to the tensor without doubt, because a fault must not be missed.
-- In a model with an encoder and a decoder, only the mask of the encoder is used.
-- For convolutions and norms of channels, the second axis has channels and not tokens.
+- A position is left out only if the mask belongs to the tensor without doubt, so that no fault is missed.
+- In a model with an encoder and a decoder, only the encoder's mask is used.
+- For convolutions and norms of channels, the second axis is channels and not tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHANNELS_FIRST: tuple[type[nn.Module], ...] = (
 _CHANNELS_FIRST += (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm)
 _CHANNELS_FIRST += (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _FEATURES_LAST = nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding
-_OTHER_STACK = "decoder", "tgt", "memory", "label"  # a decoder's argument has a name that begins with one of these
+_OTHER_STACK = "decoder", "tgt", "memory", "label"  # names of a decoder's arguments begin with one of these
 
 
 class Hiding(Enum):
@@ -39,9 +39,9 @@ class Hiding(Enum):
 
 
 class Mask(NamedTuple):
-    """A padding mask: 1 or True for a token, or for padding if `is_inverse` is True.
+    """A padding mask: 1 or True at a token, or at padding if `is_inverse` is True.
 
-    Only its last `tokens` positions are in this call of the model. The others are in a cache.
+    Only the last `tokens` positions are in this call of the model. A cache has the others.
     """
 
     values: Tensor
@@ -52,7 +52,7 @@ class Mask(NamedTuple):
 def mask_in(names: Iterable[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask | None:
     """Return the padding mask among the arguments of a model, or None.
 
-    In transformers, a mask is `attention_mask` with 1 for a token. In torch, it is a `..._padding_mask` with True for
+    transformers names it `attention_mask`, with 1 for a token. torch names it `..._padding_mask`, with True for
     padding.
     """
     arguments = [*zip(names, args, strict=False), *kwargs.items()]
@@ -65,7 +65,7 @@ def mask_in(names: Iterable[str], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _tokens_among(values: Iterable[Any], batch: int, tokens: int) -> Iterator[int]:
-    """Yield the numbers of tokens of ids (batch, token) and embeddings (batch, token, …)."""
+    """Yield the number of tokens in each tensor of ids (batch, token) or embeddings (batch, token, …)."""
     for value in values:
         is_tensor = type(value) is Tensor and value.dim() == 2 + value.is_floating_point()
         if is_tensor and value.shape[0] == batch and value.shape[1] <= tokens:
@@ -73,14 +73,13 @@ def _tokens_among(values: Iterable[Any], batch: int, tokens: int) -> Iterator[in
 
 
 def tokens_of(mask: Mask | None) -> Tensor | None:
-    """Return a tensor (batch, token) that is True at tokens and False at padding. Returns None if there is no
-    padding.
+    """Return a tensor (batch, token) that is True at tokens and False at padding, or None without padding.
 
-    If there are as many tokens as sequences, the axes of a tensor are not known. Then a position is False only if it
-    is padding in both orders of the axes.
+    If there are as many tokens as sequences, the order of the axes is unknown. Only positions that are padding in
+    both orders are then False.
     """
     if mask is None or mask.values.device.type not in DEVICES or mask.values.is_floating_point():
-        return None  # a mask of numbers with a fraction is added to scores, so it is not a padding mask
+        return None  # a floating-point mask is added to scores, so it is not a padding mask
     values = mask.values[:, mask.values.shape[1] - mask.tokens :]
     kept = values == 0 if mask.is_inverse else values != 0
     if kept.shape[0] == kept.shape[1]:
@@ -89,10 +88,10 @@ def tokens_of(mask: Mask | None) -> Tensor | None:
 
 
 def kept_in(values: Tensor, kept: Tensor, hiding: Hiding) -> Tensor | None:
-    """Return the mask `kept` as a flat tensor, in the order of the first axes of `values`. Returns None if the mask
-    does not apply to `values`.
+    """Return the mask `kept` as a flat tensor, in the order of the first axes of `values`. None if it does not apply
+    to them.
 
-    The mask can apply only if the axes of `values` are (batch, token, …), (token, batch, …) or (both, …).
+    The axes of `values` must be (batch, token, …), (token, batch, …) or (both, …).
     """
     batch, tokens = kept.shape
     shape, axes = values.shape, values.dim()
@@ -108,12 +107,12 @@ def kept_in(values: Tensor, kept: Tensor, hiding: Hiding) -> Tensor | None:
 
 
 def positions_in(values: Tensor, positions: int) -> Tensor:
-    """Return the smallest and the largest value of each of the first `positions`, as (2, position)."""
+    """Return the smallest and the largest value at each of the first `positions`, as (2, position)."""
     return torch.stack(torch.aminmax(values.reshape(positions, -1), dim=1))
 
 
 def hidings(modules: dict[str, nn.Module]) -> dict[int, Hiding]:
-    """Return the tensors of each module in which padding is hidden, by the id of the module. Keys are their paths."""
+    """Return, by id of the module, which of its tensors may contain padding. The keys of the argument are paths."""
     parts = {path: _part_of(path) for path in modules}
     is_encoder_decoder = {"encoder", "decoder"} <= set(parts.values())
     found = {}
@@ -127,7 +126,7 @@ def hidings(modules: dict[str, nn.Module]) -> dict[int, Hiding]:
 
 
 def _part_of(path: str) -> str:
-    """Return "encoder" if the module at `path` is inside an encoder, "decoder" if it is inside a decoder, else ""."""
+    """Return the side of the model that has the module at `path`: "encoder", "decoder" or ""."""
     for name in path.split(".")[:-1]:
         for part in ("encoder", "decoder"):
             if name.lower().endswith(part):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class CallGuard(Protocol):
-    """The interface that looks at calls. It must not raise an exception, except one of a signal handler of the
-    host.
+    """The parts of the guard that a `GuardedCall` uses. No method may raise, except an error of the host's signal
+    handler.
     """
 
     @property
@@ -35,8 +35,8 @@ class CallGuard(Protocol):
 class GuardedCall(CallWrapper):
     """Calls a module between `before` and `after`.
 
-    The wrapper that times the module is called in between, so the guard's time is not part of the module's time. If
-    the hot path is compiled, C code does the same.
+    It calls the timing wrapper of the module, so the guard's time is not part of the module's time. If the hot path
+    is compiled, C code does the same.
     """
 
     __slots__ = ("_guard", "hiding", "key")
@@ -58,7 +58,7 @@ class GuardedCall(CallWrapper):
         return None if guard is None else guard.before(self, args, kwargs)
 
     def after(self, run: GuardedRun, result: Any) -> None:
-        """Look at the result of a call. `run` is what `before` returned for it."""
+        """Look at the result of a call. `run` was returned by `before`."""
         guard = self._guard()
         if guard is not None:
             guard.after(run, result)

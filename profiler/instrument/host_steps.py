@@ -1,11 +1,11 @@
-"""Measures how long the host takes to launch each brick. This is done in some steps of models on a GPU, if CUPTI
-records the kernels of these models.
+"""Measures how long the host takes to launch each brick of a model on a GPU. Some steps are measured, if CUPTI
+records the model's kernels.
 
 Rules
-- Such a step is recorded as a plain step. Each call in it is timed by two readings of the host's clock.
-- A brick's time excludes the bricks inside it, and cbtop's own work for each call. The time of this work is measured.
-- In such a step, cbtop makes no objects that Python's garbage collector counts, because an additional collection
-  would distort the times.
+- Such a step is recorded as a plain step. Two readings of the host's clock time each call in it.
+- The time of a brick excludes inner bricks, and cbtop's own work for each call, which is measured.
+- In such a step, cbtop makes no objects that Python's garbage collector counts. An additional collection would
+  distort the times.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from cbtop.protocol import clock
 if TYPE_CHECKING:
     from torch import nn
 
-KEPT = 12  # number of newest steps with host's times that are announced together
+KEPT = 12  # announce the host's times of this many newest steps together
 _EMPTY_CALLS = 64
 _OUTERMOST = -1
 
-# The times of all calls in ns; the keys are (layer, brick, …), outermost first.
+# Times of all calls in ns. The keys are (layer, brick, …), outermost first.
 Times = dict[Keys, list[float]]
 
 
 class NotingCost(NamedTuple):
-    """The time that cbtop's own work for one call takes, in ns.
+    """The time in ns that cbtop's own work takes per call.
 
-    The measured time of the call itself contains `inside_ns`. The measured time of the call around it contains
-    `outside_ns`.
+    `inside_ns` is counted in the call itself, and `outside_ns` in the call around it.
     """
 
     inside_ns: float
@@ -48,21 +47,21 @@ class NotingCost(NamedTuple):
 
 
 class HostCalls(Capture):
-    """The calls in a step, with the host's time at the begin and end of each. Calls are identified by number."""
+    """The calls in a step, by number, with the host's time at the begin and end of each."""
 
     def __init__(self, labelled: Callable[[Any], Any], ended: Callable[[HostCalls], None]) -> None:
         super().__init__(lambda: None)
         self._labelled = labelled
         self._ended = ended
         self.keys: list[Hashable] = []
-        self.around: list[int] = []  # number of a call -> the number of the call that contains it
+        self.around: list[int] = []  # at index n: the number of the call that contains call n
         self.begins_ns: list[int] = []
         self.ends_ns: list[int] = []
         self._running: list[int] = []
 
     @property
     def recording(self) -> HostCalls:
-        """This object: its `end_step` is called after the model's call."""
+        """This object, because its `end_step` must be called after the model's call."""
         return self
 
     def is_in_call_of(self, steps: object) -> bool:
@@ -100,11 +99,11 @@ class HostCalls(Capture):
             kept.clear()
 
     def end_step(self) -> None:
-        """The model's call has returned, so pass the calls to the callback `ended`."""
+        """End the step: the model's call has returned, so pass the calls to `ended`."""
         self._ended(self)
 
     def times(self, cost: NotingCost) -> Times:
-        """Return the exclusive times in ns that the host spent in the bricks, by their keys."""
+        """Return the time in ns that the host spent in each brick itself, by the brick's keys."""
         places: list[Keys] = []
         own_ns: list[float] = []
         for key, around, begin_ns, end_ns in zip(self.keys, self.around, self.begins_ns, self.ends_ns, strict=True):
@@ -116,20 +115,20 @@ class HostCalls(Capture):
                 own_ns[around] -= took_ns + cost.outside_ns
         found: Times = {}
         for key, keys, ns in zip(self.keys, places, own_ns, strict=True):
-            # If the key is not a tuple, the call belongs to a brick. The key of a layer is a tuple.
+            # Only the key of a layer is a tuple. All other keys are bricks.
             if key is not None and not isinstance(key, tuple):
                 found.setdefault(keys, []).append(max(0.0, ns))
         return found
 
 
 class HostSteps:
-    """The times that the host needed to launch bricks, in the newest KEPT steps."""
+    """The time that the host took to launch bricks, in the newest KEPT steps."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[Hashable, Times]] = deque(maxlen=KEPT)
 
     def add(self, step: Hashable, calls: HostCalls) -> None:
-        """Add a step with the key `step`, and the host's times of its bricks."""
+        """Add the host's times of the bricks in a step. `step` is the step's key."""
         times = calls.times(noting_cost())
         if times:
             self._steps.append((step, times))
@@ -138,7 +137,7 @@ class HostSteps:
         return len(self._steps)
 
     def times(self) -> Times:
-        """Return the host's times in the newest KEPT steps. The keys are (step, layer, brick, …), outermost first."""
+        """Return the host's times in the newest KEPT steps. Keys are (step, layer, brick, …), outermost first."""
         found: Times = {}
         for step, times in self._steps:
             for keys, all_ns in times.items():
@@ -147,7 +146,7 @@ class HostSteps:
 
 
 class _Nothing:
-    """A stand-in for a module in a measurement. Its call does nothing."""
+    """A stand-in for a module. Calling it does nothing."""
 
     def _call_impl(self, value: Any) -> Any:
         return value
@@ -155,7 +154,7 @@ class _Nothing:
 
 @functools.cache
 def noting_cost() -> NotingCost:
-    """Return the cost of cbtop's own work per call of a module, measured on calls that do nothing."""
+    """Return the cost of cbtop's own work per call of a module. Measured on calls that do nothing."""
     calls = HostCalls(lambda brick: brick, lambda ended: None)
     nothing: Any = _Nothing()
     noted = NotedCall(nothing, "nothing", calls)

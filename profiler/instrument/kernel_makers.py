@@ -1,11 +1,11 @@
-"""Finds the makers of kernels: Triton functions, with file and line, inductor's generated code, CuPy and NVRTC.
+"""Finds the makers of kernels: Triton functions (with file and line), inductor's generated code, CuPy and NVRTC.
 
 Rules
 - Triton calls `_loaded` after it has loaded a kernel. Only the kernel's name and the paths of its files are stored
-  then. Files are read at the end of a burst, a bounded part of each.
-- CUPTI names a kernel, and nothing else. If several functions have that name, the launch decides: the shared memory
-  and the number of warps. If these are equal too, all of the functions are named.
-- A hook of the host stays in its place. If Triton takes only one hook and the host uses it, Triton's kernels are not
+  then. A bounded part of each file is read when the recording of kernels ends.
+- CUPTI gives only the name of a kernel. If several functions have this name, the shared memory and the number of
+  warps of the launch decide. If these are equal too, all of the functions are named.
+- A hook of the host stays in place. If Triton takes only one hook and the host uses it, Triton's kernels are not
   followed.
 """
 
@@ -33,8 +33,8 @@ HOOK = "kernel_load_end_hook"
 BY_INDUCTOR = "triton_"  # prefix of the names that inductor gives to its kernels
 WARP_THREADS = 32
 MAX_NAMES = 1024  # most kernel names that are stored
-MAX_VARIANTS = 16  # most compiled variants that are stored for one name; the latest ones are stored
-MAX_HEAD_BYTES = 1 << 14  # the location of a Triton function is in the first line of its intermediate code
+MAX_VARIANTS = 16  # number of newest compiled variants that are stored for one name
+MAX_HEAD_BYTES = 1 << 14  # the first line of the intermediate code has the location of the Triton function
 MAX_METADATA_BYTES = 1 << 18
 MAX_CODE_BYTES = 1 << 24  # cbtop reads at most this many bytes of a file of generated code
 MAX_SOURCES = 3  # maximum number of sources to show for one name
@@ -67,13 +67,14 @@ class _Variant:
 
 ModulesOf = Callable[[Sequence[str]], Sequence[str]]
 
-#: Files of inductor's generated code, with a function from names of nodes to the modules that they belong to.
+#: Files of inductor's generated code -> a function that finds the modules of Dynamo's nodes, by their names.
 generated_code: dict[str, ModulesOf] = {}
-_files: dict[str, dict[str, str]] = {}  # name of a kernel -> the path of its metadata, and of its intermediate code
+# Name of a kernel -> the path of its metadata -> the path of its intermediate code.
+_files: dict[str, dict[str, str]] = {}
 
 
 def follow() -> None:
-    """Store which kernels Triton loads, and NVRTC compiles, from now on."""
+    """From now on, store the kernels that Triton loads and NVRTC compiles."""
     once_imported(KNOBS, _add_hook)
     nvrtc_kernels.follow()
 
@@ -178,8 +179,8 @@ def _listed(sources: Sequence[str]) -> str:
 
 
 def _variant(metadata_path: str, code_path: str) -> _Variant | None:
-    """Read a compiled kernel. Returns None if its files are damaged, or missing because Triton's cache was
-    cleared.
+    """Read a compiled kernel. Returns None if its files are damaged or missing. They are missing if Triton's cache
+    was cleared.
     """
     try:
         metadata = json.loads(_text(metadata_path, MAX_METADATA_BYTES))
@@ -223,7 +224,7 @@ def _definitions(names: set[str]) -> dict[str, list[str]]:
 
 
 def _nodes_above(lines: Sequence[str], at: int) -> list[str]:
-    """Return the names of Dynamo's nodes in the comment above the definition of a kernel."""
+    """Return Dynamo's nodes that the comment above a kernel's definition names."""
     while at > 0 and lines[at - 1].startswith("#"):
         at -= 1
         nodes = SOURCE_NODES.match(lines[at])

@@ -35,7 +35,7 @@ import torch
 
 from cbtop.profiler.device.kernel_burst import MAX_RECORDS, KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
-from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
+from cbtop.profiler.instrument.governor import FLOOR, LEAST_OF_INTERVAL, SAMPLES, USED, interval_of
 from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
 from cbtop.profiler.instrument.kernel_bursts import bursts_of, close_at_exit
 from cbtop.profiler.instrument.kernel_windows import RecordedStep, WindowRecording
@@ -57,7 +57,7 @@ MOST_STEPS = 8  # most steps in a window
 MOST_OPEN_NS = 250_000_000  # longest time that the steps of a window may take, unless the window has a single step
 RECORDS_PER_LAUNCH = 5
 ALONE = 8  # number of windows with a single step, after another model ran between the steps of a window
-LEAST_WINDOWS = 5  # the cost of windows is announced after this many of them
+LEAST_WINDOWS = LEAST_OF_INTERVAL  # the cost of windows is announced after this many of them
 LEAST_TOLD = 3  # an idle device is announced only after this many windows
 MOSTLY = 0.8  # an idle device is announced if it was idle at the begin of at least this share of windows
 KEPT = 3  # number of newest recorded steps with kernels that are shown
@@ -264,8 +264,7 @@ class KernelSteps:
         profiler = self._steps.profiler
         ends: tuple[float | None, float | None, float | None] = None, None, None
         if self._windows >= LEAST_WINDOWS:
-            low, middle, high = median_of(sorted(self._costs_ns))
-            ends = percent, percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle))
+            ends = percent, *interval_of(percent, self._costs_ns)
         profiler.announce(Sampling(every, *ends, governor.allowed_percent))
         if self._windows == KEPT or (self._windows > KEPT and self._windows % TOLD_EVERY == 0):
             try:

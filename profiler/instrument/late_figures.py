@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class LateFigures:
-    """A vector of figures. They may arrive some time after the call that made them.
+    """A vector of figures that may arrive some time after the call that made them.
 
-    Figures on a GPU are copied to the host in the caller's stream. They are read when the copy is complete.
+    Figures on a GPU are copied to the host in the caller's stream, and read when the copy is complete.
     """
 
     __slots__ = ("_arrived", "_figures")
@@ -25,7 +25,7 @@ class LateFigures:
         self._figures = figures
 
     def read(self) -> list[float] | None:
-        """Return the figures, or None if they have not arrived from the device. Figures on a CPU are always there."""
+        """Return the figures, or None if they have not arrived from the device. On a CPU they are always there."""
         if self._arrived is not None and not self._arrived.query():
             return None
         figures: list[float] = self._figures.tolist()
@@ -35,7 +35,6 @@ class LateFigures:
 def can_read(device: torch.device) -> bool:
     """Return whether norms of tensors on `device` are read. They are read only on a CPU.
 
-    On a GPU, a norm would read every gradient, and the budget (`Budget` in gradients.py) measures only the host's
-    time.
+    On a GPU, a norm would read every gradient. The time limit (`Budget` in gradients.py) counts only the host's time.
     """
     return str(device.type) == "cpu"

@@ -20,7 +20,7 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 from cbtop.protocol.vocabulary import NodeKind
 
 _log = logging.getLogger("cbtop")
-EVERY_STEP_PERCENT = 100  # if the allowed overhead is at least this many percent, every step is recorded
+EVERY_STEP_PERCENT = 100  # record every step if the allowed overhead is at least this many percent
 
 
 END_SUFFIX = ".end"  # suffix of a run's FIFO, the same as in `cbtop.commands.run`
@@ -28,9 +28,9 @@ END_SUFFIX = ".end"  # suffix of a run's FIFO, the same as in `cbtop.commands.ru
 
 class LaunchedRecorder(RingRecorder):
     """A recorder that removes the file `nothing_yet` at the first step. If recording fails, it logs the reason and
-    removes the file, too.
+    also removes the file.
 
-    At the first step of a process, the recorder also writes the pid into the run's FIFO, for the run's summary.
+    At the first step it also writes the pid into the run's FIFO, for the summary of the run.
     """
 
     def __init__(self, nothing_yet: str) -> None:
@@ -58,7 +58,7 @@ class LaunchedRecorder(RingRecorder):
     def _open_files(self) -> None:
         super()._open_files()
         if any([node.kind is NodeKind.STEP for node in self.nodes()]):
-            self._tell()  # needed in a forked child, which does not announce its nodes again
+            self._tell()  # a forked child needs this, because it does not announce its nodes again
 
     def _tell(self) -> None:
         """Write the pid of this process into the FIFO once, if there is one."""
@@ -75,9 +75,10 @@ class LaunchedRecorder(RingRecorder):
 
 
 def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None:
-    """Instrument every model that this process calls, with an overhead of at most `overhead_percent` of its time.
+    """Instrument every model that this process calls. The overhead is at most `overhead_percent` of the process's
+    time.
 
-    `is_lent` is True if cbtop is not installed in this environment. Then vLLM does not find cbtop among its plugins.
+    `is_lent` says that cbtop is not installed in this environment. vLLM then does not find cbtop among its plugins.
     """
     recorder = LaunchedRecorder(nothing_yet)
     is_governed = overhead_percent < EVERY_STEP_PERCENT
@@ -95,7 +96,7 @@ def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None
 
 
 def _await_sglang() -> None:
-    """Wait for the import of SGLang's model runner. Called after SGLang has been imported."""
+    """Wait for the import of SGLang's model runner. Called when SGLang was imported."""
     try:
         from cbtop.profiler.instrument import sglang_runner
 

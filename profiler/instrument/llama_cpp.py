@@ -7,14 +7,14 @@ Both results are addresses, for `cb_eval` and `cb_eval_user_data` in the paramet
 Rules
 - One step in `sample_every` is recorded. In other steps the callback declines all nodes, and ggml computes the whole
   graph at once.
-- In a recorded step, ggml computes the nodes one by one and waits for each. In other steps ggml may run several nodes
-  at once, fuse nodes, or replay a device's graph. So a recorded step is slower. The backend of the bricks says so.
-- A step is one graph. A batch longer than `n_ubatch` has several graphs. The other work of llama_decode, and the
-  choice of a token, are not part of the step.
-- A step is a decode if every token gives logits. So a prompt with logits for all tokens is a decode, too. A step is a
-  prefill if only some tokens give logits, and an encode if no token gives logits.
-- A node's name and operation decide its brick. A node that no rule matches becomes a brick named after its operation.
-  FLOP and bytes are unknown, because the callback sees no weights.
+- A recorded step is slower, because ggml computes the nodes one by one and waits for each. Otherwise it may run
+  several nodes at once, fuse nodes, or replay a device's graph. The backend of the bricks says so.
+- A step is one graph. A batch longer than `n_ubatch` has several graphs. The other work of llama_decode and the
+  choice of a token are not part of the step.
+- The tokens that give logits decide the phase. All: decode, even for a prompt with logits for all tokens. Some:
+  prefill. None: encode.
+- A node's name and operation decide its brick. A node that no rule matches becomes a brick with the name of its
+  operation. FLOP and bytes are unknown, because the callback sees no weights.
 - Each context needs its own callback. A forked child records nothing of llama.cpp.
 """
 
@@ -54,12 +54,12 @@ _log = logging.getLogger("cbtop")
 BACKEND = "ggml, one node at a time"
 PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 _FUNCTIONS = ("ggml_get_name", "ggml_op_desc", "ggml_nelements", "ggml_nrows")
-# The callbacks stay alive as long as the process, because llama.cpp has their addresses.
+# llama.cpp has the addresses of these callbacks, so they stay alive as long as the process.
 _callbacks: list[_Callback] = []
 
 
 def callback(profiler: BrickProfiler) -> tuple[int, int]:
-    """Return the addresses of a function and its user data, for `cb_eval` and `cb_eval_user_data` of one context.
+    """Return the addresses of a function and of its user data, for `cb_eval` and `cb_eval_user_data` of one context.
 
     Raises ValueError if llama.cpp is not loaded, if this part of cbtop was not compiled, or if threads are greenlets.
     """
@@ -74,7 +74,7 @@ class _Callback:
             from cbtop.profiler import _llama_cpp as compiled
         except ImportError as error:
             raise ValueError(f"cbtop was installed without its compiled part for llama.cpp: {error}") from error
-        # A greenlet that waits for a graph would stop all other greenlets.
+        # A greenlet that waits for a graph would stop all others.
         if not inspect.isbuiltin(_thread.start_new_thread):
             raise ValueError("threads are greenlets here: llama.cpp's steps could not be handed over")
         name_of, operation_of, elements_of, rows_of = _loaded()
@@ -86,14 +86,14 @@ class _Callback:
         self.function, self.user_data = compiled.create(
             name_of, operation_of, elements_of, rows_of, profiler.sample_every, self._wake
         )
-        self._steps.show()  # announcing opens the ring, so that at exit `_finish` runs before the ring is closed
+        self._steps.show()  # announcing opens the ring, so `_finish` runs before the ring is closed at exit
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._stop)
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
-        """Wait for stored graphs in a thread of cbtop's own, and record them. So the thread that computes does not
-        wait.
+        """Wait for stored graphs and record them. This runs in cbtop's own thread, so that the computing thread does
+        not wait.
         """
         try:
             while True:
@@ -146,7 +146,7 @@ class _Callback:
 
 
 def _loaded() -> list[int]:
-    """Return the addresses of the functions of ggml in `_FUNCTIONS`, from a loaded library that has all of them."""
+    """Return the addresses of the functions of ggml in `_FUNCTIONS`. They all come from one loaded library."""
     mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
     for path in sorted(path for path in mapped if ".so" in path):
         try:
@@ -163,9 +163,7 @@ def _loaded() -> list[int]:
 
 @dataclass(slots=True)
 class BrickNodes:
-    """Consecutive nodes of a graph that belong to one brick. `elements` is the number of elements of the first node's
-    result.
-    """
+    """Consecutive nodes of a graph that belong to one brick. `elements` is the size of the first node's result."""
 
     kind: ModuleKind
     layer: int | None
@@ -186,9 +184,8 @@ _MANY = (
     MOE_EXPERTS,
     MIXER,
 )
-_ADDS = r"MUL_MAT|ADD"  # operations of a node that multiplies, or adds a bias to the product
-# Each rule has the name of a node (without its layer), the operation of the node, and the brick. The first matching
-# rule decides.
+_ADDS = r"MUL_MAT|ADD"  # operations of a node that multiplies, or adds a bias to a product
+# A rule has the name of a node (without its layer), its operation, and the brick. The first matching rule decides.
 _RULES = tuple(
     (re.compile(name), re.compile(operation), ModuleKind(brick))
     for name, operation, brick in (
@@ -227,7 +224,7 @@ def bricks_of(nodes: list[Node]) -> list[BrickNodes]:
     for full_name, operation, elements, start_ns, end_ns in nodes:
         last = bricks[-1] if bricks else None
         name, layer = _place(full_name)
-        if not name and last is not None:  # a node without a name belongs to the layer of the node before it
+        if not name and last is not None:  # a node without a name is in the same layer as the node before it
             layer = last.layer
         kind = _kind(name, operation, last if last and last.layer == layer else None)
         if last is not None and last.layer == layer and _goes_on(last, kind, name, operation):
@@ -240,7 +237,7 @@ def bricks_of(nodes: list[Node]) -> list[BrickNodes]:
 
 @functools.lru_cache(maxsize=MAX_NAMES)
 def _place(full_name: str) -> tuple[str, int | None]:
-    """Return a node's name without its layer ("" if it has no name), and the number of the layer or None."""
+    """Return the name of a node without its layer, or "", and the number of the layer, or None."""
     found = _NAME.fullmatch(full_name)
     if found is None or _NO_NAME.fullmatch(found["name"]):
         return "", None
@@ -251,7 +248,7 @@ def _place(full_name: str) -> tuple[str, int | None]:
 def _kind(name: str, operation: str, last: BrickNodes | None) -> ModuleKind:
     before = None if last is None else last.kind
     if before is not None and before.brick in _NORMS and "norm" in name and operation in ("MUL", "ADD"):
-        return before  # the node multiplies by a norm's weight, or adds a norm's bias
+        return before  # the node applies a norm's weight or bias
     if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
         return ModuleKind(BrickId.OUTPUT_PROJECTION)  # llama.cpp gives no name to this product
     return _by_rule(name, operation)

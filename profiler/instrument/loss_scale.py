@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.instrument.optimizer_gradients import OptimizerGradients
 
-#: A scaler begins with a scale that is too large, and halves it in almost each of its first steps. So falls in the
-#: first updates are normal.
+#: A scaler begins with a scale that is too large, and halves it in most of its first steps. This many first updates
+#: may lower the scale without being counted as a problem.
 FIRST_UPDATES = 32
 ANNOUNCE_NS = 1_000_000_000
-EARLY = 4, 16  # after these numbers of updates, the scale is announced without waiting
-MAX_WAITING = 4  # most scales that may be on their way from a device
+EARLY = 4, 16  # announce the scale at once after these numbers of updates
+MAX_WAITING = 4  # at most this many scales are on their way from a device
 
 
 class ScalerHistory:
@@ -30,7 +30,7 @@ class ScalerHistory:
 
     def __init__(self, scaler: ref[Any]) -> None:
         self.scaler = scaler
-        self.optimizer: OptimizerGradients | None = None  # the optimizer of the latest step that used this scaler
+        self.optimizer: OptimizerGradients | None = None  # the optimizer of the newest step with this scaler
         self._updates = self._falls = 0
         self._scale: float | None = None  # the scale after the latest update
         # The scale before and after each update.
@@ -41,7 +41,7 @@ class ScalerHistory:
     def before_update(self, scale: Any) -> None:
         """Store the scale before an update, because the program may have set it.
 
-        If the scale is on a device, it is read only once.
+        A scale on a device is read only the first time.
         """
         is_new = self._scale is None and not self._waiting
         if type(scale) is Tensor and (is_new or scale.device.type == "cpu"):
@@ -49,7 +49,7 @@ class ScalerHistory:
             self._read(scale)
 
     def after_update(self, scale: Any) -> None:
-        """Store the scale after an update. Announces the scales, unless they were announced a short while ago."""
+        """Store the scale after an update. Announces the scales, unless this was done a short while ago."""
         self._read(scale)
         now_ns = clock.perf_counter_ns()
         model = None if self.optimizer is None or self.optimizer.model is None else self.optimizer.model()
@@ -94,6 +94,6 @@ class ScalerHistory:
 def _fell(before: float, after: float) -> bool:
     """Return whether an update lowered the scale.
 
-    A scale of 0 counts as lowered, because it stays 0 and all steps are skipped.
+    A scale of 0 counts, too. It stays 0, and all steps are skipped.
     """
     return after < before or not before

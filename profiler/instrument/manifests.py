@@ -51,23 +51,19 @@ def manifest_of(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps
 
 
 def _class_of(model: nn.Module) -> str:
-    """Return the name of the model's class. Torch's wrappers for compiled and distributed models do not count."""
+    """Return the name of the model's class, inside of torch's wrappers for compiled and distributed models."""
     name, inside = WRAPPERS.get(type(model).__name__, ""), submodules(model)
     return type(inside[name]).__name__ if inside.get(name) is not None else type(model).__name__
 
 
 def _config_of(module: nn.Module) -> Any:
-    """Return the attribute `config` of `module`. Returns None if the attribute is missing, or if it is a property or
-    a function.
-    """
+    """Return the attribute `config` of `module`. None if it is missing, a property or a function."""
     config = attribute_of(module, "config")
     return None if hasattr(type(config), "__get__") else config
 
 
 def _setting(config: Any, name: str) -> Any:
-    """Return the value of a config's setting `name`, even if the config stores it under a different name (see
-    `attribute_map`).
-    """
+    """Return a config's setting `name`. The config may store it under a different name (see `attribute_map`)."""
     names = attribute_of(config, "attribute_map")
     return attribute_of(config, names.get(name, name) if type(names) is dict else name)
 

@@ -1,4 +1,4 @@
-"""The wrapper that replaces the call of a model and makes each call a step."""
+"""Replaces the call of a model by a wrapper that makes each call a step."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from cbtop.protocol import clock
 
 
 class ModelCall(CallWrapper):
-    """Replaces the call of a model. The call becomes a step, unless a step of this model is already open.
+    """Replaces the call of a model. The call becomes a step, unless a step of this model is open.
 
-    If the hot path is compiled, C code begins and ends most steps, in the same way (see compiled_steps.py).
+    If the hot path is compiled, C code begins and ends most steps in the same way (compiled_steps.py).
     """
 
     __slots__ = ("_axis", "_names", "_steps", "_takes_ids", "has_cache", "without_cache")
@@ -61,10 +61,11 @@ class ModelCall(CallWrapper):
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
     ) -> tuple[Callable[..., Any], OpenStep | Forward | None]:
-        """Begin a step. Returns the callable to call with these arguments, and the step (None: the call is no step).
+        """Begin a step. Returns the callable for these arguments, and the step. The step is None if the call is not a
+        step.
 
-        The caller must then call the callable and end the step. If C code does both, no Python frame of cbtop is on
-        the stack while the model runs.
+        The caller must then call the callable and end the step. So the C code leaves no Python frame of cbtop on the
+        stack while the model runs.
         """
         called = self.instead
         if called is None:
@@ -81,13 +82,13 @@ class ModelCall(CallWrapper):
         if captures:
             capture = capture_here()
             if isinstance(capture, StepCalls):
-                return called, None  # a different model is called inside a recorded training step
+                return called, None  # another model is called inside a recorded training step
             if capture is not None:
                 return functools.partial(self.call_captured, capture), None
         if steps.is_of_runner:
             steps.is_called_by_runner(called_ns)
             return called, None
-        try:  # calls inside a step are frequent, so handle them without calling `begun`
+        try:  # calls inside a step are frequent, so they skip `begun`
             here = steps.path.position.unit
             step = here.open[-1] if here is not None and here.open else None
             generation = here.generations[-1] if here is not None and here.generations else None
@@ -116,7 +117,7 @@ class ModelCall(CallWrapper):
             )
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
-        """Return a description of this call, which is being captured in a graph. Each replay uses the description."""
+        """Describe this call, which is being captured in a graph. Each replay has this description."""
         named = dict(zip(self._names, args, strict=False))
         return describe_captured(
             args[len(named) :],
@@ -128,7 +129,7 @@ class ModelCall(CallWrapper):
         )
 
     def call_captured(self, capture: Capture, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the model during the capture of a graph, and record its calls in `capture`.
+        """Call the model while a graph is captured, and record its calls in `capture`.
 
         The call is not a step, because the device runs nothing during a capture.
         """

@@ -1,4 +1,4 @@
-"""Finds traits of a model that decide the phase and the tokens of its calls. Reads its signature, names and flags."""
+"""Finds traits of a model that decide the phase and the tokens of its calls, from its signature, names and flags."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def takes_a_cache(module: nn.Module) -> bool:
 
 
 def has_words(module: nn.Module) -> bool:
-    """Return whether `module` has an embedding, or a part named like one. Then integer inputs may be token ids."""
+    """Return whether `module` has an embedding, or a part named like one. If so, integer inputs may be token ids."""
     if any([isinstance(rows, int) for rows in attributes_of(holders_of(module, "num_embeddings"), "num_embeddings")]):
         return True
     names: set[str] = set()
     for one in modules_of(module):
         if held := submodules(one):
-            names.update(held.keys())  # in a scripted module, `held` is not a dict, but has a method `keys`
+            names.update(held.keys())  # a scripted module has no dict here, but an object with a method `keys`
         if weights := own_parameters(one):
             names.update(weights.keys())
     return any([part in name.lower() for name in names for part in ("emb", "wte", "vocab", "tok")])
 
 
 def looks_both_ways(module: nn.Module) -> bool:
-    """Return whether no attention in `module` is causal, according to the flags of its modules."""
+    """Return whether no attention in `module` is causal, by the flags of its modules."""
     modules = holders_of(module, "is_causal") + holders_of(module, "is_decoder")
     pairs = zip(attributes_of(modules, "is_causal"), attributes_of(modules, "is_decoder"), strict=True)
     flags = [is_decoder if is_causal is None else is_causal for is_causal, is_decoder in pairs]
@@ -46,7 +46,7 @@ def looks_both_ways(module: nn.Module) -> bool:
 
 
 def is_called_encoder(module: nn.Module) -> bool:
-    """Return whether `module`, or the only child that it wraps, has a class with the name of an encoder."""
+    """Return whether the class of `module`, or of the only child that it wraps, is named like an encoder."""
     inner: nn.Module | None = module
     while inner is not None:
         if "Encoder" in type(inner).__name__ and "Decoder" not in type(inner).__name__:
@@ -57,10 +57,9 @@ def is_called_encoder(module: nn.Module) -> bool:
 
 
 def axis_of_sequences(module: nn.Module) -> int | None:
-    """Return the axis of sequences in the input of `module`, from its attribute `batch_first`. Returns None if it is
-    unknown.
+    """Return which axis of the input has the sequences, by the attribute `batch_first`. None if it is unknown.
 
-    For torch's own encoders, `batch_first` is read from the modules inside them.
+    For torch's own encoders, the modules inside them have this attribute.
     """
     is_of_torch = type(module).__module__.startswith("torch.nn.")
     flags = attributes_of(modules_of(module) if is_of_torch else [module], "batch_first")
@@ -69,7 +68,7 @@ def axis_of_sequences(module: nn.Module) -> int | None:
 
 
 def positional_arguments(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the positional arguments of `module`, or of the only child that it wraps."""
+    """Return the positional arguments of `module`, or of the only child that it wraps."""
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = [
         tuple(name for name, parameter in parameters.items() if parameter.kind in by_position)
@@ -79,9 +78,9 @@ def positional_arguments(module: nn.Module) -> tuple[str, ...]:
 
 
 def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
-    """Return the parameters of `forward` of `module`, then the parameters of `forward` of its only child, and so on.
+    """Return the parameters of `forward` of `module`, then those for its only child, and so on.
 
-    The children matter because a wrapper passes its arguments on.
+    A wrapper passes its arguments on, so the children matter.
     """
     found = []
     inner: nn.Module | None = module

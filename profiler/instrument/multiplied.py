@@ -1,10 +1,10 @@
-"""Finds the type of the numbers that a matrix product multiplies: the type of its weights, or the type of autocast.
+"""Finds the number type that a matrix product multiplies: the type of its weights, or the type of autocast.
 
 Rules
 - An unknown type is `UNKNOWN_TYPE`, which has no roof. If the weights are plain tensors, their type follows it.
 - Autocast is checked once per step, when the first layer begins, because a program may enter autocast around the
   model or inside it.
-- If autocast is switched only for a part of a model, cbtop does not see that.
+- cbtop does not see autocast that is only used in a part of a model.
 """
 
 from __future__ import annotations
@@ -17,27 +17,25 @@ import torch
 from cbtop.profiler.instrument.torch_internals import precision_of_float32
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 
-# The types that autocast converts. It does not convert float64 and integers.
+# Autocast converts these types. It leaves float64 and integers as they are.
 _CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_FULL = ("none", "ieee")  # values of torch's settings that do not reduce the precision of float32 products
+_FULL = ("none", "ieee")  # with these values of torch's settings, float32 products keep their full precision
 _BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
 AUTOCAST_DEVICES = frozenset(_BACKENDS)  # types of devices for which autocast is checked
 PRODUCT, CONVOLUTION = "matmul", "conv"
 
 
 class Mode(NamedTuple):
-    """The settings of a program that decide, together with the weights, which number types matrix products
-    multiply.
-    """
+    """The settings of a program that, together with the weights, decide the number types of matrix products."""
 
     autocast: torch.dtype | None = None  # autocast converts to this type; None if autocast is off
-    adapters: Any = None  # state of the adapters of the first layer with adapters (see adapters.py)
-    products: str = "float32"  # the number type that products of float32 weights really multiply
+    adapters: Any = None  # state of the adapters of the first layer that has adapters (see adapters.py)
+    products: str = "float32"  # the number type that a product of float32 weights really multiplies
     convolutions: str = "float32"
 
 
 PLAIN = Mode()
-# Python module of a linear layer's class in torch's eager quantisation -> bytes of an activation.
+# Linear layers of torch's eager quantisation: Python module of the class -> bytes of an activation.
 PACKED = {"torch.ao.nn.quantized.dynamic.modules.linear": 4, "torch.ao.nn.quantized.modules.linear": 1}
 
 
@@ -49,17 +47,17 @@ def autocast_type(device: str) -> torch.dtype | None:
 
 
 def type_of_float32(device: str, operator: str) -> str:
-    """Return the number type that products of float32 really multiply on `device`, according to torch's settings."""
+    """Return the number type that products of float32 really multiply on `device`, by torch's settings."""
     setting = _setting(device, operator)
     if setting in _FULL:
         return "float32"
     if device == "cuda" and setting == "tf32":
         return "tf32"
-    return UNKNOWN_TYPE  # on a CPU that lacks the lower precision, the setting has no effect
+    return UNKNOWN_TYPE  # a CPU without the lower precision ignores the setting
 
 
 def types_of_float32(device: str) -> tuple[str, str]:
-    """Return the number types that products and convolutions of float32 really multiply on `device`."""
+    """Return the number types that float32 products and float32 convolutions really multiply on `device`."""
     return type_of_float32(device, PRODUCT), type_of_float32(device, CONVOLUTION)
 
 
@@ -71,22 +69,22 @@ def _setting(device: str, operator: str) -> str:
         get = precision_of_float32
         settings = (get(backend, operator), get(backend, "all"), get("generic", "all"))
         return next((setting for setting in settings if setting != "none"), "none")
-    if device == "cuda" and operator == CONVOLUTION:  # this setting exists in torch before 2.9
+    if device == "cuda" and operator == CONVOLUTION:  # for torch before 2.9
         return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     return "ieee" if operator == CONVOLUTION or torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 @functools.lru_cache(maxsize=64)
 def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | None) -> str:
-    """Return the number type that products of `stored` tensors multiply. This is cached, so clear the cache when
-    torch's settings change.
+    """Return the number type that products of `stored` tensors multiply. Cached: clear the cache if torch's settings
+    change.
     """
     mode = Mode(autocast, products=type_of_float32(device, PRODUCT))
     return type_name(computed_type(stored, mode), mode)
 
 
 def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
-    """Return the type that is used to compute a product with weights of type `stored`."""
+    """Return the number type that a product with weights of type `stored` is computed with."""
     return stored if mode.autocast is None or stored not in _CONVERTED else mode.autocast
 
 
@@ -96,9 +94,7 @@ def unknown_with(stored: torch.dtype) -> str:
 
 
 def type_name(computed: torch.dtype, mode: Mode, operator: str = PRODUCT) -> str:
-    """Return the name of the type that a product multiplies. `computed` is the type that is used to compute the
-    product.
-    """
+    """Return the name of the type that a product multiplies. `computed` is the result of `computed_type`."""
     if computed is torch.float32:
         return mode.convolutions if operator == CONVOLUTION else mode.products
     return str(computed).removeprefix("torch.") if computed.is_floating_point else UNKNOWN_TYPE

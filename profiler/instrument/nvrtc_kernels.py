@@ -1,9 +1,9 @@
-"""Finds the kernels that a process compiles itself with NVRTC: through NVIDIA's bindings for Python, or torch.
+"""Finds the kernels that a process compiles itself with NVRTC, through NVIDIA's bindings for Python or torch.
 
 NVRTC has no hook. So two functions of `cuda.bindings.nvrtc`, and one behind `torch.cuda._compile_kernel`, are
-replaced. The replacements call the original functions. They also remember the options, and the names of the kernels
-in the source. cbtop does not see calls of NVRTC from C or through the program's own ctypes. It also does not see
-calls before the first model is followed.
+replaced. The replacements call the originals, and store the options and the names of kernels in the source.
+
+cbtop does not see calls from C, calls through the program's own ctypes, or calls before the first model is followed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TORCH = "torch.cuda._utils"
 CREATE, COMPILE = "nvrtcCreateProgram", "nvrtcCompileProgram"  # of the bindings
 COMPILE_OF_TORCH = "_nvrtc_compile"
 MAX_NAMES = 1024  # of kernels that are remembered
-MAX_PROGRAMS = 64  # most programs that were created and not compiled yet
+MAX_PROGRAMS = 64  # at most this many programs wait to be compiled
 MAX_VARIANTS = 16  # of a name
 MAX_SOURCE_CHARS = 1 << 20
 MAX_OPTIONS_CHARS = 160
@@ -35,26 +35,26 @@ _DEFINITION = re.compile(r"__global__[^;{}]*?\b(\w+)\s*\(")
 _LAUNCH_BOUNDS = re.compile(
     r"__launch_bounds__\s*\([^()]*\)|__cluster_dims__\s*\([^()]*\)|__attribute__\s*\(\(.*?\)\)"
 )
-# Options that are left out, because they say nothing about the kernel's code.
+# Options that are not shown, because they say nothing about a kernel's code.
 _PATHS = re.compile(r"-I|--include-path|-include|--pre-include")
 
 
 class NvrtcKernel(NamedTuple):
-    """NVRTC's options for a kernel, and the source of the kernel, such as `saxpy.cu:12`."""
+    """The NVRTC options of a kernel, and its source, such as `saxpy.cu:12`."""
 
     options: str
     source: str
 
 
 _kernels: dict[str, dict[NvrtcKernel, None]] = {}  # by name, without template arguments
-# NVRTC's program -> its source, the name of the source, and the place of the call.
+# NVRTC's program -> its source, the name of the source, and the line that made the program.
 _created: dict[int, tuple[str, str, str]] = {}
 # (module, function) -> the host's function, and cbtop's replacement.
 _replaced: dict[tuple[str, str], tuple[Any, Any]] = {}
 
 
 def follow() -> None:
-    """Remember the kernels that NVRTC compiles from now on."""
+    """From now on, store the kernels that NVRTC compiles."""
     once_imported(BINDINGS, _follow_bindings)
     once_imported(TORCH, _follow_torch)
 
@@ -78,9 +78,7 @@ def of_nvrtc(names: Collection[str]) -> dict[str, list[NvrtcKernel]]:
 
 
 def version() -> str:
-    """Return the version of NVRTC, such as `13.5`, or "" if it is not known. It is read from the bindings, or from
-    torch if there are none.
-    """
+    """Return the version of NVRTC, such as `13.5`, or "" if unknown. Asks the bindings, or else torch."""
     ask = getattr(sys.modules.get(BINDINGS), "nvrtcVersion", None)
     if ask is not None:
         status, *numbers = ask()
@@ -173,7 +171,7 @@ def _place(frame: FrameType | None) -> str:
 
 
 def _remember(source: str, name: str, place: str, options: Iterable[object]) -> None:
-    """Store the kernels of a source. If the source has no name, the place of the call is used."""
+    """Store the kernels of a source. A source without a name gets the file and line of the call."""
     words = " ".join(one for one in map(_text, options) if not _PATHS.match(one))
     cut = words if len(words) <= MAX_OPTIONS_CHARS else words[: MAX_OPTIONS_CHARS - 1] + "…"
     for kernel, line in _definitions(source[:MAX_SOURCE_CHARS]):

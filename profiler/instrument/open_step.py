@@ -1,8 +1,8 @@
 """The open steps of models. A step is open from the model's call until the step ends.
 
 Rules
-- In `generate` of transformers, a step lasts from the begin of the preparation of its inputs until its token is
-  chosen. The host's work between two steps, such as printing a token, is in no step.
+- In `generate` of transformers, a step begins with the preparation of its inputs and ends with its token. Work of the
+  host between two steps, such as printing a token, is in no step.
 - Each thread, task and greenlet has its own open steps (`Unit`).
 - If cbtop's code fails, the step ends and the model is detached. The model's call continues.
 """
@@ -47,24 +47,24 @@ Arguments = ParamSpec("Arguments")
 
 
 class Generation:
-    """One call of `generate` that is running."""
+    """A running call of `generate`."""
 
     __slots__ = ("beams", "is_assisted", "length", "model", "own_ns", "prepared")
 
     def __init__(self, model: object) -> None:
         self.model = model  # the generating model
         self.is_assisted = False  # whether a draft model proposes tokens
-        # In a beam search: the number of beams for each input, and how many of these beams `generate` returns.
+        # Beam search: the number of beams per input, and how many of them `generate` returns.
         self.beams: tuple[int, int] | None = None
-        # When the preparation of the next step's inputs began, and its duration, both in ns. None if it has not
-        # begun.
+        # When the preparation of the next step's inputs began, and how long it took, both in ns. None before it
+        # begins.
         self.prepared: tuple[int, int] | None = None
-        self.length: int | None = None  # length of the sequences when the last token was chosen
-        self.own_ns = 0  # time in ns that cbtop took before the next step; it counts as overhead of that step
+        self.length: int | None = None  # length of the sequences after the last token
+        self.own_ns = 0  # ns that cbtop spent before the next step; counted as overhead of that step
 
 
 class Unit:
-    """The open steps, and the calls of `generate` that are running, of one thread, task or greenlet."""
+    """The open steps and the running calls of `generate` in one thread, task or greenlet."""
 
     __slots__ = ("__weakref__", "generations", "open")
 
@@ -79,7 +79,7 @@ class Unit:
 
     @property
     def waiting(self) -> OpenStep | None:
-        """The step of the innermost call of `generate`, if it waits for its token to be chosen; else None."""
+        """The step of the innermost `generate` that waits for its token, or None."""
         if not self.open:
             return None
         step, generations = self.open[-1], self.generations
@@ -87,7 +87,7 @@ class Unit:
         return step if is_here and step.waits and not step.is_running else None
 
     def end_generate(self, depth: int) -> None:
-        """End the call of `generate` with the number `depth`, and close its steps that still wait for a token."""
+        """End the call of `generate` number `depth`. Also close its steps that wait for a token."""
         ended = self.generations[depth:]
         del self.generations[depth:]
         while self.open and self.open[-1].generation in ended:
@@ -99,9 +99,8 @@ _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend=
 
 
 def recorded_here() -> HotPath | Path | Timing | Capture | None:
-    """Return the path that times the caller's recorded step, or the caller's running `Capture`.
-
-    None if there is neither.
+    """Return the path that times the caller's recorded step, or the `Capture` that is running. None if there is
+    neither.
     """
     paths = set(swapped_in.values())
     if len(paths) == 1:  # if the hot path is compiled, `path.position` takes a tenth of the time of `unit()`
@@ -130,23 +129,23 @@ def _unless_it_fails(
 
 
 class Called(Protocol):
-    """A callable that makes each of its calls a step: a model, or a runner with its model."""
+    """A model, or a runner with its model. Each of its calls is a step."""
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
-        """Return the phase, tokens and sequences of a call with the given arguments."""
+        """Return the phase, tokens and sequences of a call with these arguments."""
 
     @property
     def waits(self) -> bool:
-        """Whether a step outside of `generate` stays open after the model's call, until a token is chosen."""
+        """Whether a step outside of `generate` stays open after the model's call, until its token is chosen."""
 
     def may_wait(self, generation: Generation | None) -> bool:
-        """Return whether a step inside the call `generation` stays open after the model's call, until a token is
+        """Return whether a step inside the call `generation` stays open after the model's call, until its token is
         chosen.
         """
 
 
 class OpenStep:
-    """A step of a model that is open. It begins with the model's call and lasts until the step ends."""
+    """An open step of a model. It begins with the model's call."""
 
     __slots__ = (
         "_begun_ns",
@@ -169,11 +168,11 @@ class OpenStep:
     def __init__(self, steps: TimedModel, unit: Unit, called: Called, args: Any, kwargs: Any) -> None:
         self.steps = steps
         self.profiler = steps.profiler
-        self.is_running = True  # False after the model's call has returned, while the step is still open
+        self.is_running = True  # False once the model's call has returned; the step may still be open then
         self.is_recorded = False
         generations = unit.generations
         self.generation = generation = generations[-1] if generations else None
-        # Whether the step stays open after the model's call, until a token is chosen.
+        # Whether the step stays open after the model's call, until its token is chosen.
         self.waits = called.waits if generation is None else called.may_wait(generation)
         self._unit = unit
         self._sampling: Any = None
@@ -191,24 +190,24 @@ class OpenStep:
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
-        # Whether this is the forward pass of a training step that is not recognised as a training step, because no
-        # optimizer has run yet.
+        # Whether this may be the forward pass of the first training step. cbtop cannot tell before an optimizer has
+        # run.
         self._may_be_training = steps.training is None and torch.is_grad_enabled() and steps.may_begin_training()
         if self._may_be_training and not name.endswith(WARM_UP):
             name += WARM_UP
         step = self.active = ActiveStep(steps.profiler_steps, name, tokens, steps.model)
         step.sequences, step.cached = sequences or None, cached
         if steps.own is not None and not (steps.own.on_device or self.waits or steps.is_of_runner):
-            # The step is the model's call, so it has the model's own operations.
+            # The step is the model's call, so the model's own operations belong to it.
             step.key = OwningKey.of(step.key, steps.own)
         self._in_burst: KernelRecording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
-        # Is called when this step ends, if this step has interrupted a training step.
+        # Called when this step ends, if it has interrupted a training step (as an evaluation).
         self._end_evaluation: Callable[[], None] | None = None
 
     @property
     def has_calls(self) -> bool:
-        """Whether this step times the calls of modules, or records which calls are made."""
+        """Whether this step times the calls of modules, or records which modules are called."""
         return self.is_recorded or self._noting is not None
 
     def begin(self) -> None:
@@ -251,7 +250,7 @@ class OpenStep:
 
     @_unless_it_fails
     def ended(self) -> None:
-        """Handle the return of the model's call: end the step, or leave it open until its token is chosen.
+        """End the step, or leave it open until its token is chosen. The model's call has returned.
 
         Raises NotFiniteError if the guard stops the host.
         """
@@ -270,7 +269,7 @@ class OpenStep:
             self.steps.guard.end(self)
 
     def begin_sampling(self, called_ns: int) -> None:
-        """Begin the choice of a token, at `called_ns`. Code that chooses a token may also call the model."""
+        """Begin to choose a token, at `called_ns`. The code that chooses may call the model again."""
         try:
             self.is_running = True
             if self._sampling is None and self.is_recorded:
@@ -280,7 +279,7 @@ class OpenStep:
             self.steps.failed(error)
 
     def end_sampling(self, length: int | None, returned_ns: int) -> None:
-        """End the choice of tokens, at `returned_ns`, and end the step.
+        """The tokens were chosen at `returned_ns`, so end the step.
 
         The sequences now have `length` tokens (None: unknown).
         """
@@ -303,7 +302,7 @@ class OpenStep:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """End the step. If other steps are still open inside it, end them first."""
+        """End the step. Steps that are still open inside it end first."""
         try:
             self.is_running = False
             if self.steps.guard is not None and kind is not None:
@@ -321,7 +320,7 @@ class OpenStep:
                     opened[-1].close()
                 try:
                     self.active.__exit__(kind, error, trace)
-                except BaseException:  # a signal handler has interrupted the end of the step, so end it again
+                except BaseException:  # a signal handler has interrupted the end of the step, so repeat it
                     self.active.__exit__(kind, error, trace)
                     raise
                 if kind is None and self.active.key[1].endswith(WARM_UP) and not self._may_be_training:
@@ -337,7 +336,7 @@ class OpenStep:
                     try:
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
-                    # A signal handler has interrupted the loop over the open steps, so run it again.
+                    # A signal handler has interrupted the loop over the open steps, so repeat it.
                     except BaseException:
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
@@ -349,7 +348,7 @@ class OpenStep:
             self.steps.failed(trouble)
 
     def _is_due(self, by_kernels: KernelSteps) -> bool:
-        """Return whether to record the kernels of this step, or to measure the host's times in it.
+        """Return whether CUPTI records the kernels of this step, or the host's times are measured in it.
 
         Never True for a step inside another step, or for a warm-up step.
         """
@@ -357,7 +356,7 @@ class OpenStep:
         return is_due and len(self._unit.open) == 1 and not self.active.key[1].endswith(WARM_UP)
 
     def _begin_by_kernels(self, by_kernels: KernelSteps) -> bool:
-        """Begin to record this step by its kernels. Returns False if that is not possible."""
+        """Begin to record the kernels of this step. Returns False if that is not possible."""
         self.steps.follow(None)
         placed = by_kernels.begin(self.active.key, self.call)
         if placed is None:
@@ -372,7 +371,9 @@ class OpenStep:
         noting.begin(self.call)
 
     def _begin_in_burst(self) -> bool:
-        """Begin to record this step as a part of the requested burst. Returns False if that is not possible."""
+        """Begin to record this step for a command that asked for the kernels of a few steps. Returns False if that is
+        not possible.
+        """
         self.steps.follow(None)
         recording = self.steps.bursts.begin(self.active.key, self.steps, has_calls=True)
         if recording is None:
@@ -392,7 +393,7 @@ class OpenStep:
 
 
 class Noting:
-    """Makes `capture` record the calls of a model's modules while the model is called once."""
+    """Makes `capture` record the calls of modules during one call of the model."""
 
     def __init__(self, model: TimedModel, capture: Capture) -> None:
         self.capture = capture
@@ -402,7 +403,7 @@ class Noting:
         self._span: CapturedCall | None = None
 
     def begin(self, call: phases.Call) -> None:
-        """Begin to record the calls of modules. `call` describes the model's call."""
+        """Begin to record calls of modules. `call` describes the model's call."""
         capture = self.capture
         try:
             swaps.swap_in(self._me, capture)
@@ -417,7 +418,7 @@ class Noting:
             capture.failed(error)
 
     def end(self) -> None:
-        """Stop recording the calls, because the model's call has returned."""
+        """Stop recording. The model's call has returned."""
         try:
             self.capture.end(self._span)
             if self._model.guard is not None:
@@ -433,7 +434,7 @@ class Noting:
 
 
 class EndedAfterCall(Protocol):
-    """The interface of a step, or a part of one, that ends when a call returns."""
+    """A step, or a part of a step, that ends when a call returns."""
 
     def ended(self) -> None:
         """The call has returned."""
@@ -444,18 +445,18 @@ class EndedAfterCall(Protocol):
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """The call has raised an exception."""
+        """End the step: the call has raised an exception."""
 
 
 def call_in(
     step: EndedAfterCall | None, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call `called`. If there is a `step`, end the step after the call."""
+    """Call `called`, then end `step`, if there is one."""
     try:
         result = called(*args, **kwargs)
         if step is not None:
             without_dynamo(step.ended)
-    except BaseException:  # the exception comes from the model, or from a signal handler
+    except BaseException:  # the model or a signal handler has raised this
         if step is not None:
             without_dynamo(step.close, *sys.exc_info())
         raise

@@ -3,9 +3,10 @@
 Rules
 - If the program clips the gradients by their L2 norm, that norm is announced. Otherwise the norm is measured before
   the optimizer's step, so rarely that measuring takes at most SHARE of the time.
-- On a CPU, a few small gradients, spread over the model, are checked in every step. A NaN in one layer spreads to the
-  layers before it in the backward pass, so some of the small gradients have it, too. If one of them is not finite,
-  all gradients are measured in the same step.
+- On a CPU, a few small gradients, spread over the model, are checked in every step. If steps are short, they are
+  checked so rarely that this takes at most SMALL_SHARE of the time. A NaN in one layer spreads to the layers before
+  it in the backward pass, so some of the small gradients have it, too. If one of them is not finite, all gradients
+  are measured in the same step.
 - If a gradient scaler skips a step, the step is not reported as faulty.
 """
 
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from cbtop.profiler.instrument.gradients import (
-    Budget,
     Gradients,
     Measurement,
-    are_finite,
+    ThreadGradients,
     gradients_here,
     is_observed,
     measured,
+    seem_finite,
     small_gradients,
 )
 from cbtop.profiler.instrument.module_tree import dictionary_of
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements
 EARLY = 4, 16  # after these numbers of norms, the norm is announced without waiting
 MAX_WAITING = 4  # most measurements that may be on their way from a device
-SMALL = 8  # number of small gradients that are checked in every step
+SMALL = 8  # number of small gradients that are checked
 
 
 @dataclass(slots=True)
 class _Fault:
-    """The first step with a gradient that is not finite. Its fields become the fields of a `GradientFault`."""
+    """The first step with a gradient that is not finite. Has the fields of a `GradientFault`."""
 
     name: str
     kind: str
@@ -63,31 +64,38 @@ class OptimizerGradients:
         self.phase = ""  # phase of the latest training step
         self.model: ref[TimedModel] | None = None
         self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
-        self._newest: tuple[int, Gradients] | None = None  # the newest norm, and the number of its step
+        # The number and the norm of the newest step with a known norm.
+        self._newest: tuple[int, Gradients] | None = None
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
-        self._small: list[ref[Any]] = []  # the parameters with gradients that are checked in every step
+        self._small: list[ref[Any]] = []  # the parameters with small gradients that are checked
         self._small_step = 0  # number of the latest step with all gradients of `_small` finite
         # The latest step with all gradients finite, and the latest step with measured gradients.
         self._finite_step = self._checked_step = 0
-        self._is_doubtful = False  # True if a norm was infinite, although the gradients may be finite
+        self._is_doubtful = False  # True if a norm was infinite, but the gradients may be finite
         self._fault: _Fault | None = None
         self._told_ns = 0
-        # The latest announced step with a norm, and the latest announced step with a fault.
+        # The last announced step with a norm, and the last announced step with a fault.
         self._told: tuple[int, int] = 0, 0
+
+    def is_due(self) -> bool:
+        """Return whether `look` has anything to do in the current step."""
+        here, now_ns = gradients_here(), clock.perf_counter_ns()
+        is_small_due = bool(self._small) and here.small_budget.is_due(now_ns)
+        return is_small_due or here.has_clips or here.budget.is_due(now_ns) or bool(self._waiting)
 
     def look(self, model: TimedModel) -> None:
         """Look at the gradients of the current step, which trains `model`.
 
-        Called when the optimizer's step begins or ends.
+        Called when a step of the optimizer begins or ends.
         """
         here, step = gradients_here(), self.steps + 1
         while self._waiting and (arrived := self._waiting[0][1].read()) is not None:
             self._take(model, self._waiting.popleft()[0], arrived)
         clipped = here.clipped
         found, is_clipped = here.take()
-        # If the program has clipped only some gradients, measure again: their norm is not the norm of all gradients.
+        # If the program has clipped only some gradients, their norm is not the norm of all. So measure again.
         if found is None or clipped < self._count:
-            found = self._measured(step, here.budget)
+            found = self._measured(step, here)
             if found is not None and is_clipped:
                 found.clipping = "after"
         if isinstance(found, Measurement):
@@ -96,9 +104,9 @@ class OptimizerGradients:
             self._take(model, step, found)
 
     def ended(self, phase: str, model: TimedModel | None, *, is_first: bool) -> None:
-        """Count an ended step of the optimizer, and announce its gradients if an announcement is due.
+        """Count an ended step of the optimizer, and announce its gradients if it is time.
 
-        If several optimizers use the gradients of one backward, only the first of them announces a norm.
+        If several optimizers use the gradients of one backward, only the first announces a norm.
         """
         self.steps += 1
         if model is None:
@@ -129,7 +137,7 @@ class OptimizerGradients:
         groups = () if optimizer is None else dictionary_of(optimizer).get("param_groups", ())
         return sum(len(group["params"]) for group in groups)
 
-    def _measured(self, step: int, budget: Budget) -> Gradients | Measurement | None:
+    def _measured(self, step: int, here: ThreadGradients) -> Gradients | Measurement | None:
         """Measure the gradients if a measurement is due, or if a small gradient is not finite.
 
         Otherwise returns None.
@@ -137,13 +145,16 @@ class OptimizerGradients:
         optimizer = self._optimizer()
         if optimizer is None or is_observed():
             return None
-        is_small_finite = are_finite([one for small in self._small if (one := small()) is not None])
+        begun_ns, is_small_finite = clock.perf_counter_ns(), None
+        if here.small_budget.is_due(begun_ns):
+            is_small_finite = seem_finite([one for small in self._small if (one := small()) is not None])
+            here.small_budget.spend(begun_ns)
         if is_small_finite:
             self._small_step = step
         elif is_small_finite is False and self._is_faulty:
             return Gradients(None, is_again=True)
         begun_ns = clock.perf_counter_ns()
-        if not budget.is_due(begun_ns) and is_small_finite is not False:
+        if not here.budget.is_due(begun_ns) and is_small_finite is not False:
             return None
         attributes = dictionary_of(optimizer)
         parameters = [one for group in attributes.get("param_groups", ()) for one in group["params"]]
@@ -153,7 +164,7 @@ class OptimizerGradients:
         found = measured(parameters, is_exact=self._is_doubtful, scaling=scaling)
         if isinstance(found, Gradients):
             self._small = [ref(one) for one in small_gradients(parameters, SMALL)]
-        budget.spend(begun_ns)
+        here.budget.spend(begun_ns)
         return found
 
     def _take(self, model: TimedModel, step: int, found: Gradients) -> None:
@@ -176,14 +187,13 @@ class OptimizerGradients:
                 self._newest = step, found
 
     def _note(self, model: TimedModel, step: int, found: Gradients) -> None:
-        """Store `step` as faulty, because some of its gradients are not finite."""
+        """Store that some gradients of `step` are not finite."""
         if self._fault is not None:
             self._fault.last_step = step
             return
         root = model.root()
         name = "" if root is None else name_of_last(root, found.faulty)
-        # If a weight were NaN, every gradient would be NaN. So if some gradients are finite, the weights were finite
-        # one step before.
+        # Some gradients are finite, so no weight was NaN one step before. A NaN weight would make every gradient NaN.
         was_finite = len(found.faulty) < found.parameters and self._small_step == step - 1
         finite_step = step - 1 if was_finite else self._finite_step
         self._fault = _Fault(name, found.kind, step, finite_step, step, len(found.faulty), found.parameters)

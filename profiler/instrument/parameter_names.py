@@ -10,16 +10,16 @@ from cbtop.profiler.instrument.torch_internals import own_parameters, submodules
 if TYPE_CHECKING:
     from torch import nn
 
-# The attributes of torch's wrappers that hold the wrapped module. These attributes are left out of the names of
-# parameters.
+# torch's wrappers keep the wrapped module under these attributes. Names of parameters leave them out.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_REPLICAS = "DistributedDataParallel", "DataParallel"  # classes that hold the wrapped model in the attribute `module`
+_REPLICAS = "DistributedDataParallel", "DataParallel"  # classes that keep the wrapped model as `module`
 
 
 def name_of_last(root: nn.Module, parameters: Iterable[Any]) -> str:
-    """Return the name of the last of `parameters` in the order of the model, such as `layers.3.mlp.up.weight`.
+    """Return the name of the one of `parameters` that comes last in `named_parameters`, such as
+    `layers.3.mlp.up.weight`.
 
-    The order is that of `named_parameters`. Returns "" if none of them is in the model.
+    Returns "" if none of them is in the model.
     """
     wanted = set(map(id, parameters))
     last = ""
@@ -31,22 +31,19 @@ def name_of_last(root: nn.Module, parameters: Iterable[Any]) -> str:
 
 
 def name_of_module(root: nn.Module, module: nn.Module) -> str:
-    """Return the first name of `module` in `root`, such as `layers.3.mlp.up`. Returns "" if it is `root`, or is not
-    in `root`.
+    """Return the first name of `module` in `root`, such as `layers.3.mlp.up`. "" for `root` itself or if it is not in
+    `root`.
     """
     return next((prefix.removesuffix(".") for prefix, one in _named_modules(root) if one is module), "")
 
 
 def modules_by_name(root: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules in `root` by their names. A module with several names has its first one."""
+    """Return the modules in `root` by name. If a module has several names, the first one counts."""
     return {prefix.removesuffix("."): module for prefix, module in _named_modules(root)}
 
 
 def _named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each module of a model with the prefix of its parameters' names.
-
-    The order is the order of `named_modules`.
-    """
+    """Yield each module of a model with the prefix of its parameters' names, in the order of `named_modules`."""
     seen = {id(root)}
     waiting: list[tuple[str, nn.Module]] = [("", root)]
     while waiting:

@@ -1,10 +1,14 @@
 """Describes a model's call by its arguments alone: phase, tokens, sequences and cached positions.
 
-Nothing here waits for a device. So facts that are stored only in a tensor on a device are unknown. Three sorts of
-arguments are known: arguments with Hugging Face's names, arguments for the positions of new tokens with the names of
-hand-written models (llama's reference, gpt-fast), and a first tensor of token ids (sequences x tokens). If the input
-is a spectrogram, a picture, or a tensor of other numbers, the tokens are unknown. Then the shape gives only the
-phase, and the sequences if their axis is known.
+Nothing here waits for a device, so facts that only a tensor on a device has are unknown.
+
+These arguments are known
+- Hugging Face's names.
+- The positions of new tokens, under the names of hand-written models (llama's reference, gpt-fast).
+- A first tensor of token ids (sequences x tokens).
+
+If the input is a spectrogram, a picture or another tensor of numbers, the tokens are unknown. The shape then gives
+only the phase, and the number of sequences if their axis is known.
 """
 
 from __future__ import annotations
@@ -19,31 +23,30 @@ from torch import Tensor, int32, int64
 from cbtop.profiler.instrument.module_tree import can_be_asked, dictionary_of, has_method
 
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
-# Phase of `generate` without a cache. Each new token then computes the whole sequence again.
+# A phase of `generate` without a cache: each new token computes the whole sequence again.
 NO_CACHE = "decode, no cache"
-ENCODE = "encode"  # phase of an encoder: an encoder has no cache, and its attention is bidirectional
-# Phase of a call that is not known to be a prefill, a decode or an encode.
+ENCODE = "encode"  # phase of an encoder, which has no cache and looks at tokens on both sides
+# Phase of a call that may be a prefill, a decode or an encode.
 FORWARD = "forward"
 
-# Names of arguments for token ids or their embeddings. The decoder's arguments come first, because a step counts the
-# decoder's tokens.
+# Arguments with token ids or their embeddings. The decoder's come first, because a step counts the decoder's tokens.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
-# Names of arguments that contain pictures; pictures have no axis of tokens.
+# Arguments with pictures, which have no axis of tokens.
 PICTURES = ("input_features", "pixel_values")
 CACHES = ("past_key_values", "cache_params", "state")
-# Names of arguments for the positions of new tokens.
+# Arguments with the positions of new tokens.
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")
-PACKED = "cu_seq_lens_q"  # name of the argument that gives the ends of the sequences in a packed row
+PACKED = "cu_seq_lens_q"  # the argument with the ends of the sequences in a packed row
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
-_LENGTH = "get_seq_length"  # name of the method that returns a cache's length
+_LENGTH = "get_seq_length"  # a cache's method that returns its length
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
 def with_beams(phase: str, beams: int) -> str:
     """Return the name of the decode steps `phase` in a beam search.
 
-    Only tokens of beams that will be returned count there.
+    Only tokens of beams that will be returned count in these steps.
     """
     return f"{phase}, {beams} beams"
 
@@ -51,9 +54,8 @@ def with_beams(phase: str, beams: int) -> str:
 class Call(NamedTuple):
     """The description of a model's call.
 
-    `cached` is the number of positions that the cache held for each sequence before the call. It is None if the
-    sequences have different numbers, or if the number is stored on a device. `tokens` and `sequences` are 0 if
-    unknown.
+    `cached` is the number of cached positions per sequence before the call. It is None if sequences differ, or if
+    only a device knows. `tokens` and `sequences` are 0 if unknown.
     """
 
     phase: str
@@ -75,13 +77,13 @@ def describe(
 ) -> Call:
     """Describe a call with these arguments.
 
-    `has_cache` is True if the model can take a cache. `without_cache` is the phase if the model cannot take a cache.
-    It is also the phase of a call with `use_cache=False` outside of `generate` (`is_generating`), for example a call
-    that scores texts. `axis` is the axis of sequences in arguments without a known name, or None if unknown.
-    `takes_ids` is True if integers without a known name can be token ids.
+    `has_cache` says that the model can take a cache. `without_cache` is the phase of a model that cannot. It is also
+    the phase of a call with `use_cache=False` outside of `generate` (`is_generating`), for example to score texts.
+    `axis` is the axis of sequences in arguments without a known name (None: unknown). `takes_ids` says that integers
+    without a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
-    if new is None:  # one argument is a batch (a dictionary) that contains the arguments
+    if new is None:  # the arguments are in a batch (a dictionary), which is itself an argument
         batches = [batch for batch in map(_batch, (*args, *kwargs.values())) if batch is not None]
         args, kwargs = (), batches[0] if batches else {}
         new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
@@ -105,9 +107,8 @@ def describe(
         starts = _starts(stand[0], sequences, length) if stand else set()
         cached = min(starts) if len(starts) == 1 else None
         if new is not None and new.dim() == 1 and len(starts) > 1:
-            sequences = 0  # the sequences are packed in one row, and the end of each sequence is unknown
-        # If there are several new tokens, and their positions are stored only on a device, the call counts as a
-        # prefill.
+            sequences = 0  # the sequences are packed in one row, and their ends are unknown
+        # With several new tokens at positions that only a device knows, the call counts as a prefill.
         is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
         is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts
     if is_prompt:
@@ -121,7 +122,7 @@ def describe(
         phase = DECODE
     else:
         phase = EXTEND
-    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # this makes a `Call`, but without a Python frame
+    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # makes a `Call` without a Python frame
 
 
 def describe_captured(
@@ -133,9 +134,10 @@ def describe_captured(
     axis: int | None = None,
     takes_ids: bool = True,
 ) -> Call:
-    """Describe a replay of a captured call with these arguments. It is a decode if each sequence has one new token.
+    """Describe each replay of a captured call with these arguments. It is a decode if each sequence has one new
+    token.
 
-    The length of the cache is not read. Reading it could launch work, and this work would be captured.
+    The length of the cache is not read, because the read could launch work that would be captured.
     """
     _, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     is_given = any([kwargs.get(name) is not None for name in CACHES])
@@ -149,7 +151,7 @@ def describe_captured(
 
 
 def _batch(value: Any) -> dict[str, Any] | None:
-    """Return the entries of a dictionary or of a UserDict (a batch of transformers). Returns None for other values.
+    """Return the entries of a dictionary or UserDict (a batch of transformers), or None for other values.
 
     Runs no code of the host.
     """
@@ -159,14 +161,14 @@ def _batch(value: Any) -> dict[str, Any] | None:
 
 
 def _is_tensor(value: Any) -> TypeGuard[Tensor]:
-    return issubclass(type(value), Tensor)  # compare types, because `isinstance` may run the host's `__class__`
+    return issubclass(type(value), Tensor)  # compares types, because `isinstance` may run the host's `__class__`
 
 
 def _new_tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None, takes_ids: bool
 ) -> tuple[Tensor | None, int, int, int]:
-    """Return four values: the tensor that probably has the new tokens, the number of sequences, the length of a
-    sequence, and the number of tokens.
+    """Return the tensor that probably has the new tokens, the number of sequences, the length of a sequence, and the
+    number of tokens.
     """
     for name in (*TOKENS, *PICTURES):
         if name in kwargs and issubclass(type(kwargs[name]), Tensor):
@@ -197,9 +199,9 @@ def _new_tokens(
 
 
 def of_sequence(new: int, cached: int, *, writes: bool) -> str:
-    """Return the phase of one sequence in a step of an engine. The step adds `new` tokens after `cached` ones.
+    """Return the phase of one sequence in a step of an engine, which adds `new` tokens after `cached` ones.
 
-    `writes` is True if the sequence already has output tokens.
+    `writes` says that the sequence already has output tokens.
     """
     if writes and new == 1:
         return DECODE
@@ -207,9 +209,9 @@ def of_sequence(new: int, cached: int, *, writes: bool) -> str:
 
 
 def of_several(sequences: Iterable[str]) -> str:
-    """Return the phase of a step that runs several sequences. `sequences` are the phases of the sequences.
+    """Return the phase of a step with several sequences, from the phases of these sequences.
 
-    If some sequences verify a draft and the others decode, the step is a verifying step.
+    If some verify a draft and the others decode, the step is a verifying step.
     """
     found = set(sequences)
     if found == {DECODE, VERIFY}:
@@ -218,7 +220,7 @@ def of_several(sequences: Iterable[str]) -> str:
 
 
 def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
-    """Describe a call with packed sequences of different lengths (Hugging Face's continuous batching)."""
+    """Describe a call that packs sequences of different lengths into a row (Hugging Face's continuous batching)."""
     ends, longest, longest_kept = kwargs.get(PACKED), kwargs.get("max_length_q"), kwargs.get("max_length_k")
     if not _is_tensor(ends) or not isinstance(longest, int):
         return None
@@ -233,7 +235,7 @@ def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
 
 
 def cached_positions(cache: Any) -> int | None:
-    """Return the number of cached positions, or None if it is stored on a device or not tracked."""
+    """Return the number of cached positions. None if only a device has it, or if it is not counted."""
     kind = type(cache)
     if can_be_asked(kind, *_OF_CACHE) and has_method(kind, _LENGTH):
         length = cache.get_seq_length
@@ -244,7 +246,7 @@ def cached_positions(cache: Any) -> int | None:
             and getattr(first, "is_initialized", None) is True
             and hasattr(first, _LENGTH)
         ):
-            found = length()  # this is the usual case, written out to save calls
+            found = length()  # the usual case, written out to save calls
         else:
             if _is_fresh(cache, layers):
                 return 0
@@ -258,7 +260,7 @@ def cached_positions(cache: Any) -> int | None:
 
 
 def _counts_on_a_device(cache: Any) -> bool:
-    """Whether the cache stores its number of positions on a device, as a static cache does.
+    """Whether the cache keeps its number of positions on a device, as a static cache does.
 
     The host cannot know whether such a cache was emptied.
     """
@@ -268,9 +270,8 @@ def _counts_on_a_device(cache: Any) -> bool:
 
 
 def _on_the_host(found: Any) -> int | None:
-    """Return the value of a host tensor of integers if all elements are equal.
-
-    Returns None otherwise, and for tensor subclasses.
+    """Return the value of a host tensor of integers if all its elements are equal, else None. None for tensor
+    subclasses.
     """
     if type(found) is not Tensor or not found.is_cpu or found.is_floating_point():
         return None
@@ -281,9 +282,8 @@ def _on_the_host(found: Any) -> int | None:
 def _starts(given: Any, sequences: int, length: int) -> set[int]:
     """Return the positions of the sequences' first new tokens, or an empty set if unknown.
 
-    `given` is one number, one number per sequence, or the positions of all new tokens. If positions of all new tokens
-    are consecutive, they belong to one sequence. If not, all positions are returned, because each may be the first of
-    a sequence.
+    `given` is one number, one number per sequence, or the positions of all new tokens. Consecutive positions belong
+    to one sequence. Otherwise each of them may be the first of a sequence, so all are returned.
     """
     if type(given) is Tensor:
         if not given.is_cpu or given.is_floating_point():
@@ -302,17 +302,14 @@ def _starts(given: Any, sequences: int, length: int) -> set[int]:
 
 
 def _layers_of(cache: Any) -> list[Any]:
-    """Return the layers of a cache of transformers.
-
-    An encoder-decoder cache returns its layers for self-attention.
-    """
+    """Return the layers of a cache of transformers. For an encoder-decoder cache, the layers for self-attention."""
     own = getattr(cache, "self_attention_cache", cache)
     layers = getattr(own, "layers", None) if can_be_asked(type(own), *_OF_CACHE) else None
     return layers if type(layers) is list else []
 
 
 def _is_fresh(cache: Any, layers: list[Any]) -> bool:
-    """Whether a cache holds no positions: it has no layers, or no layer has been used."""
+    """Whether a cache is empty: it has no layers, or none of them was used."""
     is_known = False
     for layer in layers:
         for name in ("is_initialized", "has_previous_state"):
@@ -325,9 +322,9 @@ def _is_fresh(cache: Any, layers: list[Any]) -> bool:
 
 
 def _truth(value: object) -> bool:
-    """Return whether `value` is True, or is a list or dictionary that contains True.
+    """Return whether `value` is True, or a list or dictionary that contains True.
 
-    A cache layer with several states has a list of flags. Each flag tells whether a state was used.
+    A cache layer with several states has a list with one flag per state, which says whether it was used.
     """
     if isinstance(value, (list, tuple)):
         return any(map(_truth, value))
@@ -337,7 +334,7 @@ def _truth(value: object) -> bool:
 
 
 def _counts_positions(layers: list[Any]) -> bool:
-    """Whether any layer of a cache counts its positions. A mixer layer stores a state instead of positions."""
+    """Whether a layer of the cache counts its positions. A mixer layer has a state instead of positions."""
     if not layers:
         return True
     for layer in layers:  # noqa: SIM110 - any() would take longer, because usually the first layer decides

@@ -1,9 +1,8 @@
-"""Makes the plan of a model.
+"""Makes the plan of a model: its stacks of layers, the modules that contain a stack, and the brick (timed part) of
+each module.
 
-The plan has the stacks of layers, the modules that contain a stack, and the brick (timed part) of each module.
-
-A stack is an outermost list with two or more possible layers of one class: modules with children or own weights. A
-model without stacks has a plan without layers if two of its modules have weights.
+A stack is an outermost list of two or more possible layers of one class. A possible layer has children or its own
+weights. A model without stacks has a plan without layers, if two of its modules have weights.
 """
 
 from __future__ import annotations
@@ -46,33 +45,33 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LISTS = ("ModuleList", "Sequential")
-# Files of torch. A class in these files has no `forward` of its own, or its `forward` only calls children.
+# Files of torch with classes that have no `forward`, or a `forward` that only calls children.
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module", "torch._dynamo", "torch.nn.parallel")
 OWN_LABEL = "outside its children"
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
-# A block with fewer weights is not timed. It runs for about 20 us or less, and timing would add 1 us.
+# A block with fewer weights is not timed. It runs for 20 us or less, and timing would add 1 us.
 LEAST_BLOCK_WEIGHTS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """These facts, the module and the mode decide the work of a brick (see `work_of`)."""
+    """The facts that, with the module and the mode, decide the work of a brick (see `work_of`)."""
 
     brick: BrickId | str
     top_k: int | None = None
-    may_be_first: bool = False  # whether the brick is a matrix product before the first layer
-    axes: int = 0  # number of axes of the image if the work depends on the image's size; otherwise 0
+    may_be_first: bool = False  # whether this is a matrix product before the first layer
+    axes: int = 0  # number of axes of the image, if its size decides the work; otherwise 0
 
 
 class TimedModule(NamedTuple):
-    """A module that is timed. `key` is the definition of a brick, or an `OwningKey` for a layer."""
+    """A module that is timed. `key` is the brick's definition, or an `OwningKey` for a layer."""
 
     path: str
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    # (path in the layer, path of the stack). Equal bricks of similar layers have the same place. So have all experts
-    # of a list.
+    # (path in the layer, path of the stack). Equal bricks in similar layers have the same place, and so have all
+    # experts of a list.
     place: Hashable = None
 
 
@@ -80,35 +79,35 @@ class TimedModule(NamedTuple):
 class Section:
     """A part of a plan that is replaced as a whole: one layer, or everything outside of layers.
 
-    `state` is the state of the layer when it was planned (see `state_of`). If `state` is None, the layer must be
-    planned each time. `visited` are the ids of the modules that were planned in this section.
+    `state` is what `state_of` returned when the layer was planned. If it is None, the layer must be planned each
+    time. `visited` are the ids of the modules in this section.
     """
 
-    # identifies the section: its path, its key, the classes around it, and the settings that decide its bricks
+    # identifies the section by its path, its key, the classes around it, and the settings that decide its bricks
     place: Hashable
     state: list[object] | None = None
     visited: set[int] = field(default_factory=set)
     parts: list[TimedModule] = field(default_factory=list)
     others: list[nn.Module] = field(default_factory=list)
-    # True if the section is the same as in the previous plan; `parts` and `others` are then empty
+    # True if the previous plan has the same section; `parts` and `others` are then empty
     is_unchanged: bool = False
 
 
 class _Pattern(NamedTuple):
-    """The plan of one layer. The plan also applies to all other layers of the stack with the same build.
+    """The plan of one layer. It is used for all similar layers: those in the same stack with the same build.
 
-    A module is given as its index in `modules_of(layer)`.
+    A module is given by its index in `modules_of(layer)`.
     """
 
-    # Each entry has the index of the module, its path in the layer, its definition, its product, and its `place`.
+    # For each brick: the index of its module, its path in the layer, its definition, its product and its `place`.
     bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]
     others: list[int]
     visited: list[int]
-    weights: list[object]  # the part of the result of `state_of` that is about weights, without ids
+    weights: list[object]  # what `state_of` returns about weights, without ids
 
 
 class Known(Protocol):
-    """A section of the previous plan (a layer, or everything outside of layers). All its modules are alive."""
+    """A section of the previous plan: a layer, or everything outside of layers. All its modules are alive."""
 
     state: list[object] | None
     visited: set[int]
@@ -118,15 +117,15 @@ class Known(Protocol):
 class Plan:
     """The timed modules of a model, and how they are timed."""
 
-    stacks: dict[str, int] = field(default_factory=dict)  # number of layers by name of the stack ("" if only one)
-    own: OwnOperations | None = None  # operations that the model, and modules around layers, run themselves
-    # Modules that contain a stack. A call of one of these modules begins a step.
+    stacks: dict[str, int] = field(default_factory=dict)  # number of layers in each stack ("" if there is only one)
+    own: OwnOperations | None = None  # operations that the model itself runs, or a module around layers
+    # Modules that contain a stack. Their calls begin a step.
     trunk: list[nn.Module] = field(default_factory=list)
     parts: list[TimedModule] = field(default_factory=list)  # the modules that are timed: layers and bricks
-    # Modules that are not timed. Their first calls are not reported either.
+    # Modules that are not timed. Their first calls are not reported.
     others: list[nn.Module] = field(default_factory=list)
-    sections: list[Section] = field(default_factory=list)  # all `parts` and `others`, divided into sections
-    is_timed: bool = True  # if False, calls of modules are not timed, but they name the kernels of captured graphs
+    sections: list[Section] = field(default_factory=list)  # all `parts` and `others`, by section
+    is_timed: bool = True  # if False, modules are not timed, and only name the kernels of captured graphs
 
     @property
     def layers(self) -> list[TimedModule]:
@@ -143,7 +142,7 @@ def holds_a_stack(root: nn.Module) -> bool:
 
 
 def has_products(root: nn.Module) -> bool:
-    """Whether two or more modules inside `root` have weights. Then `root` may be a model without a list of layers."""
+    """Whether two or more modules in `root` have weights. If so, it may be a model without a list of layers."""
     leaves = [module for module in modules_of(root) if own_parameters(module) and not children_of(module)]
     return len(leaves) > 1
 
@@ -158,9 +157,9 @@ def plan_of(
 ) -> Plan | None:
     """Return the plan of `root`, or None if `root` is not a model.
 
-    `is_timed_there` is True if the model is timed on its device, not by the host. `by_kernels` is True if the model's
-    kernels are recorded. It is False if stamps between kernels are recorded. `known` has the sections of the previous
-    plan, by place. If the state of a layer is the same as in its known section, the layer is not planned again.
+    `is_timed_there` says that the device times the model, not the host. `by_kernels` says that the model's kernels
+    are recorded. If it is False, the device is timed by stamps between kernels. `known` has the sections of the
+    previous plan, by place. A layer is not planned again if its state is the same as in its known section.
     """
     stacks = _Stacks(root)
     found = stacks.found
@@ -187,9 +186,9 @@ def plan_of(
 
 
 def state_of(root: nn.Module) -> list[object]:
-    """Return the facts that a plan of `root` depends on (its state).
+    """Return the facts about `root` that decide its plan (its state).
 
-    The list has the ids of all modules, and the dtype, device and shape of the first weight of each module.
+    These are the ids of all modules, and the dtype, device and shape of each module's first weight.
     """
     modules = modules_of(root)
     return [*map(id, modules), *_weights_in(modules)]
@@ -209,13 +208,12 @@ def _weights_in(modules: list[nn.Module]) -> list[object]:
 
 
 def devices_in(state: list[object]) -> set[object]:
-    """Return the devices in a state that `state_of` returned."""
+    """Return the devices in a result of `state_of`."""
     return {entry for entry in state if type(entry) not in (int, torch.Size, torch.dtype, tuple)}
 
 
 class _Stacks:
-    """Finds the stacks of layers in a model, with their paths, and the modules that contain the stacks, outermost
-    first.
+    """Finds the stacks of layers in a model with their paths, and the modules that contain them, outermost first.
 
     Each module is visited once, even if it is a child of several modules or of itself.
     """
@@ -252,17 +250,14 @@ def _is_stack(module: nn.Module) -> bool:
 
 
 def _may_be_layer(module: nn.Module) -> bool:
-    """Whether `module` has children. Also true if it has parameters of its own, and its class is not from torch."""
+    """Whether `module` has children, or is of a class outside torch and has its own parameters."""
     if children_of(module):
         return True
     return bool(own_parameters(module)) and not home_of_class(type(module)).startswith("torch.")
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return the names of stacks: their `paths` without the common beginning.
-
-    If there is only one stack, its name is "".
-    """
+    """Return the names of stacks: their `paths` without the common beginning. A single stack is called ""."""
     if len(paths) == 1:
         return [""]
     parts = [path.split(".") for path in paths]
@@ -273,10 +268,7 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def _vocabulary(root: nn.Module) -> int:
-    """Return the number of rows of the model's largest embedding, or 0.
-
-    This is the size of the model's vocabulary.
-    """
+    """Return the size of the vocabulary: the number of rows of the model's largest embedding, or 0."""
     rows = attributes_of(holders_of(root, "num_embeddings"), "num_embeddings")
     return max((size for size in rows if isinstance(size, int)), default=0)
 
@@ -287,12 +279,12 @@ def _is_large(block: nn.Module) -> bool:
 
 
 class _Found(NamedTuple):
-    """A module that becomes a brick (timed part) when `finish` defines the brick."""
+    """A module that will be a brick (timed part). `finish` defines the brick."""
 
     path: str
     module: nn.Module
     kind: ModuleKind
-    top_k: int | None  # number of experts that each token runs through; only for grouped experts
+    top_k: int | None  # how many experts each token runs through; only for grouped experts
     may_be_first: bool
 
 
@@ -304,21 +296,22 @@ def _product_of(found: _Found) -> Product:
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, *, is_timed_there: bool, by_kernels: bool) -> None:
         self.plan = Plan()
-        # The section of the plan that is being made: a layer, or everything outside of layers.
+        # The section that is being planned: a layer, or everything outside of layers.
         self.section = Section(None)
         self.known: Mapping[Hashable, Known] = {}
         self.mode = PLAIN
         self._has_met_layers = False
-        # True if modules of the current section of the plan belong to an earlier section, too.
+        # True if the current section contains modules of an earlier section
         self._shares_modules = False
         self._is_timed_there = is_timed_there
         self._by_kernels = by_kernels
         self._shows_blocks = by_kernels or (not is_timed_there and device_of(root) == "cpu")
-        # Between stamps on a device, a module's own time is mostly the wait for Python, so it is not shown.
+        # Between stamps on a device, a module's own time is mostly a wait for Python. So it is not shown.
         self._shows_own = by_kernels or not is_timed_there
-        self._own: dict[str, OwnOperations] = {}  # class -> operations that its layers or models run themselves
+        # Class -> operations that its layers or models run outside of their children.
+        self._own: dict[str, OwnOperations] = {}
         self._stacks = stacks
-        # Name of the backend for modules without weights.
+        # The backend in the names of modules that have no weights.
         self._backend = backend_of(root, is_timed_there=is_timed_there)
         self._vocabulary = _vocabulary(root)
         self._context = (is_timed_there, by_kernels, self._backend, self._vocabulary, self._shows_blocks)
@@ -327,7 +320,7 @@ class _Planner:
         # Path of a list of experts -> the brick of the whole list.
         self._experts: dict[str, BrickDefinition] = {}
         self._layer = ("", "")  # the path of the current layer, and the path of its stack
-        # Corresponding modules of similar layers share a kind and a definition.
+        # Corresponding modules of similar layers have the same kind and definition.
         self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
         self._builds = Builds(stacks)
@@ -349,8 +342,8 @@ class _Planner:
         *,
         in_layer: bool,
     ) -> None:
-        """Plan `child` of `module`. `path` and `classes` belong to `child`."""
-        # If several layers share a module, the module is planned with the first of these layers.
+        """Plan `child`, a child of `module`. `path` and `classes` belong to `child`."""
+        # A module that several layers share is planned with the first of them.
         if id(child) in self._seen:
             self._shares_modules |= id(child) not in self.section.visited
             return
@@ -380,7 +373,7 @@ class _Planner:
             self.section.others += modules_of(child)[1:]
 
     def _shown(self, kind: ModuleKind | None, module: nn.Module) -> ModuleKind | None:
-        """Return the kind under which `module` is shown, or None if `module` itself is not shown.
+        """Return the kind under which `module` is shown, or None if it is not shown.
 
         `kind` is the result of `classify`.
         """
@@ -394,9 +387,8 @@ class _Planner:
         return kind
 
     def own_of(self, module: nn.Module) -> OwnOperations | None:
-        """Return the brick for the operations that a layer, or the model, runs itself.
-
-        Returns None for a container.
+        """Return the brick for operations that a layer or the model runs outside of its children. None for a
+        container.
         """
         if not _runs_operations(module):
             return None
@@ -410,7 +402,7 @@ class _Planner:
     def walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
         """Plan the layers of `stack`.
 
-        If an entry of the stack is a single product or activation, it is not a layer.
+        An entry that is a single product or activation is not a layer.
         """
         self.section.others.append(stack)
         siblings = frozenset(index for index, _ in children_of(stack))
@@ -462,7 +454,7 @@ class _Planner:
     def _follow_pattern(self, section: Section, pattern: _Pattern, modules: list[nn.Module], path: str) -> bool:
         """Plan a layer by the `pattern` of a similar layer.
 
-        If the layer shares modules with other layers, plans nothing and returns False.
+        If it shares modules with other layers, plan nothing and return False.
         """
         visited = {id(modules[at]) for at in pattern.visited}
         if not self._seen.isdisjoint(visited):
@@ -478,7 +470,7 @@ class _Planner:
         return True
 
     def _pattern_of(self, section: Section, modules: list[nn.Module]) -> _Pattern | None:
-        """Return the pattern of the layer that was planned as `section`. The pattern is used to plan similar layers.
+        """Return the pattern of the layer that was planned as `section`, to plan similar layers with it.
 
         Returns None if a label contains the number of the layer.
         """
@@ -496,7 +488,7 @@ class _Planner:
     def _place(self, path: str) -> tuple[str, str]:
         """Return the path of a module in its layer, and the path of the stack.
 
-        Corresponding modules of similar layers have the same two paths.
+        They are the same for corresponding modules of similar layers.
         """
         layer, stack = self._layer
         return (path[len(layer) :], stack) if layer and path.startswith(layer) else (path, "")
@@ -510,7 +502,7 @@ class _Planner:
     def finish(self) -> None:
         """Define the bricks in `_found`.
 
-        If several bricks would have the same name and label, each label gets one more part of the path.
+        If bricks would have the same name and label, their labels get one more part of the path.
         """
         count: dict[tuple[str, str], int] = {}
         for path, _, kind, *_ in self._found:
@@ -562,19 +554,19 @@ class _Planner:
 
 
 def _is_called_like_one_of_torch(module: nn.Module) -> bool:
-    """Return whether a different class in torch.nn has the class name of `module`.
+    """Return whether torch.nn has a different class with the class name of `module`.
 
-    The bricks of that class, such as Linear, have this name.
+    Its bricks (such as Linear) have this name.
     """
     kind = type(module)
     return getattr(torch.nn, kind.__name__, kind) is not kind
 
 
 def _runs_operations(module: nn.Module) -> bool:
-    """Return whether the `forward` of `module` may run operations itself, outside of its children's calls.
+    """Return whether the `forward` of `module` may run operations outside of its children's calls.
 
-    The `forward` of a container only calls children. Compiled or scripted code runs the operations of the children,
-    too.
+    A container's `forward` only calls children. In compiled or scripted code, operations of children cannot be told
+    apart.
     """
     home = home_of(type(module), "forward")
     if not home or home.startswith(_CONTAINERS) or is_compiled(module):
@@ -583,12 +575,9 @@ def _runs_operations(module: nn.Module) -> bool:
 
 
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
-    """Return the shape, dtype and device of each parameter of `module`, if the module's work depends on nothing else.
-
-    Otherwise, returns None.
-    """
+    """Return the shape, dtype and device of each parameter of `module`. None if its work depends on anything else."""
     if submodules(module) or own_buffers(module) or not own_parameters(module) or is_convolution(module):
-        return None  # the work of a convolution depends on its settings, too
+        return None  # a convolution's work depends on its settings, too
     held: list[object] = []
     for weight in own_parameters(module).values():
         if weight is not None:

@@ -1,10 +1,10 @@
-"""Finds the roofs (peak rates) that apply to a model in the stored measurements of its device.
+"""Finds the roofs (peak rates) for a model in the stored measurements of its device.
 
 Rules
-- Nothing is measured here. One small file is read when the model is attached, and again after the model's weights
-  have changed. If a roof is measured later, viewers add it.
-- A compute roof has a type, and applies to bricks that multiply that type. The roofs of all types are announced for
-  two reasons: autocast may multiply a type that the weights do not have, and a verdict may recommend a faster type.
+- Nothing is measured here. One small file is read when the model is attached, and again when its weights have
+  changed. Viewers add roofs that are measured later.
+- A compute roof has a number type, and applies to bricks that multiply this type. The roofs of all types are
+  announced: autocast may multiply a type that no weight has, and a verdict may recommend a faster type.
 - If no roof was measured for the type of most weights, the manifest says so.
 """
 
@@ -34,7 +34,7 @@ from cbtop.protocol.signals import reraise_host_error
 if TYPE_CHECKING:
     from torch import nn
 
-_INT8 = "dot_int8"  # the compute roof for models with weights of torch's eager quantisation
+_INT8 = "dot_int8"  # the compute roof for torch's eager quantisation
 
 
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:

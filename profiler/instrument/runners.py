@@ -1,14 +1,12 @@
-"""Follows engines that run their model through a runner object. Each run is a step, which contains the model's
-bricks.
+"""Follows engines that run their model through a runner object. Each run is a step with the model's bricks.
 
 Rules
-- Each engine has one file in this folder, with the names of its classes and a function that describes a run. The file
+- Each engine has one file in this folder. It has the names of its classes, and a function that describes a run. It
   does not import the engine.
 - An unexpected runner is reported in one line, and runs on uninstrumented.
 - The model's own calls are not steps, because the engine also calls the model to warm up and to capture graphs.
-- If an engine compiles its model, it calls no modules. Then only the kernels of graphs that contain a whole call of
-  the model have bricks: the model is attached when it is loaded, and its modules give names to the kernels that the
-  engine captures.
+- If an engine compiles its model, no modules are called. Then only captured graphs that contain a whole call of the
+  model have bricks. For this, the model is attached when it is loaded, and its modules name the captured kernels.
 """
 
 from __future__ import annotations
@@ -44,21 +42,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The facts that cbtop must know about an engine. The engine's own file in this folder defines it."""
+    """The facts about an engine that cbtop needs. The engine's file in this folder defines it."""
 
     name: str
     model_of: Callable[[Any], nn.Module]
-    # A function that returns two values: whether runs call modules, and a line to log ("" for no line).
+    # Returns whether runs call modules, and a line to log ("" for no line).
     bricks: Callable[[Any], tuple[bool, str]]
-    # a function that describes a run from the arguments of the run; it returns None if the run is not a step
+    # A function that gets the arguments of a run. Returns a description of the run, or None if the run is not a step.
     describe: Callable[..., Call | None]
-    # A function that returns whether the engine chooses tokens after a run, as a part of the same step.
+    # Returns whether the engine chooses tokens after a run, still in the same step.
     samples_later: Callable[[Any], bool]
-    # A function that describes a run without requests. It returns None unless the captured graph of the run contains
-    # a whole call of the model.
+    # Describes a run without requests. Returns None unless the graph captured in it contains a whole call of the
+    # model.
     describe_capture: Callable[..., Call | None] = lambda runner, *args, **kwargs: None
-    # A function that returns the methods that run a module's kernels outside of compiled code. Each entry has the
-    # owner of the method, the name of the method, and the brick (None: the brick of the module).
+    # Returns the methods that launch a module's kernels outside of compiled code, as (owner, name, brick). If the
+    # brick is None, the module's brick gets the kernels.
     opaque_methods: Callable[[Any], Iterable[tuple[Any, str, BrickDefinition | None]]] = lambda module: ()
 
 
@@ -68,10 +66,10 @@ PREPARE_INPUTS = BrickDefinition("PrepareInputs", BrickCategory.OTHER, backend="
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()
 
 
-_UNKNOWN: Any = object()  # marks a runner that `_attachments` does not contain
+_UNKNOWN: Any = object()  # marks a runner that is not in `_attachments`
 _functions = TimedFunctions()
-# C functions that begin and end plain steps, if the hot path is compiled. If Python must begin or end the step,
-# `_begin_run` returns None, and `_end_run` returns False.
+# C functions that begin and end plain steps, if the hot path is compiled. `_begin_run` returns None, and `_end_run`
+# False, if Python must do it.
 _begin_run: Callable[[ModelSteps, Call, int], OpenStep | None] | None = None
 _end_run: Callable[[OpenStep, int], bool] | None = None
 if chosen() is not HotPath:
@@ -83,10 +81,9 @@ if chosen() is not HotPath:
 def once_there(
     engine: Engine, module: str, kind: str, wrappers: Mapping[str, Callable[[Function], Function]]
 ) -> None:
-    """When `module` is imported, wrap methods of its class `kind`. `wrappers` maps the name of each method to a
-    wrapper.
+    """When `module` is imported, wrap methods of its class `kind`. `wrappers` has a wrapper for each method's name.
 
-    The first method must exist. Any other method is wrapped if it exists.
+    The first method must exist. The rest are wrapped if they exist.
     """
 
     def wrap() -> None:
@@ -118,7 +115,7 @@ class RunnerCall:
 
 
 def runs(original: Function, engine: Engine) -> Function:
-    """Wrap a function that runs the model. Each run is a step."""
+    """Wrap a function that runs the model, to make each run a step."""
 
     @functools.wraps(original)
     def run(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -136,7 +133,7 @@ def runs(original: Function, engine: Engine) -> Function:
                 log_own_error(error, f"steps of {engine.name} lack their sampling")
             if not is_later:
                 _end(step, returned_ns)
-        except BaseException:  # the exception comes from the runner, or from a signal handler
+        except BaseException:  # the runner or a signal handler has raised this
             step.close(*sys.exc_info())
             raise
         return result
@@ -147,8 +144,8 @@ def runs(original: Function, engine: Engine) -> Function:
 def loads(original: Function, engine: Engine) -> Function:
     """Wrap a function that loads the model. The model is attached at the runner's first run.
 
-    The model's own first call would be too early, because it may be a part of a warm-up. If the engine compiles the
-    model, the model is attached at once, because only compilation tells the origins of kernels.
+    The first call of the model itself may be a warm-up, so it would be too early. If the engine compiles the model,
+    it is attached at once, because only the compilation tells where kernels come from.
     """
 
     @functools.wraps(original)
@@ -192,10 +189,7 @@ def runs_without_requests(original: Function, engine: Engine) -> Function:
 
 
 def compiles_pieces(original: Function) -> Function:
-    """Wrap a method that compiles one piece of the model.
-
-    The first argument of the method is a graph module of `torch.fx`.
-    """
+    """Wrap a method that compiles one piece of the model. Its first argument is a graph module of `torch.fx`."""
     pieces = Pieces()
 
     @functools.wraps(original)
@@ -206,17 +200,14 @@ def compiles_pieces(original: Function) -> Function:
 
 
 def samples(original: Function) -> Function:
-    """Wrap a function that chooses tokens. Its calls are timed as the brick Sampling of the open step."""
+    """Wrap a function that chooses tokens. Its calls are the brick Sampling of the open step."""
     return timed(
         original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
     )
 
 
 def prepares_inputs(original: Function) -> Function:
-    """Wrap a function that prepares the inputs of a run.
-
-    Its calls are timed as the brick PrepareInputs of the open step.
-    """
+    """Wrap a function that prepares the inputs of a run. Its calls are the brick PrepareInputs of the open step."""
     return timed(
         original, PREPARE_INPUTS.name, brick_of=lambda args, kwargs: (PREPARE_INPUTS, unit().open[-1].call.tokens)
     )
@@ -225,7 +216,7 @@ def prepares_inputs(original: Function) -> Function:
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
     """Wrap a function that ends the step of the last run.
 
-    `accepted` takes the result of the function, and returns the number of the step's tokens, or None if unknown.
+    `accepted` gets the function's result. It returns the number of the step's tokens, or None if unknown.
     """
 
     @functools.wraps(original)
@@ -272,16 +263,16 @@ def _begun(
 
 
 def _end(step: OpenStep, returned_ns: int) -> None:
-    """End a step. `returned_ns` is the time when the host's last call in the step returned."""
+    """End a step. The last call of the host in it returned at `returned_ns`."""
     if _end_run is None or not _end_run(step, returned_ns):
         step.active.returned_ns = returned_ns
         step.close()
 
 
 def _waiting(runner: Any, called_ns: int) -> OpenStep | None:
-    """Return the step of a runner's last run if the step is still open. Otherwise return None.
+    """Return the step of the runner's last run if it is still open, else None.
 
-    `called_ns` is the time when the host called the wrapped function.
+    The host called the wrapped function at `called_ns`.
     """
     attachment = None
     try:
@@ -299,7 +290,7 @@ def _waiting(runner: Any, called_ns: int) -> OpenStep | None:
 
 
 def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
-    """Return the attachment of a runner's model, or None if the model is not shown. Attaches at the first run."""
+    """Return the attachment of a runner's model, or None if the model is not shown. The first run attaches."""
     profiler = installed()
     if profiler is None:
         return None
@@ -320,9 +311,9 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
 
 
 def _name_opaque_methods(attachment: Attachment, engine: Engine) -> None:
-    """Note the calls of the engine's `opaque_methods` while graphs are captured.
+    """Record calls of the engine's `opaque_methods` while graphs are captured.
 
-    These calls belong to the brick and layer of their module.
+    They belong to the brick and layer of their module.
     """
     root = attachment.root()
     if root is None:
@@ -362,7 +353,7 @@ def _noted(original: Callable[..., Any], keys: list[Hashable]) -> Callable[..., 
 
 def _leave(runner: Any, engine: Engine, error: Exception) -> None:
     _say_other(engine, error)
-    with suppressed(TypeError):  # if no weak reference to the runner is possible, its next run tries again
+    with suppressed(TypeError):  # without a weak reference to the runner, its next run tries again
         _attachments[runner] = None
 
 

@@ -1,12 +1,12 @@
 """Follows the requests of an engine, and where the engine's time goes between two steps of its model.
 
 Rules
-- An engine's own file in this folder calls these methods. This file knows no engine.
-- An iteration ends when the tokens of a step are known. Its time is that of one thread, and is divided into parts:
-  at each moment one part runs. The time that cbtop takes is in no part.
-- A request's first token comes when the engine's scheduler gets it. An engine that sends tokens to another process
-  needs more time until its user has them.
-- Announcements are limited: each request once at its end, and everything else once a second.
+- The engine's file in this folder calls these methods. This file knows no engine.
+- An iteration ends when the tokens of a step are known. The time of one thread is divided into parts (EnginePart)
+  without gaps or overlap. cbtop's own time is left out.
+- A request's first token comes when the engine's scheduler gets it. If the engine sends tokens to another process,
+  its user gets the token later.
+- Announcements are limited: each request once at its end, everything else once a second.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from cbtop.protocol.vocabulary import EnginePart
 
 TELL_NS = 1_000_000_000  # interval between two announcements of times and load
 MAX_TOLD = 64  # most running requests in one announcement
-MAX_OPEN = 65_536  # most requests that are followed at a time; further requests are ignored
-# The positions of the parts in EnginePart. A dict with its members as keys would take ten times as long.
+MAX_OPEN = 65_536  # follow at most this many requests at a time, and ignore the others
+# The positions of the parts in EnginePart. A dict with its members as keys takes ten times as long.
 WAITING, SCHEDULER, MODEL, OUTPUTS, DETOKENISE, HOST = range(len(EnginePart))
-# Returns (number of running requests, number of waiting requests, percent of the cache in use).
+# Returns the running requests, the waiting requests, and the percentage of the cache in use.
 LoadOf = Callable[[], tuple[int, int, float | None]]
 
 
@@ -56,7 +56,7 @@ class OpenRequest:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
-    is_told: bool = False  # whether the latest change of this request was announced
+    is_told: bool = False  # whether this request was announced since it last changed
 
     def said(self, ended_ns: int = 0, reason: str = "") -> ServedRequest:
         return ServedRequest(
@@ -75,9 +75,9 @@ class OpenRequest:
 
 
 class ServingLog:
-    """The requests and iterations of the engine called `engine`. All of them are in one process and one thread.
+    """The requests and iterations of the engine called `engine`, which are in one process and one thread.
 
-    `announce` is called with each message. `load_of` is called to read the load before it is announced.
+    `announce` gets each message. `load_of` reads the load before it is announced.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ServingLog:
         return list(self._requests)
 
     def enter(self, part: int) -> int:
-        """Let `part`, a position in EnginePart, run from now on. Returns the part that ran until now, for `leave`."""
+        """Begin `part` (a position in EnginePart). Returns the part that ran before, for `leave`."""
         before = self._part
         if get_ident() == self._thread:
             now_ns = self._now_ns()
@@ -118,9 +118,9 @@ class ServingLog:
         return before
 
     def leave(self, before: int) -> None:
-        """End the running part, and resume the part `before`.
+        """End the running part, and go on with the part `before`.
 
-        A waiting or idle host resumes by whether there are requests.
+        If that part is waiting or idle, it depends on whether there are requests.
         """
         if before in (WAITING, HOST):
             before = HOST if self._requests else WAITING
@@ -140,8 +140,8 @@ class ServingLog:
             self.enter(HOST)
 
     def scheduled(self, cached_tokens: Iterable[tuple[str, int]], preempted: Iterable[str]) -> None:
-        """Note each request that a new schedule runs for the first time, and how many tokens of its prompt are in the
-        cache.
+        """Store which requests a new schedule runs for the first time, and how many tokens of their prompts are
+        cached.
 
         Requests in `preempted` were stopped to free memory.
         """
@@ -155,9 +155,8 @@ class ServingLog:
                 self._requests[name].preemptions += 1
 
     def outputs(self, outputs: Iterable[tuple[str, int, object]]) -> None:
-        """End an iteration.
-
-        Each of `outputs` is (request, number of new tokens, reason why the request has ended, or None).
+        """End an iteration. An entry of `outputs` is a request, its number of new tokens, and the reason for its end
+        or None.
         """
         now_ns = self._now_ns()
         requests, between = self._requests, self._between_ns
@@ -188,10 +187,7 @@ class ServingLog:
             self.enter(WAITING)
 
     def tell(self, *, is_last: bool = False) -> None:
-        """Announce the load.
-
-        Also announce times and running requests, unless they were announced within the last second.
-        """
+        """Announce the load. Once a second, also announce times and running requests."""
         now_ns = self._now_ns()
         is_time = now_ns - self._told_ns >= TELL_NS or is_last
         if not is_time and not self.is_idle:
@@ -211,7 +207,7 @@ class ServingLog:
             self._parts_ns = [0] * len(EnginePart)
             self._is_untold = True
         self.tell()
-        self._since_ns = self._now_ns()  # the time of cbtop's own work belongs to no part
+        self._since_ns = self._now_ns()  # cbtop's own time belongs to no part
 
     def _tell_times(self) -> None:
         if not self._is_untold:

@@ -1,13 +1,12 @@
 """Follows SGLang: under `cbtop run` each forward of its model runner is a step.
 
 Rules
-- SGLang has no plugins that could do this, so its classes are patched when its modules are imported.
-- The names here come from SGLang's runtime (srt). SGLang was not available, so this code is tested on stand-ins with
-  the same names and signatures.
-- A step begins with the runner's `forward`, and ends with the worker's `forward_batch_generation`, which chooses the
-  tokens. If the runner is not called by a worker (forwards of a draft, embeddings), the step ends with `forward`.
-- In a step that verifies a draft, the draft's tokens are counted. The number of accepted tokens is known only later,
-  on the device.
+- SGLang has no suitable plugins, so its classes are patched when its modules are imported.
+- The names come from SGLang's runtime (srt). SGLang itself was not available, so tests use stand-ins with the same
+  names and signatures.
+- A step begins with the runner's `forward`. It ends with the worker's `forward_batch_generation`, which chooses the
+  tokens. Without a worker (forwards of a draft, embeddings) it ends with `forward`.
+- A step that verifies a draft counts the draft's tokens. Only the device knows how many are accepted.
 """
 
 from __future__ import annotations

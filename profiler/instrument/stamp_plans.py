@@ -1,5 +1,5 @@
-"""Plans the stamps (kernels that store the device's time) in a captured graph: their places, and the layers and
-bricks between these places.
+"""Plans the stamps (kernels that store the device's time) in a captured graph: where they are, and which layers and
+bricks are between them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cbtop.profiler.instrument.capturing import OTHER, CapturedCall, Keys, Last,
 
 
 class StampedInterval:
-    """A layer or brick between two stamps. `keys` are the keys that lead from the step down to it."""
+    """A layer or brick between two stamps. `keys` lead from the step down to it."""
 
     __slots__ = ("begin", "elements", "end", "keys")
 
@@ -25,16 +25,16 @@ class StampedInterval:
 
 
 class StampPlan:
-    """The stamped places of a graph, and the intervals between these places.
+    """The stamps of a graph, and the layers and bricks between them.
 
-    `shape` has all places that can be stamped.
+    `shape` has all places that can have a stamp.
     """
 
     def __init__(self, shape: StampSites, spans: list[CapturedCall]) -> None:
         self.shape = shape
-        # Keys, begin, end and elements of a layer or brick.
+        # The keys of a layer or brick, its begin and end, and its elements.
         self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []
-        self.left_out = 0  # number of calls that were left out, because no stamp is possible at their begin or end
+        self.left_out = 0  # number of calls without a possible stamp at their begin or end
         first, last = shape.places[START], shape.places[shape.end]
         self._walk(spans, (), first, last, (OTHER,))
         numbers = sorted({first, last}.union(*({begin, end} for _, begin, end, _ in self._found)))
@@ -50,10 +50,10 @@ class StampPlan:
         return None if place is None else self.shape.places[place]
 
     def _walk(self, spans: list[CapturedCall], keys: Keys, begin: int, end: int, gap: Keys | None) -> None:
-        """Store the intervals of `spans`. All spans are between the places `begin` and `end`.
+        """Store the intervals of `spans`, which are all between `begin` and `end`.
 
-        A span that is inside another span is stored first. If `gap` is given, the gaps between spans are stored under
-        these keys.
+        Inner spans are stored before outer ones. If `gap` is given, the gaps between spans are stored under these
+        keys.
         """
         at, some = begin, False
         for span in spans:
@@ -65,12 +65,12 @@ class StampPlan:
                 self._walk(span.inside, (*keys, span.key) if is_around else keys, at, end, None)
                 at = max([at, *(found[2] for found in self._found[before:])])
                 continue
-            if first == last:  # skip a call that runs nothing on the device
+            if first == last:  # skip a call that ran nothing on the device
                 continue
             if gap is not None and first > at:
                 self._found.append((gap, at, first, 0))
             key, before = span.key, len(self._found)
-            if key is None:  # the call of the model itself
+            if key is None:  # the call is the model's
                 self._walk(span.inside, keys, first, last, (*keys, span.own or OTHER))
             elif isinstance(key, OwnOperations):
                 self._walk(span.inside, keys, first, last, (*keys, key))
@@ -86,8 +86,8 @@ class StampPlan:
 
 
 def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
-    """Return the times at the stamped places of a graph in ns, relative to the first place. The cost of one stamp,
-    `cost_ns`, is subtracted from each interval.
+    """Return the times in ns at the stamps of a graph, relative to the first. The cost of a stamp, `cost_ns`, is
+    subtracted from each interval.
     """
     at, found = 0.0, [0]
     for before, after in pairwise(times):

@@ -1,14 +1,13 @@
 """Counts the operations (on a CPU) or allocations (on a GPU) in the first steps of each kind.
 
 Rules
-- Counts are made in the first COUNTED steps of a kind, which are warm-up steps. The result of the first step is used
-  only until there is a second, because the first also prepares caches. In all other steps, nothing here runs.
+- Only the first COUNTED steps of a kind, which are warm-up steps, run anything here. The first one also prepares
+  caches, so its counts are used only until there is a second.
 - Operations are counted only if every step is recorded. A dispatch mode of torch counts them during the model's call.
-  It does not see the kernels of compiled and scripted code. So nothing is counted if the process has compiled or
-  scripted code.
-- The mode is C code, because a Python frame of cbtop would appear in the traceback of an operation that fails. So
-  nothing is counted without the compiled hot path.
-- Views of tensors are not counted, because they compute nothing.
+  It does not see inside compiled and scripted code, so a process with such code has no counts.
+- The mode is C code, because a Python frame of cbtop would appear in the traceback of a failing operation. So nothing
+  is counted without the compiled hot path.
+- Views of tensors compute nothing and are not counted.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.steps import Steps
 
 COUNTED = 3
-Operation = tuple[int, str, str]  # an operation: its node, its name, and the type of its first result
+Operation = tuple[int, str, str]  # an operation: its node, its name, and the number type of its first result
 Kind = tuple[str, str]  # phase and model
 
 
@@ -53,18 +52,17 @@ _modes_askers: list[Callable[[Callable[[], int]], object]] = []
 
 
 def ask_for_modes(ask_by: Callable[[Callable[[], int]], object]) -> None:
-    """Register `ask_by`. Compiled code calls a function to learn the host's number of dispatch modes, and `ask_by`
-    sets this function.
+    """Register `ask_by`, which sets the function that tells compiled code how many dispatch modes the host has.
 
-    Usually it is a function of torch. While operations are counted, it is a Python function that leaves out cbtop's
-    own mode. So the other steps run no Python code for this.
+    Usually this is a function of torch. While operations are counted, it is a Python function that leaves out cbtop's
+    own mode. So steps that are not counted run no Python code for this.
     """
     _modes_askers.append(ask_by)
     ask_by(dispatch_modes)
 
 
 class CountedModel(Protocol):
-    """The interface of a model's steps that counting uses."""
+    """The parts of a model's steps that counting uses."""
 
     model: str
     path: HotPath | Path
@@ -82,9 +80,8 @@ class StepContents:
         self._allocations: dict[Kind, list[int]] = {}
 
     def begin(self, name: str, *, is_recorded: bool) -> CountedStep | None:
-        """Begin to count in the step called `name`.
-
-        The step begins now in this thread. Returns None if nothing is counted in the step.
+        """Begin to count in the step called `name`, which begins now in this thread. Returns None if this step is not
+        counted.
         """
         if not name.endswith(WARM_UP):
             return None
@@ -139,7 +136,7 @@ class CountedAllocations:
         self._before = allocations_of(device)
 
     def end_step(self) -> None:
-        """End counting, because the model's call has returned."""
+        """Stop counting, because the model's call has returned."""
         self._ended(max(0, allocations_of(self._device) - self._before))
 
 
@@ -156,7 +153,7 @@ class CountedOperations:
             ask_by(modes_of_host)
 
     def end_step(self) -> None:
-        """End counting, because the model's call has returned."""
+        """Stop counting, because the model's call has returned."""
         counting.discard(get_ident())
         for ask_by in _modes_askers if not counting else ():
             ask_by(dispatch_modes)
@@ -169,7 +166,7 @@ CountedStep = CountedAllocations | CountedOperations
 
 
 class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares no type for this class
-    """A mode of torch that counts the operations of a thread. The operations run unchanged."""
+    """A mode of torch that counts a thread's operations. They run unchanged."""
 
     # Without this attribute, torch raises an error if the host calls a higher-order operator.
     supports_higher_order_operators = True
@@ -185,16 +182,15 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let Dynamo compile as usual.
-
-        Otherwise, Dynamo would never compile code that is first called in this mode.
+        """Let Dynamo compile as usual. Without this, it would never compile code that is first called in this
+        mode.
         """
         return True
 
     def ran(self, operation: Any, result: Any) -> None:
         """Count `operation`, which has returned `result`."""
         try:
-            # If the operation has no attribute `is_view`, it is a higher-order operation, which is not a view.
+            # A higher-order operation has no attribute `is_view`. It is not a view.
             if not getattr(operation, "is_view", False) and operation.name() != "aten::_unsafe_view":
                 scope: Any = self._path.position.scope
                 self._counts[max(NO_NODE, int(scope.node)), _name_of(operation), _dtype_of(result)] += 1
@@ -204,7 +200,9 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
 
 
 def _name_of(func: Any) -> str:
-    """Return the name of an operation: `add` for `aten::add.Tensor`. Names of other libraries keep their prefix."""
+    """Return the short name of an operation: `add` for `aten::add.Tensor`. Names of other libraries keep their
+    prefix.
+    """
     return str(func.name()).partition(".")[0].removeprefix("aten::")
 
 
@@ -214,7 +212,7 @@ def _dtype_of(result: Any) -> str:
 
 
 def _has_compiled(root: nn.Module) -> bool:
-    """Return whether this process has used `torch.compile`, or the model has scripted parts."""
+    """Return whether the process has used `torch.compile`, or the model has scripted parts."""
     if is_compile_used():
         return True
     return any([isinstance(module, torch.jit.ScriptModule) or is_compiled(module) for module in modules_of(root)])

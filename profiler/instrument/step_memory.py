@@ -1,13 +1,13 @@
 """Measures the memory of recorded training steps on a GPU, by the counters of torch's allocator.
 
-The allocator counts when the host allocates, not when kernels run. So the host reads these counters at every change
-to a different module call, or to a different part of the step.
+The allocator counts when the host allocates, not when kernels run. So the host reads the counters whenever a
+different module call or a different part of the step begins. These are the places of a step.
 
 Rules
-- The program may use `torch.cuda.max_memory_allocated` itself, so cbtop never resets a counter.
-- If torch's own peak rises between two reads, this peak is the true peak of the place between the reads. Otherwise
-  the larger of the two reads is used, which is a lower bound.
-- If the counters cannot be read, the step is recorded without its memory, and the error is reported as the reason.
+- The program may use `torch.cuda.max_memory_allocated`, so cbtop never resets a counter.
+- If torch's own peak rises between two reads, it is the peak of the place between them. Otherwise the larger of the
+  two reads is used, which is a lower bound.
+- If the counters cannot be read, the step is recorded without its memory. The error is reported as the reason.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ def _counters_here() -> MemoryCounters:  # pragma: no cover - gpu
 
 
 def _free_here() -> int:  # pragma: no cover - gpu
-    """Return the bytes that the process may still reserve on the caller's current GPU."""
+    """Return the bytes that the process can still reserve on the caller's current GPU."""
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     share: float = getattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)()
     allowed_bytes = round(share * int(total_bytes)) - counters_here().reserved_bytes
     return max(0, min(int(free_bytes), allowed_bytes))
 
 
-# A test without a device replaces these functions.
+# Tests without a device replace these functions.
 counters_here: Callable[[], MemoryCounters] = _counters_here
 free_here: Callable[[], int] = _free_here
 
 
 @dataclass(slots=True)
 class Peak:
-    """The largest memory that was seen in one place or part of a step."""
+    """The largest memory in one place (module call) or part of a step."""
 
     allocated_bytes: int = 0
     reserved_bytes: int = 0
-    unused_bytes: int = 0  # memory that was reserved but not allocated, when the most memory was allocated
+    unused_bytes: int = 0  # memory that was reserved but not allocated, at the moment of the largest allocation
 
     def see(self, allocated_bytes: int, reserved_bytes: int) -> None:
         if allocated_bytes > self.allocated_bytes:
@@ -79,13 +79,13 @@ class Peak:
 
 
 class StepMemory:
-    """The memory of one recorded step, by place."""
+    """The memory of one recorded step, by place (module call or part of the step)."""
 
     __slots__ = ("_before", "_most_bytes", "_place", "first", "highest", "peaks", "trouble")
 
     def __init__(self) -> None:
         self.peaks: dict[Keys, Peak] = {}
-        self.highest: Keys = ()  # the place that allocated the most memory of the step
+        self.highest: Keys = ()  # the place with the largest allocation of the step
         self._most_bytes = 0
         self.trouble = ""  # why the memory is not known
         self._place: Keys | None = None
@@ -94,7 +94,7 @@ class StepMemory:
         self.first = self._before
 
     def enter(self, place: Keys) -> None:
-        """Handle that the step goes on in `place` from now on."""
+        """Go on in `place`: the module call or part of the step that begins now."""
         if self.trouble:
             return
         before = self._before
@@ -126,17 +126,17 @@ class StepMemory:
 
 
 class RecordedMemory:
-    """The memory of the latest recorded steps of one phase."""
+    """The memory of the newest recorded steps of one phase."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[dict[TrainingPart, Peak], Keys]] = deque(maxlen=MAX_TIMED_STEPS)
-        # (number of a step, number of retries of the allocator up to this step)
+        # (number of a step, retries of the allocator until then)
         self._counts: deque[tuple[int, int]] = deque(maxlen=MAX_TIMED_STEPS)
         self._torch_peak_bytes = self._limit_bytes = 0
         self._trouble = ""
 
     def add(self, memory: StepMemory, part_of: Mapping[Keys, TrainingPart], step: int) -> None:
-        """Add the memory of a recorded step, which is the `step`th of its model and has just ended."""
+        """Add the memory of a recorded step that has just ended. It is number `step` of its model."""
         last = memory.end()
         if memory.trouble:
             self._trouble = memory.trouble
@@ -180,8 +180,14 @@ class RecordedMemory:
             limit_bytes=self._limit_bytes,
             retries=until - retries,
             counted_steps=last - first,
+            lowest_allocated_bytes=min(peak.allocated_bytes for peak in peaks),
+            lowest_reserved_bytes=min(max(map(_reserved, parts.values())) for parts, _ in self._steps),
         )
 
 
 def _allocated(peak: Peak) -> int:
     return peak.allocated_bytes
+
+
+def _reserved(peak: Peak) -> int:
+    return peak.reserved_bytes

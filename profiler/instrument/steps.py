@@ -1,10 +1,10 @@
 """Decides which calls of a model are steps, and begins these steps.
 
 Rules
-- The outermost call of a model, or of a part of the model that contains a stack, is a step.
-- If a model's call runs `generate`, that `generate` has steps of its own. If code that chooses a token calls the
-  model, this call is a part of the token's step.
-- If an engine's runner runs the model, the runner's call is the step, and the model's own calls are not steps.
+- A step is the outermost call of a model, or of a part that contains a stack of layers.
+- If a model's call runs `generate`, this has its own steps. If code that chooses a token calls the model, the call
+  belongs to the step of the token.
+- If an engine's runner runs the model, the runner's calls are the steps, and the model's own calls are not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ModelSteps(TimedModel):
 
     __slots__ = ("_keys", "_shared_with")
 
-    _keys: tuple[object, ...]  # the key of the step that C code has begun last; only C code uses this attribute
+    _keys: tuple[object, ...]  # the key of the last step that C code has begun; only C code uses this
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class ModelSteps(TimedModel):
         self._shared_with: dict[ref[ModelSteps], object] = {}  # other models that share a module with this model
 
     def after_fork(self) -> None:
-        """In a forked child, make a new lock, and keep only the steps of the thread that has forked."""
+        """In a forked child, make a new lock. Keep only the steps of the thread that forked."""
         swaps.lock = threading.RLock()
         self.recorded_steps.intersection_update(unit().open)
 
     def failed(self, error: Exception) -> None:
         """Stop showing this model after `error` in cbtop's code.
 
-        The model stays shown if the host caused the error, or if the host's stack is full. Also ends the steps of
-        this model in this thread that still wait for a token, because nothing else may end them.
+        The model stays shown if the host caused the error, or if the host's stack is full. The model's steps in this
+        thread that wait for a token are ended, because nothing else may end them.
         """
         reraise_host_error(error)
         if not isinstance(error, RecursionError):
@@ -73,10 +73,7 @@ class ModelSteps(TimedModel):
         return mine
 
     def is_called_by_runner(self, called_ns: int) -> None:
-        """Handle that the model's runner calls the model.
-
-        If no step is open, the call is a warm-up and is not timed.
-        """
+        """Begin a call of the model by its runner. Without an open step it is a warm-up, and is not timed."""
         try:
             step = self.open_in(unit())
             if step is None:
@@ -87,7 +84,7 @@ class ModelSteps(TimedModel):
             self.failed(error)
 
     def begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
-        """Begin and return the step that `call` describes. `called_ns` is the time when the call began.
+        """Begin the step that `call` describes, and return it. The call began at `called_ns`.
 
         Returns None inside a step of this model, or after an error of cbtop.
         """
@@ -110,14 +107,14 @@ class ModelSteps(TimedModel):
                     mine = one
             if mine is not None:
                 if not mine.is_running:
-                    # The next call of the model has begun while the last step still waited for its token.
+                    # The last step still waited for its token when the next call of the model began.
                     mine.close()
                 else:
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):
                         mine.active.own_ns += clock.perf_counter_ns() - called_ns
-                        # This call is a part of the open step. It would be a step of its own only if a `generate`
-                        # inside the model's call had made it.
+                        # This call belongs to the open step. It would be a step only if a `generate` inside the
+                        # model's call had made it.
                         return None
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
@@ -142,17 +139,15 @@ class ModelSteps(TimedModel):
         return step
 
     def guard_by(self, setting: GuardSetting | None) -> None:
-        """From the next step on, check the values of the model with the guard. Does nothing if the guard has no
-        setting.
-        """
+        """From the next step on, let the guard check the model's values. Does nothing if `setting` is None."""
         if setting is not None:
             self.follow(None)
             self.guard = Guard(self, setting)
-            # C code ends steps without calling the guard. So from now on, Python code must end steps.
+            # C code does not call the guard when a step ends, so Python must end steps from now on.
             self.in_python = True
 
     def share(self, other: ModelSteps) -> None:
-        """Note that `other` shares a module with this model. Calls inside a step of `other` are not steps of this
+        """Store that `other` shares a module with this model. Calls during a step of `other` are not steps of this
         model.
         """
         self._shared_with[ref(other, self._shared_with.pop)] = None

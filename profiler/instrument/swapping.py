@@ -2,11 +2,11 @@
 
 Rules
 - Function objects keep their identity, hash, name, pickle, signature and source. A plain function gets a different
-  `__code__` (trampolines.py), and a builtin function a different vectorcall. A function in a closure cell, or a
-  method of a C++ class, is replaced in its cell or class.
-- Functions are timed from the beginning of a recorded step until the next step that is not recorded.
-- Dynamo guards on `__code__`. When Dynamo starts to compile, or if it has compiled before, plain functions keep the
-  host's code. So Dynamo compiles the same graphs as without cbtop.
+  `__code__` (trampolines.py), a builtin function a different vectorcall. A function in a closure cell, or a method of
+  a C++ class, is replaced in its cell or class.
+- Functions are timed from the begin of a recorded step until a step begins that is not recorded.
+- Dynamo guards on `__code__`. So plain functions keep the host's code once Dynamo compiles or has compiled. It then
+  compiles the same graphs as without cbtop.
 - A value that the host has replaced in the meantime is not touched.
 """
 
@@ -36,9 +36,8 @@ Function = Callable[..., Any]
 
 
 def held(owner: Any, name: str) -> Any:
-    """Return the attribute `name` that is stored in `owner` itself, and not in a base class.
-
-    If `owner` is a closure cell, return its contents.
+    """Return the attribute `name` of `owner` itself, not of a base class. If `owner` is a closure cell, return its
+    contents.
     """
     if isinstance(owner, CellType):
         return owner.cell_contents
@@ -46,9 +45,9 @@ def held(owner: Any, name: str) -> Any:
 
 
 class SwapTarget(Protocol):
-    """A function of the host that can be replaced by a function that times its calls."""
+    """A function of the host. It can be replaced by a function that times its calls."""
 
-    is_seen_by_dynamo: bool  # whether Dynamo, torch's compiler, would notice the replacement
+    is_seen_by_dynamo: bool  # whether Dynamo (torch's compiler) would notice the replacement
 
     def is_of(self, function: Any) -> bool:
         """Return whether `function` is this function of the host, or its replacement."""
@@ -63,9 +62,8 @@ class SwapTarget(Protocol):
 class TimedFunction:
     """A plain Python function.
 
-    While the function is timed, a call of it runs `wrapper(copy)` instead. `copy` is a copy of the function.
-
-    With `traceable`, Dynamo can compile the function while it is timed.
+    While it is timed, its calls run `wrapper(copy)`, where `copy` is a copy of the function. With `traceable`, Dynamo
+    can compile it even then.
     """
 
     is_seen_by_dynamo = True
@@ -91,9 +89,9 @@ class TimedFunction:
 
 
 class TimedEntry:
-    """A function that is stored in a closure cell or a class.
+    """A function in a closure cell or a class.
 
-    While the function is timed, the cell or class contains `wrapper(function)` instead.
+    While it is timed, the cell or class contains `wrapper(function)` instead.
     """
 
     is_seen_by_dynamo = True
@@ -139,20 +137,20 @@ class TimedBuiltin:
 
 
 class Swaps:
-    """The functions of this process that are timed while calls of a model are timed."""
+    """The functions of this process that are timed together with the calls of a model."""
 
     def __init__(self) -> None:
-        # The lock also protects the swapping of modules' calls, because models may share modules. It is reentrant,
-        # because a signal handler of the host may call a model while cbtop holds the lock.
+        # Models may share modules, so this lock also protects the swapping of modules' calls. A signal handler of the
+        # host may call a model while cbtop holds the lock, so it is reentrant.
         self.lock = threading.RLock()
         self._functions: list[SwapTarget] = []  # oldest first
-        # Whether all functions are replaced now; None if some may be replaced and others not.
+        # Whether all functions are replaced now. None: perhaps only some.
         self._are_in: bool | None = False
         self._stay_out = False
-        self._watched: Any = None  # list of the callbacks that Dynamo calls before it compiles
+        self._watched: Any = None  # Dynamo's list of callbacks that it calls before it compiles
 
     def add(self, function: SwapTarget) -> None:
-        """Add a function, and start timing it if calls of a model are being timed."""
+        """Add a function. If calls of a model are being timed, start timing it."""
         with self.lock:
             if not self._functions:
                 once_imported(DYNAMO, self._watch)
@@ -165,7 +163,7 @@ class Swaps:
         return any([one.is_of(function) for one in self._functions])
 
     def clear(self) -> None:
-        """Restore all functions of the host, and forget them."""
+        """Restore all functions of the host, and drop them."""
         with self.lock:
             self._swap(False)
             self._functions.clear()
@@ -176,11 +174,11 @@ class Swaps:
             stop_awaiting(DYNAMO)
 
     def swap_in(self, model: ref[Any], times: HotPath | Path | Timing | Capture) -> None:
-        """Start timing the calls of `model`. Also replace the functions of the host."""
+        """Start timing the calls of `model` and the functions of the host."""
         with self.lock:
             swapped_in[model] = times
             if self._watched is not None and self._compiles not in self._watched:
-                # The host has reset Dynamo, so Dynamo has forgotten its callbacks.
+                # The host has reset Dynamo, which has dropped its callbacks.
                 self._stay_out, self._are_in = True, None
             if self._are_in is not True:
                 self._swap(True)
@@ -202,10 +200,7 @@ class Swaps:
         return not (self._stay_out and function.is_seen_by_dynamo)
 
     def _watch(self) -> None:
-        """Register `_compiles` as a callback that Dynamo calls when it begins to compile.
-
-        Dynamo must have been imported.
-        """
+        """Make Dynamo call `_compiles` when it begins to compile. Dynamo must have been imported."""
         dynamo: Any = sys.modules[DYNAMO]
         self._watched = getattr(getattr(dynamo, "callback_handler", None), "start_callbacks", None)
         frames = getattr(sys.modules.get(f"{DYNAMO}.utils"), "counters", {}).get("frames")

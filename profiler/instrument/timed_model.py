@@ -1,8 +1,7 @@
-"""Swaps in and out the wrappers that time a model's modules. Also checks whether the model has changed.
+"""Puts in place and removes the wrappers that time a model's modules. Also checks whether the model has changed.
 
 Rules
-- Timed calls of modules are swapped in when a recorded step begins. They are swapped out when a step begins that is
-  not recorded.
+- The wrappers are put in place when a recorded step begins, and removed when a step begins that is not recorded.
 - Only recorded steps check whether the model, its autocast or its adapters have changed.
 """
 
@@ -42,14 +41,14 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
 
-# The model is checked for changes in one of this many recorded steps. A check takes as long as timing all modules.
+# One recorded step in this many checks the model for changes. A check takes as long as timing all modules.
 LOOK_EVERY = 8
-MOST_FIRST_FORWARDS = 64  # if a first training step has more forward passes, the further ones are not recognised
-MODULES_PER_STEP = 200  # average number of modules that a recorded step checks; checking this many takes 0.3 ms
+MOST_FIRST_FORWARDS = 64  # at most this many calls are taken for forward passes of the first training step
+MODULES_PER_STEP = 200  # number of modules that a recorded step checks on average; this takes 0.3 ms
 
 
 class TimedModel(ABC):
-    """The modules of one model that are timed in the model's steps, and the object that times them."""
+    """The timed modules of one model, and the object that times them."""
 
     __slots__ = (
         "__weakref__",
@@ -99,49 +98,46 @@ class TimedModel(ABC):
         self.profiler = profiler
         self.time_on(Timing(profiler.parts.paths.host))
         self.model = model
-        self.changed = changed  # a function that plans the model again if the model has changed
+        self.changed = changed  # a function that plans the model again after changes
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
         self.contents = StepContents(self)
-        # if this is not None, it records the kernels of some steps through CUPTI
+        # records the kernels of some steps through CUPTI; None: not used
         self.kernel_steps: KernelSteps | None = None
-        # Time when `kernel_steps` will record the next step, in ns of the host's clock. 0 means never. C code reads
-        # this.
+        # When `kernel_steps` will record the next step, in ns of the host's clock. 0 means never. C code reads this.
         self.kernels_due_ns = 0
         self.calls: Sequence[BrickCall] = ()
-        # The calls that name the kernels of captured graphs. If modules are not timed (see `Plan.is_timed`), `calls`
-        # is empty, but `named` is not.
+        # The calls that name the kernels of captured graphs. They exist even if modules are not timed (see
+        # `Plan.is_timed`) and `calls` is empty.
         self.named: Sequence[BrickCall] = ()
-        self.guard: Guard | None = None  # searches recorded steps for values that are not finite
+        self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
         self.own: OwnOperations | None = None  # operations that the model runs outside of its children's calls
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
-        self._first_forwards = 0  # number of calls so far that may be forward passes of the first training step
-        self.in_python = False  # whether Python handles the model's calls even if the hot path is compiled
-        # True if each call of the model's runner is a step; False if each call of the model itself is a step
+        self._first_forwards = 0  # number of calls that may have been forward passes of the first training step
+        self.in_python = False  # whether Python handles the model's calls, although the hot path is compiled
+        # True: calls of the model's runner are the steps; False: calls of the model itself
         self.is_of_runner = False
-        self.on_device: dict[Hashable, Hashable] = {}  # brick that the host times -> the same brick on the device
-        # A function that is called with a description of how the device's times are measured.
+        self.on_device: dict[Hashable, Hashable] = {}  # a brick that the host times -> the same brick on the device
+        # Called with a description of how the device's times are measured.
         self.measured: Callable[[str], None] = lambda how: None
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
-        # A function that is called if autocast's type or the state of the adapters has changed since the last step.
-        # It gets both.
+        # Called when autocast's type or the state of the adapters has changed since the last step, with both of them.
         self.follow_mode: Callable[[torch.dtype | None, object], None] = lambda autocast, adapters: None
         self._asked: tuple[torch.dtype | None, object] = (None, None)
-        self._device = ""  # the device on which autocast is checked
-        self._adapted: ref[nn.Module] | None = None  # the layer whose adapters are checked for changes
-        self.trains = False  # whether the process trains: it computes gradients between the model's steps
-        self.weight_version: int | None = None  # how often the first weight that requires a gradient has been changed
-        self.looks = 0  # number of recorded steps that have begun
-        self.look_every = LOOK_EVERY  # the model is checked for changes in one of this many recorded steps
-        # Whether the wrappers that time calls are in place now; None if perhaps only some are.
+        self._device = ""  # the device to check for autocast
+        self._adapted: ref[nn.Module] | None = None  # the layer to check for changed adapters
+        self.trains = False  # whether the process trains (it computes gradients between the model's steps)
+        self.weight_version: int | None = None  # how often the first weight that requires a gradient was changed
+        self.looks = 0  # number of recorded steps
+        self.look_every = LOOK_EVERY  # one recorded step in this many checks the model for changes
+        # Whether the wrappers that time calls are in place. None: perhaps only some.
         self.calls_are_in: bool | None = False
         self.recorded_steps: set[object] = set()  # the recorded steps that are running
 
     def time_on(self, timing: Timing) -> None:
-        """From now on, time the model's steps and bricks by the method `timing`."""
+        """From now on, time the model's steps and bricks by `timing`."""
         self.timing, self.labelled = timing.path, timing.labelled
-        #: The path that times calls of modules and functions. If the hot path is compiled, this is the compiled
-        #: object.
+        #: The path that times calls of modules and functions. It is the compiled object if the hot path is compiled.
         self.path: HotPath | Path = getattr(timing.path, "hot_path", timing.path)
         self.times = timing if timing.backend and not timing.by_kernels else self.path
         self.profiler_steps = self.profiler.parts.steps.on(timing.path)
@@ -151,9 +147,9 @@ class TimedModel(ABC):
         """Stop showing this model after `error` in cbtop's code."""
 
     def follow(self, recorded: object | None) -> None:
-        """For the step `recorded`, put the wrappers that time calls in place.
+        """Put the wrappers that time calls in place, because `recorded` is a recorded step.
 
-        If `recorded` is None, remove the wrappers, unless a recorded step is still running.
+        If `recorded` is None, remove them, unless a recorded step is still running.
         """
         if recorded is None and self.calls_are_in is False:
             return
@@ -182,9 +178,9 @@ class TimedModel(ABC):
             self.calls_are_in = recorded is not None
 
     def ask(self) -> None:
-        """Update the bricks for this step if autocast or the adapters have changed.
+        """Choose the bricks of this step again if autocast or the adapters have changed.
 
-        This is called once per step and not for each brick, because the call takes 0.2 us (0.35 us under autocast).
+        This takes 0.2 us (0.35 us under autocast), so it is done once per step and not for each brick.
         """
         try:
             device, autocast, adapters = self._device, None, None
@@ -200,9 +196,8 @@ class TimedModel(ABC):
             self.failed(error)
 
     def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
-        """From now on, check autocast on `device` and the adapters of the layer `adapted`.
-
-        `mode` has the current state of both.
+        """From now on, check `device` for autocast, and the layer `adapted` for changed adapters. `mode` is their
+        current state.
         """
         self._device = device if device in AUTOCAST_DEVICES else ""
         self._adapted = None if adapted is None else ref(adapted)
@@ -211,7 +206,7 @@ class TimedModel(ABC):
     def look_through(self, modules: int) -> None:
         """Set how often the model is checked for changes.
 
-        If the model has more `modules`, fewer steps check it. So the mean time of checks per step stays the same.
+        A model with more `modules` is checked more rarely, so that the mean time per step stays the same.
         """
         # C code expects a multiple of LOOK_EVERY.
         self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))
@@ -223,11 +218,11 @@ class TimedModel(ABC):
                 self.changed()
 
     def may_begin_training(self) -> bool:
-        """Return whether a call with gradients may be a forward pass of the first training step. That step has not
-        ended yet.
+        """Return whether a call with gradients may be a forward pass of the first training step, which has not ended
+        yet.
 
-        This is true in training mode, if the process has made an optimizer. After MOST_FIRST_FORWARDS such calls,
-        cbtop assumes that the model does not train.
+        This is so in training mode, if the process has made an optimizer. After MOST_FIRST_FORWARDS such calls, cbtop
+        assumes that the model does not train.
         """
         if self._first_forwards >= MOST_FIRST_FORWARDS or self.path is not self.times or not self.training_mode():
             return False
@@ -235,7 +230,7 @@ class TimedModel(ABC):
         if root is None or not has_made_optimizer() or first_trained(root) is None:
             return False
         self._first_forwards += 1
-        # C code would begin the next forward pass as a step of inference, so Python must handle it.
+        # C code would count the next forward pass as inference, so Python must handle it.
         self.in_python = self.guard is not None or self.is_of_runner or self._first_forwards < MOST_FIRST_FORWARDS
         return True
 
@@ -244,17 +239,17 @@ class TimedModel(ABC):
         root = self.root()
         if root is None:
             return None
-        # The wrapper of torch.compile has no training mode; use the mode of the model inside it.
+        # The wrapper of torch.compile has no training mode, so use the mode of the model inside.
         inside = submodules(root).get("_orig_mod")
         mode: bool | None = dictionary_of(root if inside is None else inside).get("training")
         return mode
 
     def look_for_gradients(self) -> None:
-        """Check the first weight that requires a gradient.
+        """Look at the first weight that requires a gradient, and announce that the process trains if this weight is
+        trained.
 
-        If this weight is being trained, announce that the process trains. A weight in training has a gradient, or
-        torch has counted that an optimizer changed the weight in place. Looking only at the gradient does not
-        suffice, because most programs clear gradients before the next step.
+        It is trained if it has a gradient, or if torch has counted that it was changed in place. The gradient alone
+        is not enough, because most programs clear gradients before the next step.
         """
         root = self.root()
         if root is None:
@@ -262,7 +257,7 @@ class TimedModel(ABC):
         with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             weight = first_trained(root)
             if weight is None or not weight.is_leaf:
-                return  # this tensor was computed, so it has no gradient; reading its gradient would make torch warn
+                return  # computed, so it has no gradient, and torch would warn if it were read
             before, self.weight_version = self.weight_version, version_of(weight)
             if weight.grad is not None or before not in (None, self.weight_version):
                 self.trains = True

@@ -1,4 +1,4 @@
-"""Makes the plan of a model, and the wrappers that time the modules in the plan. Works section by section."""
+"""Makes the plan of a model, and the wrappers that time its modules, section by section."""
 
 from __future__ import annotations
 
@@ -25,49 +25,47 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TimedSection:
-    """A section of the plan (a layer, or everything outside of layers), with the wrappers that time its modules. It
-    refers to the modules weakly.
+    """A section of the plan (a layer, or everything outside of layers), and the wrappers that time its modules.
+    References to modules are weak.
     """
 
     state: list[object] | None
     visited: set[int]
     calls: list[BrickCall]
-    others: list[weakref.ref[nn.Module]]  # weak references to all modules of this section of the plan
+    others: list[weakref.ref[nn.Module]]  # weak references to all modules of this section
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules of this section of the plan that have not been freed."""
+        """The modules of this section that have not been freed."""
         return [module for module in (other() for other in self.others) if module is not None]
 
 
 def plan_for(
     root: nn.Module, timing: Timing | None, known: Mapping[Hashable, TimedSection] | None = None
 ) -> Plan | None:
-    """Return the plan of `root` in its current mode.
-
-    `timing` is the method of timing (None: the host). See `plan_of`.
+    """Return the plan of `root` in its current mode. `timing` is the method of timing (None: the host). See
+    `plan_of`.
     """
     is_there, by_kernels = (False, False) if timing is None else (timing.is_there, timing.by_kernels)
     return plan_of(root, is_timed_there=is_there, by_kernels=by_kernels, known=known, mode=mode_of(root))
 
 
 class CallMaker:
-    """Makes the wrappers for one plan of a model, for the model's current mode."""
+    """Makes the wrappers for the plan of a model in its current mode."""
 
     def __init__(self, steps: ModelSteps, said: Said, mode: Mode, *, is_timed_there: bool) -> None:
         self._steps = steps
         self._said = said
         self._mode = mode
         self._is_timed_there = is_timed_there
-        # Id of a `Product` -> the brick of this product. Similar layers share the brick.
+        # Id of a `Product` -> its brick. Similar layers have the same brick.
         self._made: dict[int, tuple[Hashable, KeyIn]] = {}
 
     def sections(
         self, sections: list[Section], former: Mapping[Hashable, TimedSection] = MappingProxyType({})
     ) -> dict[Hashable, TimedSection]:
-        """Return the sections of the plan with their wrappers, by the place of the section.
-
-        If a section has not changed, the section in `former` is used.
+        """Return the sections of the plan with their wrappers, by place. Unchanged sections are taken from
+        `former`.
         """
         return {
             section.place: former[section.place] if section.is_unchanged else self._timed(section)
@@ -97,7 +95,7 @@ class CallMaker:
         return call
 
     def _key_of(self, part: TimedModule, product: Product) -> tuple[Hashable, KeyIn]:
-        """Return the brick of `part`, and a function that returns the brick of `part` in a different mode."""
+        """Return the brick of `part`, and a function that returns this brick in a different mode."""
         key, place = part.key, part.place
         if isinstance(key, BrickDefinition):
             key = self._said.definitions.setdefault(said_at(place, key), key)

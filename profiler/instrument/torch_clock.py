@@ -16,9 +16,9 @@ from cbtop.profiler.instrument.torch_internals import device_exchange, stream_fu
 
 
 def torch_clock() -> StampClock:
-    """Return a clock of the current CUDA device. Raises DriverError, or torch's error, if there is no device.
+    """Return a clock of the current CUDA device. Raises DriverError or torch's error without a device.
 
-    The clock puts its marks on the caller's stream of this device, even if another device is current at the time.
+    The clock puts its marks on the caller's stream of this device, even while a different device is current.
     """
     driver = CudaDriver()
     if not driver.context():
@@ -36,7 +36,7 @@ def torch_clock() -> StampClock:
 
 
 def while_current(device: int) -> contextlib.AbstractContextManager[object]:
-    """Return a context that makes `device` the current CUDA device, and restores the previous device at its end."""
+    """Return a context that makes `device` the current CUDA device inside it."""
     return contextlib.nullcontext() if torch.cuda.current_device() == device else torch.cuda.device(device)
 
 

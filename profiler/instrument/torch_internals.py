@@ -1,8 +1,7 @@
 """The private names of torch that the instrumentation uses. Checked with torch 2.11 and 2.13.
 
-Two sorts of private names are elsewhere. Some are used directly in hot code, to save a function call. Others are in
-`call_attribute`, because every process with torch loads that file. Some names do not exist in a build of torch
-without CUDA. These are read only inside functions.
+Some private names are elsewhere: in hot code, to save a function call, and in `call_attribute`, because every process
+with torch loads that file. A build of torch without CUDA lacks some names, so these are read inside functions.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from torch._C._functorch import peek_interpreter_stack
 
 #: A context that hides cbtop's calls from the host's `__torch_function__`: `with without_torch_function():`.
 without_torch_function = DisableTorchFunction
-#: Returns whether a tensor is of a class that overrides `__torch_function__`.
+#: Returns whether a tensor's class overrides `__torch_function__`.
 has_torch_function = _has_torch_function_unary
 #: A context in which no `__torch_dispatch__` mode sees operations: `with without_dispatch():`.
 without_dispatch = _DisableTorchDispatch
@@ -42,15 +41,14 @@ is_tracing = _is_tracing
 dispatch_modes = _len_torch_dispatch_stack
 #: Returns the active dispatch mode with the given key (see SYMBOLIC_MODES), or None.
 dispatch_mode = _get_dispatch_mode
-#: The keys of two sorts of modes. In a mode of the first sort, tensors have no contents. In the second, `make_fx`
-#: traces.
+#: : The keys of two sorts of modes: modes that give tensors no contents, and the mode of `make_fx`, which traces.
 SYMBOLIC_MODES = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY)
 
 #: Returns torch's precision setting for float32, by backend and operator. It is None in torch before 2.9.
 precision_of_float32: Callable[[str, str], str] | None = getattr(_C, "_get_fp32_precision_getter", None)
 
-#: These functions return the children, parameters or buffers of one module, by name. They are C functions, so they
-#: are fast enough for thousands of modules.
+#: Return the children, parameters or buffers of one module, by name. They are C functions, fast enough for thousands
+#: of modules.
 submodules: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 own_parameters: Callable[[nn.Module], dict[str, Any]] = attrgetter("_parameters")
 own_buffers: Callable[[nn.Module], dict[str, Any]] = attrgetter("_buffers")
@@ -68,7 +66,7 @@ counting: set[int] = set()  # ids of the threads in which cbtop's own mode count
 
 
 def modes_of_host() -> int:
-    """Return the number of active `__torch_dispatch__` modes that are not cbtop's own."""
+    """Return the number of active `__torch_dispatch__` modes, without cbtop's own."""
     modes = int(dispatch_modes())
     return modes - 1 if counting and get_ident() in counting else modes
 
@@ -79,15 +77,12 @@ def is_transforming() -> bool:
 
 
 def compiled_versions(code: CodeType) -> list[Any]:
-    """Return the entries for `code` in Dynamo's cache. There is one entry for each compiled version."""
+    """Return Dynamo's cache entries for `code`, one for each compiled version."""
     return list(_C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
 def is_compile_used() -> bool:
-    """Return whether this process has called `torch.compile`.
-
-    Also True if this version of torch does not tell whether it was called.
-    """
+    """Return whether this process has called `torch.compile`. Also True if torch does not tell."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is None:
         return False
@@ -101,7 +96,7 @@ def is_compile_used() -> bool:
 def has_made_optimizer() -> bool:
     """Return whether the process has made an optimizer.
 
-    When a process makes an optimizer, torch wraps `step` of the optimizer's class.
+    torch wraps `step` of an optimizer's class when the first optimizer is made.
     """
     kinds: list[type] = [optim.Optimizer]
     for kind in kinds:
@@ -115,7 +110,7 @@ def has_made_optimizer() -> bool:
 
 
 def is_in_bad_fork() -> bool:
-    """Whether this process cannot use CUDA. It cannot if it was forked from a process that uses CUDA."""
+    """Whether this process cannot use CUDA, because it was forked from one that does."""
     return bool(cuda._is_in_bad_fork())
 
 
@@ -146,16 +141,14 @@ def raw_stream_of(index: int) -> Callable[[], int]:
 
 
 def stream_functions() -> tuple[Callable[[], bool], Callable[[int], int]]:
-    """Return two C functions.
-
-    The first returns whether the current stream is being captured, the second the current stream of a given device.
+    """Return two C functions: whether the current stream is being captured, and the current stream of a given
+    device.
     """
     return _C._cuda_isCurrentStreamCapturing, _C._cuda_getCurrentRawStream
 
 
 def device_exchange() -> tuple[Callable[[int], int], Callable[[int], int]]:
-    """Return two C functions.
-
-    The first makes a given device current and returns the previous device. The second restores the previous device.
+    """Return two C functions. The first makes a device current and returns the previous one. The second restores
+    it.
     """
     return _C._cuda_exchangeDevice, _C._cuda_maybeExchangeDevice

@@ -6,9 +6,10 @@ Rules
   with gradients enabled is a forward of a training step. Other calls are steps of inference, as usual.
 - The first optimizer step after a backward ends the training step. Further optimizers after the same backward end no
   other step. Micro-batches with gradients that are added up are in one step.
-- The time of the thread is divided into the parts of the step without gaps, so the parts add up to the step.
+- The time of the thread is divided into the parts of the step, so the parts add up to the step. Only cbtop's own work
+  in the hooks of optimizers is in no part: the program would not spend that time by itself.
 - If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
-- Every training step is counted with its time. Some steps are also recorded in detail: the calls of their modules
+- Every training step is counted with its time. Some are also recorded in detail: the calls of their modules
   (training_calls.py), or on a GPU their kernels (training_kernels.py).
 - If code of cbtop fails, the model is detached, and the host continues.
 """
@@ -19,8 +20,9 @@ import statistics
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize, ref
 
 import torch
@@ -28,10 +30,11 @@ import torch
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.capturing import captures
 from cbtop.profiler.instrument.communication_times import StepCommunication, together
-from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, median_of
+from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, interval_of
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
+from cbtop.profiler.instrument.step_clock import MOST_RANGES, Parts, StepClock
 from cbtop.profiler.instrument.step_memory import NO_GPU
 from cbtop.profiler.instrument.training_calls import GRADIENT_SYNC, Part, StepCalls
 from cbtop.profiler.positions import finder
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
     from cbtop.profiler.profiler import BrickProfiler
 
-#: The bricks (timed parts) of a training step that are outside of the model.
+#: The bricks of a training step outside of the model.
 BRICKS = {
     part: BrickDefinition(name, BrickCategory.OTHER, backend="torch")
     for part, name in (
@@ -58,105 +61,34 @@ BRICKS = {
         (TrainingPart.ZERO_GRAD, "ZeroGrad"),
     )
 }
-MOST_RANGES = 8_000  # most ranges of time that are kept for the record of a step
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements of the parts of a model's steps
-EARLY = 4, 16  # after 4 steps and after 16 steps, the parts of steps are announced at once
+EARLY = 4, 16  # announce the parts of steps at once after these numbers of steps
 NEVER_NS = 1 << 62
-# Most forward passes of one step before its first backward pass, and most in the whole step. If there are more, each
-# forward pass is shown as a separate step, as in inference.
+# Most forward passes of a step before its first backward, and in the whole step. With more, each forward pass is
+# shown as a step of its own, as in inference.
 MOST_WITHOUT_BACKWARD, MOST_FORWARDS = 32, 4096
-
-Parts = dict[TrainingPart, int]  # part of a training step -> its time in ns
 
 
 class StepTimes(NamedTuple):
-    """The times of the parts of one training step."""
+    """The times of a training step's parts."""
 
-    wall_ns: int
+    wall_ns: int  # sum of the parts: the step without cbtop's own work
     parts: Parts
     communication: StepCommunication
+    own_ns: int = 0  # cbtop's own work in ns that is in no part, so far as it was timed
 
 
-class StepClock:
-    """Divides the time of one thread between the parts of a training step.
+@dataclass(slots=True)
+class OptimizerCall:
+    """A running call of an optimizer's `step`."""
 
-    If parts are nested, time counts for the innermost part. From the end of a forward to the beginning of the next
-    part, time counts for the loss.
-    """
-
-    __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "changed", "has_backward", "parts", "ranges")
-
-    def __init__(self) -> None:
-        # a function that is called when a part of the step begins; its argument is the part
-        self.changed: Callable[[TrainingPart], None] | None = None
-        self.restart(None)
-
-    def restart(self, now_ns: int | None) -> None:
-        """Begin a step at `now_ns`. If `now_ns` is None, the step begins together with its next part."""
-        self.begun_ns, self._at_ns = now_ns, now_ns or 0
-        self._part = TrainingPart.OTHER
-        self._around: list[TrainingPart] = []
-        self.parts: Parts = {}
-        # Each item is a part of the step, its begin and its end in ns.
-        self.ranges: list[tuple[TrainingPart, int, int]] = []
-        self.has_backward = False
-
-    @property
-    def is_in(self) -> TrainingPart | None:
-        """The part of the step that the running call belongs to. None if no call of a part is running."""
-        return self._part if self._around else None
-
-    def begin(self, part: TrainingPart, now_ns: int) -> None:
-        """Begin a call that belongs to `part`."""
-        if self.begun_ns is None:
-            self.restart(now_ns)
-        self._count(now_ns)
-        self._around.append(self._part)
-        self._part = part
-        if self.changed is not None:
-            self.changed(part)
-
-    def end(self, now_ns: int) -> None:
-        """End the innermost call that belongs to a part."""
-        self._end(now_ns)
-        if self.changed is not None:
-            self.changed(self._part)
-
-    def _end(self, now_ns: int) -> None:
-        self._count(now_ns)
-        ended = self._part
-        if self._around:
-            self._part = self._around.pop()
-        if ended is TrainingPart.BACKWARD:
-            self.has_backward = True
-        if self._around and self._part not in (TrainingPart.OPTIMIZER, TrainingPart.LOSS):
-            return
-        if ended is TrainingPart.FORWARD:
-            self._part = TrainingPart.LOSS
-        elif ended is TrainingPart.BACKWARD:  # an optimizer's closure, or the loop itself, has called the backward
-            self._part = TrainingPart.OPTIMIZER if self._around else TrainingPart.OTHER
-
-    def finish(self, now_ns: int) -> tuple[int, Parts, list[tuple[TrainingPart, int, int]]]:
-        """End the step, and begin the next.
-
-        Returns three values of the ended step: its begin in ns, the times of its parts, and the ranges of its parts.
-        """
-        self._count(now_ns)
-        begun_ns = now_ns if self.begun_ns is None else self.begun_ns
-        parts, ranges = self.parts, self.ranges
-        self.restart(now_ns)
-        return begun_ns, parts, ranges
-
-    def _count(self, now_ns: int) -> None:
-        if self.begun_ns is not None:
-            self.parts[self._part] = self.parts.get(self._part, 0) + now_ns - self._at_ns
-            if len(self.ranges) < MOST_RANGES:
-                self.ranges.append((self._part, self._at_ns, now_ns))
-            self._at_ns = now_ns
+    depth: int  # number of parts around the call
+    # The arguments of torch's hook after the step. None until torch has called this hook.
+    ended: tuple[Any, Any, Any] | None = None
 
 
 class ThreadTraining:
-    """The training step that is open in one thread, task or greenlet."""
+    """The open training step of one thread, task or greenlet."""
 
     __slots__ = (
         "__weakref__",
@@ -168,40 +100,42 @@ class ThreadTraining:
         "own_ns",
         "phase_after_backward",
         "sequences",
+        "stepping",
         "steps",
         "tokens",
     )
 
     def __init__(self) -> None:
         self.clock = StepClock()
+        self.stepping: list[OptimizerCall] = []  # the running calls of optimizers' `step`, the innermost last
         self.forget()
 
     def forget(self) -> None:
-        """Forget the step, and begin a new one without data."""
-        self.steps: TimedModel | None = None  # the model that was called first in this step
+        """Drop the step, and begin a new one without data."""
+        self.steps: TimedModel | None = None  # the first model that was called in this step
         self.tokens = self.sequences = 0
-        self.own_ns = 0  # time in ns of cbtop's own work to begin the forward passes of this step
-        # The object that records the calls of this step; None if the step is not recorded.
+        self.own_ns = 0  # ns that cbtop spent to begin the forward passes of this step
+        # Records the calls of this step. None if the step is not recorded.
         self.calls: StepCalls | None = None
         self.noting: Noting | None = None
         self.communication = StepCommunication()
         self.forwards = 0
-        # If this is not empty, the step ends when the running backward pass ends, and the step gets this phase.
+        # If not empty: the step ends together with the running backward, and gets this phase.
         self.phase_after_backward = ""
 
     def give_up(self) -> None:
-        """Drop the step: the step does not count, and its times are lost."""
+        """Drop the step. It does not count, and its times are lost."""
         self.record_no_more()
         self.forget()
         self.clock.restart(None)
 
     def end_evaluation(self) -> None:
-        """End the step of inference that has run between the micro-batches of this training step."""
+        """End the step of inference that has run between micro-batches of this training step."""
         if self.clock.is_in is TrainingPart.EVALUATION:
             self.clock.end(clock.perf_counter_ns())
 
     def record_no_more(self) -> None:
-        """Stop recording the step. It still counts as a plain step."""
+        """Stop recording the step, which still counts as a plain step."""
         self.stop_noting()
         if self.calls is not None:
             self.calls.drop()
@@ -227,7 +161,7 @@ class Forward:
         self._here, self._steps = here, steps
 
     def ended(self) -> None:
-        """The call of the model has returned."""
+        """End the call of the model, which has returned."""
         try:
             here = self._here
             if here.calls is not None:
@@ -248,7 +182,7 @@ class Forward:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        """The call of the model has raised an exception, so drop the training step."""
+        """Drop the training step, because the call of the model has raised an exception."""
         try:
             if self._steps.guard is not None:
                 self._steps.guard.drop(self)
@@ -258,7 +192,7 @@ class Forward:
 
 
 class EndedStep(NamedTuple):
-    """A training step that has ended. Times are in ns, on the host's clock."""
+    """A training step that has ended. Times are in ns on the host's clock."""
 
     phase: str
     tokens: int
@@ -266,7 +200,7 @@ class EndedStep(NamedTuple):
     begun_ns: int
     ended_ns: int
     times: StepTimes
-    ranges: list[tuple[TrainingPart, int, int]]  # each item is a part, its begin and its end in ns
+    ranges: list[tuple[TrainingPart, int, int]]  # (part, begin, end), in ns
 
     @property
     def wall_ns(self) -> int:
@@ -274,14 +208,14 @@ class EndedStep(NamedTuple):
 
 
 class TrainingSteps:
-    """The training steps of one model. Decides which steps are recorded, and records these steps."""
+    """The training steps of one model. Chooses the steps to record, and records them."""
 
-    steady = 1.0  # once FLOOR steps are recorded, recording uses this fraction of the overhead that is allowed
+    steady = 1.0  # the fraction of the allowed overhead to use once FLOOR steps are recorded
 
     def __init__(self, steps: TimedModel) -> None:
         self._steps = ref(steps)
         self._profiler, self._model = ref(steps.profiler), steps.model
-        # The finalizer runs when the model is freed, or when the process ends.
+        # The finalizer runs when the model is freed or the process ends.
         at_end = finalize(steps, self._tell_rest)
         setattr(at_end, "atexit", False)  # noqa: B010 - typeshed does not declare this attribute
         recorder = steps.profiler.parts.recorder
@@ -290,21 +224,22 @@ class TrainingSteps:
         self._due_ns = 0
         self._recorded = self._seen = 0
         self._first_ns = self._paid_ns = 0
-        # For the latest recorded steps: cost in ns of recording the step.
+        # Cost in ns of recording, for each of the newest recorded steps.
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)
-        # For the latest steps that were not recorded: time in ns of cbtop's own work in the step.
+        # Time in ns of cbtop's own work, for each of the newest steps that were not recorded.
         self._plain_ns: deque[float] = deque(maxlen=SAMPLES)
-        self._latest: dict[str, deque[StepTimes]] = {}  # phase -> times in ns of the latest steps
+        self._latest: dict[str, deque[StepTimes]] = {}  # phase -> times in ns of its newest steps
         self._told_ns: dict[str, int] = {}
-        self._next_ns = 0  # the expected begin of the next step in ns, if no gap follows the last step
+        self._next_ns = 0  # when the next step should begin, in ns, if it follows without a gap
         self._untold = 0  # number of steps since the last announcement
-        self._no_memory: set[str] = set()  # phases with an announcement that the memory of their steps is unknown
-        self.mode: bool | None = None  # the model's training mode when an optimizer last changed it; None if unknown
+        self._no_memory: set[str] = set()  # phases for which unknown memory was announced
+        # The model's training mode when an optimizer last changed its weights; None if unknown.
+        self.mode: bool | None = None
 
     def forward(self, model: TimedModel, call: Call) -> Forward | None:
         """Begin a call of the model in a training step.
 
-        Returns None inside a forward or backward pass. The time of the call then belongs to this pass.
+        Returns None inside a forward or backward pass, because the call then belongs to this pass.
         """
         here = training_here()
         if here.clock.is_in in (TrainingPart.FORWARD, TrainingPart.BACKWARD):
@@ -313,8 +248,8 @@ class TrainingSteps:
         here.forwards += 1
         if here.forwards > (MOST_FORWARDS if here.clock.has_backward else MOST_WITHOUT_BACKWARD):
             here.give_up()
-            # The steps of this model end in another thread, or in a way that cbtop does not see. So show the model's
-            # forward passes as steps of inference.
+            # This model's steps end in another thread, or in a way that cbtop does not see. Show its forward passes
+            # as inference.
             model.training, model.in_python = False, model.guard is not None
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
@@ -328,7 +263,7 @@ class TrainingSteps:
                 here.noting.begin(call)
         elif here.calls is not None:
             here.calls.model_own = model.own
-            here.calls.begin(None, None)  # without this call, the nodes of this other model would belong to the loss
+            here.calls.begin(None, None)  # otherwise, the nodes of this second model would count for the loss
         here.tokens += call.tokens
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns
@@ -338,9 +273,9 @@ class TrainingSteps:
         return forward
 
     def begin_evaluation(self) -> Callable[[], None] | None:
-        """Begin a step of inference. It interrupts the part of the training step that this thread is in.
+        """Begin a step of inference, which interrupts the training step of this thread.
 
-        Returns the function that ends the interruption. Returns None if there is no training step.
+        Returns the function that ends the interruption, or None if there is no training step.
         """
         here = training_here()
         if here.steps is None or here.clock.is_in is TrainingPart.EVALUATION:
@@ -349,7 +284,7 @@ class TrainingSteps:
         return here.end_evaluation
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
-        """Return an object that records the calls of this step, or None if the step is not recorded.
+        """Return the object that records the calls of this step, or None if the step is not recorded.
 
         The first forward pass of the step begins now.
         """
@@ -361,7 +296,7 @@ class TrainingSteps:
         return is_settled and now_ns >= self._due_ns and not captures
 
     def _publish(self, model: TimedModel, here: ThreadTraining, call: Call, now_ns: int) -> None:
-        """Write into the ring that a training step is running, so that viewers see it."""
+        """Write into the ring that a training step is running, for viewers."""
         position = model.path.position
         root = position.scope
         while root.parent is not None:
@@ -371,17 +306,15 @@ class TrainingSteps:
             model.path.publish(position, there, now_ns, call.tokens, call.sequences or None)
 
     def ended(self, here: ThreadTraining, phase: str, now_ns: int) -> None:
-        """Count the training step that ends now in the thread `here`.
-
-        Also record the step, if it was chosen for recording.
-        """
+        """Count the training step that ends now in the thread `here`. Record it if it was chosen."""
         model = self._steps()
+        hooks_ns = here.clock.own_ns
         begun_ns, parts, ranges = here.clock.finish(now_ns)
         if model is None:
             return
         here.stop_noting()
         calls, own_ns = here.calls, here.own_ns
-        times = StepTimes(now_ns - begun_ns, parts, here.communication)
+        times = StepTimes(sum(parts.values()), parts, here.communication, hooks_ns)
         step = EndedStep(phase, here.tokens, here.sequences, begun_ns, now_ns, times, ranges)
         here.forget()
         model.path.publish(model.path.position, model.path.position.scope, 0, None, None)
@@ -399,16 +332,14 @@ class TrainingSteps:
         self._prepare(model, here, ended_ns)
         self._next_ns = clock.perf_counter_ns()
         here.clock.restart(self._next_ns)  # the time of cbtop's own work at the end of this step belongs to no step
+        here.clock.own_ns = self._next_ns - now_ns
 
     def _prepare(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> None:
-        """Prepare to record the step that begins now, if the recording must start before the step's first forward
-        pass.
-        """
+        """Prepare to record the step that begins now. Some recordings must start before the first forward pass."""
 
     def _record(self, model: TimedModel, name: str, step: EndedStep, calls: StepCalls | None) -> None:
-        """Record an ended step under `name`, together with its `calls` if some were recorded.
-
-        Announce the parts of the latest steps.
+        """Record an ended step under `name`, with its `calls` if there are any. Announce the parts of the newest
+        steps.
         """
         inside = None
         if calls is not None and not calls.has_failed and not calls.is_full and len(step.ranges) < MOST_RANGES:
@@ -426,25 +357,21 @@ class TrainingSteps:
             warm_ups.took(step.phase, model.model, step.wall_ns, step.tokens or step.sequences)
 
     def _announce(self, model: TimedModel, step: EndedStep, own_ns: int) -> None:
-        """Announce the times of the parts of the latest steps.
+        """Announce the times of the parts of the newest steps.
 
-        First, subtract `own_ns` from the time of this step's backward passes. `own_ns` is the time of cbtop's own
-        work in these passes.
+        `own_ns` is cbtop's own time in the backward passes of this step. It is subtracted first.
         """
         phase, times = step.phase, step.times
         latest = self._latest.setdefault(phase, deque(maxlen=MAX_TIMED_STEPS))
         backward_ns = times.parts.get(TrainingPart.BACKWARD, 0)
         own_ns = min(own_ns, backward_ns)
         parts = times.parts | {TrainingPart.BACKWARD: backward_ns - own_ns}
-        latest.append(StepTimes(times.wall_ns - own_ns, parts, times.communication))
+        latest.append(StepTimes(times.wall_ns - own_ns, parts, times.communication, times.own_ns + own_ns))
         if self._is_time_to_tell(phase, len(latest)):
             self._tell(phase, latest)
 
     def _is_time_to_tell(self, phase: str, steps: int) -> bool:
-        """Count a step with known parts.
-
-        Returns whether to announce the parts now. `steps` steps have known parts.
-        """
+        """Count a step with known parts. There are now `steps` of them. Returns whether to announce the parts."""
         now_ns = clock.perf_counter_ns()
         self._untold += 1
         is_early = now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS
@@ -462,7 +389,7 @@ class TrainingSteps:
                 self._tell(phase, latest)
 
     def _known(self) -> dict[str, Collection[StepTimes]]:
-        """Return the times of the latest steps with known parts, by phase."""
+        """Return the times of the newest steps with known parts, by phase."""
         return dict(self._latest)
 
     def _tell(self, phase: str, latest: Collection[StepTimes]) -> None:
@@ -477,40 +404,36 @@ class TrainingSteps:
                 found.append(PartTime(part, sum(each), round(statistics.median(each))))
         wall_ns = sum(one.wall_ns for one in latest)
         communication = together([one.communication for one in latest])
-        by_kernels = self._steps_by_kernels(phase)
+        by_kernels, own_ns = self._steps_by_kernels(phase), sum(one.own_ns for one in latest)
         profiler.announce(
-            TrainingTimes(phase, self._model, len(latest), wall_ns, tuple(found), communication, by_kernels)
+            TrainingTimes(phase, self._model, len(latest), wall_ns, tuple(found), communication, by_kernels, own_ns)
         )
         memory = self._memory(profiler, phase)
         if memory is not None:
             profiler.announce(memory)
 
     def _memory(self, profiler: BrickProfiler, phase: str) -> TrainingMemory | None:
-        """Return the memory of the steps, or None if it was announced before."""
+        """Return the memory of the steps, or None if it was already announced."""
         if phase in self._no_memory:
             return None
         self._no_memory.add(phase)
         return TrainingMemory(phase, self._model, 0, why_unknown=NO_GPU)
 
     def _steps_by_kernels(self, phase: str) -> int:
-        """Return how many recorded steps give the times of the parts by their kernels.
-
-        0 if the host's clock gives the times.
+        """Return how many recorded steps have times of the parts from their kernels. 0 if the host's clock has timed
+        them.
         """
         return 0
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
-        """Measure the cost of recording the step that ended at `now_ns`."""
+        """Measure what it has cost to record the step that ended at `now_ns`."""
         cost = noting_cost()
         paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns + calls.guard_ns
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
         self._count_paid(model, paid_ns, now_ns)
 
     def _count_paid(self, model: TimedModel, paid_ns: int, now_ns: int) -> None:
-        """Count a recorded step.
-
-        Recording it has cost `paid_ns`. This cost decides when the next step is recorded.
-        """
+        """Count a recorded step. Its cost `paid_ns` decides when the next step is recorded."""
         self._recorded += 1
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)
@@ -523,18 +446,18 @@ class TrainingSteps:
         used = max(LEAST_USED * share, USED * share - plain)
         self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
         percent = 100 * self._paid_ns / lived_ns
-        low, middle, high = median_of(sorted(self._costs_ns))
-        spread = (percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle)))
         every = max(1, round(self._seen / self._recorded))
-        model.profiler.announce(Sampling(every, percent, *spread, governor.allowed_percent))
+        model.profiler.announce(
+            Sampling(every, percent, *interval_of(percent, self._costs_ns), governor.allowed_percent)
+        )
 
 
 def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[BrickDefinition, int, int]]:
-    """Yield the bricks (timed parts) of a step that are outside of the model, each with its begin and end in ns.
+    """Yield the bricks of a step that are outside of the model, with their begin and end in ns.
 
-    Communication inside the model's forward or backward pass is left out, because training_calls.py records bricks
-    for it. If several ranges before a backward count for the loss, the longest of them is the call of the loss: the
-    loop may clear gradients in between.
+    Communication inside the model's forward or backward is left out, because training_calls.py records it. If several
+    ranges before a backward count for the loss, the longest is the call of the loss. In the others, the loop may
+    clear gradients.
     """
     around, loss = TrainingPart.OTHER, (0, 0)
     for part, begin_ns, end_ns in [*ranges, (TrainingPart.BACKWARD, 0, 0)]:
@@ -551,11 +474,11 @@ def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[Br
 
 
 def is_in_training(model: TimedModel) -> bool:
-    """Return whether a call of `model` now belongs to a training step. Otherwise the call is a step of inference.
+    """Return whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
 
-    A call belongs to a training step in two cases. In the first case, a part of a training step is running. In the
-    second, gradients are enabled, and one of two conditions holds: a training step has begun, or the model is in the
-    mode (training or evaluation) in which an optimizer last changed the model.
+    It does if a part of a training step is running. It also does if gradients are enabled and a training step has
+    begun, or if gradients are enabled and the model is in the same mode (training or evaluation) as when an optimizer
+    last changed it.
     """
     if not model.profiler.enabled:
         return False
@@ -566,8 +489,8 @@ def is_in_training(model: TimedModel) -> bool:
         return True
     is_trained = torch.is_grad_enabled() and (here.steps is not None or model.training_mode() == model.training.mode)
     if not is_trained and here.steps is None:
-        here.give_up()  # the model is called for an evaluation between two training steps
+        here.give_up()  # an evaluation between two training steps
     elif not is_trained and here.calls is not None:
-        # The model is called for an evaluation between two micro-batches. This evaluation has steps of its own.
+        # An evaluation between two micro-batches has its own steps.
         here.record_no_more()
     return is_trained

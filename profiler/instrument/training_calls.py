@@ -1,19 +1,18 @@
 """Times the calls of modules in a recorded training step, forward and backward, on the host's clock.
 
-Autograd numbers its nodes in the order of the forward. It runs the backward in the reverse order, in the thread that
-called `backward`. For each call, cbtop stores the range of numbers of the nodes that the call made. Before the
-backward runs, the nodes are sorted by number, and a hook is set on each node that belongs to a different call than
-the node before it. When a hook runs, the backward of the previous call has ended.
+Autograd numbers its nodes during the forward. It runs the backward in the reverse order, in the thread that called
+`backward`. For each call, cbtop stores which numbers the call's nodes have. Before the backward, it sorts the nodes
+by number, and sets a hook on each node that belongs to another call than the node before. When the hook runs, the
+backward of the earlier call has ended.
 
 Rules
 - A node belongs to the innermost call that made it. Nodes outside of the model's calls belong to the loss.
-- If the inputs of a node are recomputed (non-reentrant checkpoints), the node's time before the recomputation belongs
-  to no brick, because the node only looks up its inputs then.
-- A node that adds a gradient to a weight runs right after the node that computed the gradient. Both count for the
+- A node with recomputed inputs (non-reentrant checkpoints) only looks up its inputs until the recomputation. This
+  time belongs to no brick.
+- A node that adds a gradient to a weight runs right after the node that computed the gradient. Both belong to the
   same call.
-- If a module is called while the backward runs, the call is a recomputation (gradient checkpointing).
-- A backward has one matrix product for each operand that needs a gradient. The FLOP of the backward are the FLOP of
-  these products.
+- A call of a module during the backward is a recomputation (gradient checkpointing).
+- A backward has one matrix product for each operand that needs a gradient. Its FLOP are the FLOP of these products.
 - The hooks return None and are removed after the backward, so the gradients are bit for bit the same.
 """
 
@@ -40,27 +39,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 Keys = tuple[Hashable, ...]
-# A part: its keys (the path from the step down to the part), begin in ns, end in ns, elements.
+# The keys from the step down to a part, its begin and end in ns, and its elements.
 Part = tuple[Keys, int, int, int]
 Handle = Any  # the handle of a hook, with a method `remove`
 
-MAX_NODES = 100_000  # if autograd's graph is larger than this, the backward pass is not split into bricks
-#: Returns the number that the next node of this thread will get. It is None if torch has no function for this.
+MAX_NODES = 100_000  # the backward of a larger graph is not split into bricks
+#: Returns the number that the next node of this thread will get. None: torch has no such function.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
-_ACCUMULATES = 1 << 63  # a node with this number or a higher one adds a gradient to a weight
-# These values take the place of a call's number. OUTSIDE means no call. LOSS means nodes that no call of the model
-# made. _AFTER means the end of a backward pass, after its last node. _SYNC means the wait of DistributedDataParallel
-# for gradients, which also comes after the last node.
+_ACCUMULATES = 1 << 63  # nodes with this number or a higher one add a gradient to a weight
+# Used in place of a call's number: OUTSIDE is outside of calls, LOSS is nodes that no call of the model made, _AFTER
+# is the end of a backward after its last node, and _SYNC is the wait of DistributedDataParallel for gradients, also
+# after the last node.
 OUTSIDE, LOSS, _AFTER, _SYNC = -1, -2, -3, -4
-# The bricks for those parts of a backward pass that belong to no call of the model.
+# The bricks for parts of a backward that belong to no call of the model.
 LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
 BACKWARD_END = BrickDefinition("BackwardEnd", BrickCategory.OTHER, backend="torch", label="after the last node")
 GRADIENT_SYNC = BrickDefinition("GradientSync", BrickCategory.COMMUNICATION, backend="torch", label="other ranks")
 
 
 _AMOUNTS = "flops_per_call", "flops_per_element", "bytes_per_call", "bytes_per_element"  # fields of `Work`
-#: The operands of a product that may need a gradient, by the name of the product's node. Each is an index into the
-#: node's `next_functions`.
+#: Name of a product's node -> its operands that may need a gradient, as indices into the node's `next_functions`.
 _OPERANDS = {
     "AddmmBackward0": (1, 2),
     "MmBackward0": (0, 1),
@@ -70,10 +68,9 @@ _OPERANDS = {
 
 
 class Products:
-    """Counts the multiplications of the matrix products that one call made, forward and backward.
+    """Counts the multiplications of one call's matrix products, forward and backward.
 
-    The gradient of each operand is a product with as many FLOP as the product of the forward. Frozen operands have no
-    gradient.
+    The gradient of an operand is a product with as many FLOP as the forward's. Frozen operands have no gradient.
     """
 
     __slots__ = ("_backward", "_forward", "_is_sized")
@@ -83,7 +80,7 @@ class Products:
         self._is_sized = True
 
     def add(self, node: Any) -> None:
-        """Count a node of autograd, if it belongs to a matrix product."""
+        """Count a node of autograd if it is one of a matrix product."""
         operands = _OPERANDS.get(node.name())
         if operands is not None:
             after = node.next_functions
@@ -93,10 +90,10 @@ class Products:
             self._backward += size * sum(after[at][0] is not None for at in operands)
 
     def scale(self, flops: float | None) -> float:
-        """Return the FLOP of the backward pass, divided by the FLOP of the forward pass. Returns 0 without a product.
+        """Return the FLOP of the backward, divided by the FLOP of the forward, `flops`. Returns 0 without a product.
 
-        `flops` are the FLOP of the forward pass. If they are unknown, the products of the forward pass are counted by
-        their nodes in autograd. Products of frozen operands have no node, so they are left out.
+        If `flops` is unknown, the forward's products are counted by their nodes in autograd. Products with only
+        frozen operands have no node, so they are left out.
         """
         if not self._forward:
             return 0.0
@@ -104,44 +101,38 @@ class Products:
 
 
 def _size_of(node: Any) -> int:
-    """Return the number of multiplications of a matrix product. Returns 1 if its node in autograd does not store the
-    sizes.
-    """
+    """Return the number of multiplications of a matrix product, or 1 if its node does not store the sizes."""
     left = getattr(node, "_saved_mat1_sym_sizes", None) or getattr(node, "_saved_self_sym_sizes", None)
     right = getattr(node, "_saved_mat2_sym_sizes", None)
     return int(left[0] * left[1] * right[1]) if left and right else 1
 
 
 class StepCalls(Capture):
-    """The calls of modules in one training step, in the order in which they begin.
-
-    The index of a call identifies it.
-    """
+    """The calls of modules in one training step, in the order of their begins. A call is identified by its index."""
 
     def __init__(self, labelled: Callable[[Any], Any]) -> None:
         super().__init__(lambda: None)
         self._labelled = labelled
-        self._keys: list[Hashable] = []  # the brick or layer of each call; None: a call of the model itself
-        # For a call of a model itself: the operations that the model runs outside of its modules.
+        self._keys: list[Hashable] = []  # the brick or layer of each call; None: the model itself
+        # For a call of a model: the operations that it runs outside of its modules.
         self._owns: list[OwnOperations | None] = []
         self._around: list[int] = []  # for each call: the innermost call that contains it
         self._begins_ns: list[int] = []
         self._ends_ns: list[int] = []
         self._elements: list[int] = []
-        self._repeats: list[bool] = []  # call -> whether it ran during a backward pass
+        self._repeats: list[bool] = []  # call -> whether it ran during a backward
         self._running: list[int] = []
-        # the number that autograd's next node would get; one entry for each begin and end of a call
+        # the number that autograd's next node would get, at each begin and end of a call
         self._numbers: list[int] = []
-        self._innermost: list[int] = []  # the innermost running call, after each begin and end of a call
-        # Each entry is a time in ns, and the call whose nodes a backward pass began to run then (or OUTSIDE, LOSS,
-        # …).
+        self._innermost: list[int] = []  # the innermost running call, at each begin and end of a call
+        # (time in ns, call). A backward began to run the nodes of this call then. The call may be OUTSIDE, LOSS, ….
         self._runs: list[tuple[int, int]] = []
-        self._products: dict[int, Products] = {}  # call -> the matrix products in its backward pass
-        self._backwards = 0  # number of running backward passes, which may be nested
-        self.own_ns = 0  # time in ns of cbtop's own work in this step, except for the time of the guard
-        self.guard_ns = 0  # time in ns that the guard took in forward passes of this step
+        self._products: dict[int, Products] = {}  # call -> the matrix products in its backward
+        self._backwards = 0  # number of running backwards, which may be nested
+        self.own_ns = 0  # ns that cbtop spent in this step, without the guard
+        self.guard_ns = 0  # ns that the guard spent in the forward passes of this step
         self.has_failed = False
-        self.is_full = False  # True if calls are missing here, because there were more than MAX_CALLS
+        self.is_full = False  # True if there were more than MAX_CALLS calls, so some are missing
 
     def is_in_call_of(self, steps: object) -> bool:
         return self.steps is steps and bool(self._running)
@@ -187,16 +178,13 @@ class StepCalls(Capture):
         return self._keys[self._running[-1]] if self._running else None
 
     def enter_part(self, part: TrainingPart) -> None:
-        """Handle that the training loop enters this part of the step.
-
-        Does nothing here. A subclass may override it.
-        """
+        """Enter a part of the step. Does nothing here, but a subclass may override it."""
 
     def drop(self) -> None:
-        """Discard the records of this step, because it does not end as a training step."""
+        """Discard the records of this step, which does not end as a training step."""
 
     def end_model(self) -> None:
-        """The call of the model has returned."""
+        """End the call of the model, which has returned."""
         if self._running:
             self.end(self._running[0])
 
@@ -210,7 +198,7 @@ class StepCalls(Capture):
         self._innermost.append(innermost)
 
     def backward_begins(self, roots: Iterable[Any]) -> list[Handle]:
-        """Begin a backward from the tensors `roots`, and set its hooks. Returns the handles of the hooks."""
+        """Begin a backward from the tensors `roots`. Sets hooks, and returns their handles."""
         begun_ns = clock.perf_counter_ns()
         self._backwards += 1
         handles: list[Handle] = []
@@ -226,11 +214,11 @@ class StepCalls(Capture):
         return handles
 
     def gradients_computed(self, now_ns: int) -> None:
-        """DistributedDataParallel begins to wait for gradients. The wait lasts until the backward pass ends."""
+        """Begin DistributedDataParallel's wait for gradients, which lasts until the backward ends."""
         self._runs.append((now_ns, _SYNC))
 
     def backward_ended(self, handles: Iterable[Handle]) -> None:
-        """End the backward pass, and remove its hooks."""
+        """End the backward, and remove its hooks."""
         now_ns = clock.perf_counter_ns()
         self._backwards -= 1
         self._runs.append((now_ns, OUTSIDE))
@@ -257,7 +245,7 @@ class StepCalls(Capture):
             ]
 
     def _owner(self, number: int) -> int:
-        """Return the innermost call that has made the node of autograd with the number `number`."""
+        """Return the innermost call that has made node `number` of autograd."""
         at = bisect_right(self._numbers, number) - 1
         return self._innermost[at] if at >= 0 else OUTSIDE
 
@@ -269,10 +257,7 @@ class StepCalls(Capture):
         self._runs.append((clock.perf_counter_ns(), _AFTER))
 
     def backward_scale(self, owner: int) -> float:
-        """Return the FLOP of the backward pass of the call `owner`, divided by the FLOP of its forward pass.
-
-        Returns 0 if the result is unknown.
-        """
+        """Return the FLOP of the backward of call `owner`, divided by the FLOP of its forward. 0 if unknown."""
         products = self._products.get(owner)
         if products is None:
             return 0.0
@@ -281,9 +266,7 @@ class StepCalls(Capture):
         return products.scale(flops)
 
     def parts(self) -> list[Part]:
-        """Return the calls of the forward pass, the backward pass and recomputations as parts, sorted by their
-        ends.
-        """
+        """Return all calls (forward, backward, recomputations) as parts, sorted by their ends."""
         places, inside_ns = self._places(), round(noting_cost().inside_ns)
         begins_ns = [run_ns for run_ns, _ in self._runs]
         found: list[Part] = []
@@ -291,8 +274,8 @@ class StepCalls(Capture):
             begin_ns = self._begins_ns[number]
             end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
-                # If a layer checkpoints its own parts, the backward pass does not call the layer again. So use the
-                # layer whose backward pass is running. Communication gets no layer here.
+                # A layer that checkpoints its own parts is not called again in the backward. So use the layer that is
+                # in its backward. Communication gets no layer here.
                 if not layers_of(keys) and not _is_communication(self._keys[number]):
                     keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
                 keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
@@ -300,16 +283,16 @@ class StepCalls(Capture):
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
         found += _model_parts(self._owns, self._around, self._begins_ns, self._ends_ns)
         found += self._backward_parts(places)
-        # Sort parts by their ends. So a part comes before the parts that contain it.
+        # Sorted by their ends, parts come before the parts that contain them.
         return sorted(found, key=lambda part: (part[2], -part[1]))
 
     def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:
-        """Return the layers of a call. Its backward pass has the index `run` in `_runs`."""
+        """Return the layers of a call. Its backward has the index `run` in `_runs`."""
         owner = self._runs[run][1] if run >= 0 else OUTSIDE
         return () if owner < 0 else layers_of(places[owner])
 
     def _places(self) -> list[Keys]:
-        """Return for each call the keys that lead from the step down to the call."""
+        """Return the keys that lead from the step down to each call."""
         places: list[Keys] = []
         for key, around in zip(self._keys, self._around, strict=True):
             outer = () if around == OUTSIDE else places[around]
@@ -317,9 +300,9 @@ class StepCalls(Capture):
         return places
 
     def _backward_parts(self, places: Sequence[Keys]) -> list[Part]:
-        """Return the bricks and the layers of the backward pass as parts.
+        """Return the bricks and layers of the backward as parts.
 
-        If a layer recomputes calls, these calls belong to it.
+        Calls that a layer recomputes belong to the layer.
         """
         again = [number for number, repeats in enumerate(self._repeats) if repeats and self._ends_ns[number]]
         outermost = [number for number in again if self._around[number] == OUTSIDE]
@@ -351,7 +334,7 @@ class StepCalls(Capture):
                 elements = 0 if owner < 0 or owner in is_counted else self._elements[owner]
                 is_counted.add(owner)
                 lefts = _around(inside, begin_ns, end_ns)
-                # A recomputation splits the time of the node into ranges. Keep only the longest range.
+                # A recomputation splits the time of the node into ranges. Only the longest one counts.
                 if len(waits) < len(inside):
                     lefts = sorted(lefts, key=lambda left: left[0] - left[1])[:1]
                 found += [(keys, *left, elements) for left in lefts]
@@ -361,10 +344,9 @@ class StepCalls(Capture):
 def _model_parts(
     owns: Sequence[OwnOperations | None], around: Sequence[int], begins_ns: Sequence[int], ends_ns: Sequence[int]
 ) -> list[Part]:
-    """Return the time of the operations that models run themselves: the ranges of a model's call in which no module
-    of the model is called.
+    """Return when models run their own operations: the time in a model's call outside of the calls of its modules.
 
-    Each argument has one entry for each call of the step. For a call of a model, the entry of `owns` has the model's
+    Each argument has one entry for each call of the step. In `owns`, the entry of a model's call is the brick of its
     own operations.
     """
     found: list[Part] = []
@@ -384,14 +366,14 @@ def _model_parts(
     ]
 
 
-_Stay = tuple[int, int, Keys | None]  # begin in ns, end in ns, and the layer; () is no layer, None is communication
+# Begin in ns, end in ns, and the layer; () means no layer, and None communication.
+_Stay = tuple[int, int, Keys | None]
 
 
 def _layers_from(ranges: list[_Stay]) -> list[Part]:
-    """Return the layers of the backward pass as parts. Each part is a range of time that the pass spends in one
-    layer.
+    """Return the layers of the backward as parts. A part is a range of time in one layer.
 
-    If communication comes in between, there are two ranges.
+    Communication in between divides it into two.
     """
     found: list[Part] = []
     has_communicated = False
@@ -409,7 +391,7 @@ def _layers_from(ranges: list[_Stay]) -> list[Part]:
 
 
 class _Cut(NamedTuple):
-    """A call during a backward pass: a recomputation or communication."""
+    """A recomputation or communication during a backward."""
 
     begin_ns: int
     end_ns: int
@@ -417,9 +399,9 @@ class _Cut(NamedTuple):
 
 
 def _around(inside: Sequence[_Cut], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-    """Return the ranges of time between `begin_ns` and `end_ns` without the calls `inside`.
+    """Return the time from `begin_ns` to `end_ns` without the calls `inside`, as ranges.
 
-    The time between two recomputed calls belongs to the recomputation, so it is not returned.
+    The time between two recomputed calls belongs to the recomputation, so it is left out.
     """
     left = []
     is_backward = True
@@ -440,9 +422,9 @@ def layers_of(keys: Keys) -> Keys:
 
 
 def _nodes_behind(roots: Iterable[Any]) -> list[tuple[int, Any]]:
-    """Return the numbered nodes of autograd that `roots` were computed from, the highest number first.
+    """Return (number, node) for autograd's nodes that `roots` were computed from, the highest number first.
 
-    An entry is (number, node). Returns an empty list if there are more than MAX_NODES nodes.
+    Returns [] if there are more than MAX_NODES.
     """
     waiting = [node for node in (getattr(root, "grad_fn", None) for root in roots) if node is not None]
     seen = set(waiting)
@@ -482,13 +464,13 @@ def _is_layer(key: Hashable) -> bool:
 
 
 def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
-    """Return the keys for the backward pass, or the recomputation, of the call at `keys`.
+    """Return the keys for the backward or the recomputation of the call with these `keys`.
 
-    `scale` is the FLOP of this pass divided by the FLOP of the forward pass, or 0 if unknown. Layers get a stack of
-    their own, and bricks a name of their own. The backward passes of bricks follow each other, so they are not
-    nested. Recomputed calls are inside the backward pass of their layer.
+    `scale` is the FLOP of this pass divided by the FLOP of the forward, or 0 if unknown. Layers get a separate stack,
+    and bricks a separate name. The backwards of bricks follow each other, so they are not nested. Recomputed calls
+    are inside the backward of their layer.
     """
-    # Equal layer keys may have different own operations, so pass these operations, too.
+    # Equal keys of layers may have different own operations, so these are an argument, too.
     return _renamed(keys, suffix, scale, tuple([key.own for key in keys if isinstance(key, OwningKey)]))
 
 
@@ -509,16 +491,15 @@ def _backward_layer(key: Any) -> Hashable:
 def _brick_renamed(brick: Any, suffix: str, scale: float) -> Any:
     definition = BrickDefinition.of(brick) if isinstance(brick, BrickId) else brick
     if definition.category is BrickCategory.COMMUNICATION and suffix == RECOMPUTE:
-        return definition  # communication during a backward pass is not a recomputation
+        return definition  # communication during a backward is not a recomputation
     work = definition.work if suffix == RECOMPUTE else _scaled(definition.work, scale)
     return replace(definition, name=definition.name + suffix, brick=None, work=work, budget=None, kernels=())
 
 
 def _scaled(work: Any, scale: float) -> Work | None:
-    """Return the work of a pass: `work` multiplied by `scale`. Returns None if `work` or `scale` is unknown.
+    """Return `work` multiplied by `scale`, for a backward or a recomputation. None if either is unknown.
 
-    The bytes are multiplied by `scale` too. The product for a gradient reads two of the three matrices and writes the
-    third, as the product of the forward pass does.
+    The bytes are multiplied, too. A product for a gradient reads two of the same three matrices and writes the third.
     """
     if not isinstance(work, Work) or not scale:
         return None

@@ -38,12 +38,12 @@ from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
 from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, close_at_exit, node_at
 from cbtop.profiler.instrument.kernel_steps import KEPT, STEADY, TOLD_EVERY, parts_from, together
+from cbtop.profiler.instrument.step_clock import Parts
 from cbtop.profiler.instrument.step_memory import RecordedMemory, StepMemory
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.training import (
     BRICKS,
     EndedStep,
-    Parts,
     StepTimes,
     ThreadTraining,
     TrainingSteps,

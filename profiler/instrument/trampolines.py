@@ -1,8 +1,8 @@
-"""Redirects the calls of a plain Python function, by changing its `__code__`.
+"""Redirects the calls of a plain Python function by changing its `__code__`.
 
 The function object keeps its identity, module, name, defaults, attributes and closure. The new code has the same
-parameters, flags, file and first line as the old. So `is`, pickle, `inspect.signature`, `inspect.getsource` and
-TorchScript give the same results as before.
+parameters, flags, file and first line. So `is`, pickle, `inspect.signature`, `inspect.getsource` and TorchScript give
+the same results as before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 from types import CodeType, FunctionType
 from typing import Any
 
-_PLACE = 0x5CB70B  # a placeholder in the compiled code; the callable replaces it
+_PLACE = 0x5CB70B  # compiled into the code, and then replaced by the callable
 _UNUSUAL = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -32,9 +32,9 @@ def copy_of(function: FunctionType) -> FunctionType:
 
 
 def trampoline_of(function: FunctionType, called: Any) -> CodeType:
-    """Return code for `function` that calls `called` with the same arguments and returns its result.
+    """Return code for `function` that calls `called` with the same arguments, and returns its result.
 
-    Dynamo cannot trace this code, because Dynamo accepts no callable among the constants.
+    Dynamo cannot trace it, because Dynamo accepts no callable among the constants.
     """
     code = _code(function.__code__, f"{_PLACE}")
     constants = tuple(called if type(one) is int and one == _PLACE else one for one in code.co_consts)
@@ -46,10 +46,7 @@ calls: dict[int, Any] = {}
 
 
 def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
-    """Return code that does the same as the code of `trampoline_of`, but that Dynamo can trace.
-
-    Each call takes 0.3 µs longer.
-    """
+    """Return code like `trampoline_of`, but code that Dynamo can trace. Each call takes 0.3 µs longer."""
     number = len(calls)
     calls[number] = called
     return _code(function.__code__, f"calls[{number}]", f"        from {__name__} import calls\n")
@@ -58,15 +55,13 @@ def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
 def _code(own: CodeType, called: str, before: str = "") -> CodeType:
     parameters, arguments = _signature(own)
     cells = "".join(f"    {name} = None\n" for name in own.co_freevars)
-    # This expression contains the names of the free variables, so that the code has these variables. It does not read
-    # them.
+    # The new code must have the same free variables as the old. This expression names them and never runs.
     uses = f"        if 0: ({', '.join(own.co_freevars)},)\n" if own.co_freevars else ""
     call = _free_name(own)
     body = f"{uses}{before}        {call} = {called}; return {call}({arguments})\n"
     source = f"def around():\n{cells}    def code({parameters}):\n{body}"
     around = compile(source, own.co_filename, "exec", dont_inherit=True).co_consts[0]
-    # Do not call `next` on a generator. If a signal handler raises while an unfinished generator ends, the exception
-    # is lost.
+    # Not `next` on a generator: if a signal handler raises while the generator ends, the exception is lost.
     code, *_ = [one for one in around.co_consts if isinstance(one, CodeType)]
     return code.replace(
         co_flags=own.co_flags,
@@ -78,7 +73,7 @@ def _code(own: CodeType, called: str, before: str = "") -> CodeType:
 
 
 def _signature(own: CodeType) -> tuple[str, str]:
-    """Return the source of two lists: the parameters of a function, and the arguments that pass the parameters on."""
+    """Return two lists as source code: the parameters of a function, and the arguments that pass them on."""
     names = list(own.co_varnames)
     given = names[: own.co_argcount]
     only_named = names[own.co_argcount : own.co_argcount + own.co_kwonlyargcount]

@@ -1,6 +1,5 @@
-"""Handles errors of cbtop's code inside a host.
-
-Each is logged once, in one line. The host's own exceptions are raised again.
+"""Handles errors of cbtop's code inside a host. Logs each once, in one line, and raises the host's own exceptions
+again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _said: dict[str, None] = {}
 
 
 def log_once(what: str) -> None:
-    """Log a line, unless it was logged before. An error of the host's logging handler is suppressed."""
+    """Log a line, unless it was logged before. An error in the host's logging handler is suppressed."""
     if what not in _said and len(_said) < MAX_SAID:
         _said[what] = None
         with suppressed(Exception):
@@ -24,15 +23,15 @@ def log_once(what: str) -> None:
 
 
 def first_said() -> str:
-    """Return the first line about an error that was logged, or ""."""
+    """Return the first error that was logged, or ""."""
     return next(iter(_said), "")
 
 
 def log_own_error(error: Exception, what: str) -> None:
-    """Log that `what` failed, and the error. If a signal handler of the host raised the error, raise it again
+    """Log that `what` failed, and the error. An error that a signal handler of the host raised is raised again
     instead.
 
-    A RecursionError is not logged. It means that the host's stack is full, which the host will soon notice itself.
+    A RecursionError is not logged, because the host will soon notice itself that its stack is full.
     """
     reraise_host_error(error)
     if not isinstance(error, RecursionError):
@@ -40,10 +39,7 @@ def log_own_error(error: Exception, what: str) -> None:
 
 
 def in_words(error: Exception) -> str:
-    """Return the type of `error` and its message.
-
-    If reading the message raises an exception, return only the type.
-    """
+    """Return the type of `error` and its message, or only the type if reading the message raises an exception."""
     with suppressed(Exception):
         return f"{type(error).__name__}: {error}"
     return type(error).__name__

@@ -1,4 +1,4 @@
-"""Remembers which calls are not shown, to explain at the end of a process why nothing was shown."""
+"""Remembers which calls are not shown, to explain at the end why nothing was shown."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cbtop.profiler.instrument.trouble import first_said
 MAX_KINDS = 256
 
 _called: dict[str, int] = {}  # name of a class -> number of its modules that were called
-_once: set[str] = set()  # names of classes without a list of layers; one model of each class was called, once
+_once: set[str] = set()  # names of classes without a list of layers, with a model that was called once
 
 
 def note_call(module: nn.Module) -> None:
     """Count the first call of a `module` that is not shown as a model.
 
-    Modules without children, and modules that another module calls, are not counted, because they explain nothing.
+    Modules without children, or called by another module, explain nothing and are not counted.
     """
     kind = type(module).__name__
     if (kind in _called or len(_called) < MAX_KINDS) and children_of(module) and not is_called_by_another():
@@ -29,10 +29,7 @@ def note_call(module: nn.Module) -> None:
 
 
 def note_once(module: nn.Module) -> None:
-    """Remember that `module` was called once.
-
-    The module has no list of layers, so it is shown only from its second call on.
-    """
+    """Store that `module` was called once. It has no list of layers, so it is shown only from the second call on."""
     if len(_once) < MAX_KINDS:
         _once.add(type(module).__name__)
 

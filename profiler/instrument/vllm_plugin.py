@@ -4,18 +4,17 @@ vLLM calls `register` in every process that it starts. This file imports nothing
 imports nothing else of cbtop.
 
 Rules
-- The names here come from vLLM's engine version 1, with both of its model runners. The tests use stand-ins with
-  the same names and signatures. vLLM 0.22 was run on a GPU, with the first of the runners.
-- A step begins with the runner's `execute_model`, and ends with `sample_tokens` if vLLM calls that separately.
-- The scheduled requests decide the phase. A request without output is a prompt: its phase is prefill if no tokens are
-  computed yet, else extend (a later chunk, or a cached prefix). The phase of a request with a draft's tokens is
-  verify.
-- The tokens of a step are the scheduled tokens. If all requests of a step verify a draft, the accepted tokens are
-  counted instead, if the host has them.
-- If vLLM compiles the model, only replays of graphs that contain a whole call have bricks (timed parts). By default,
-  these are decode steps. A piece of compiled code between two calls of attention gets its name from Dynamo's records.
-  A call of attention gets its name from its layer. Prompts and mixed steps run each piece in a graph of its own, so
-  they have no bricks.
+- Names come from vLLM's engine version 1, with both of its model runners. Tests use stand-ins with the same names and
+  signatures. vLLM 0.22 was run on a GPU, with the first of the runners.
+- A step begins with the runner's `execute_model`. It ends with `sample_tokens` if vLLM calls that separately.
+- The scheduled requests decide the phase. A request without output is a prompt: prefill if no tokens are computed
+  yet, else extend (a later chunk, or a cached prefix). A request with a draft's tokens is verify.
+- The tokens of a step are the scheduled tokens. If all requests verify a draft, the accepted tokens are counted
+  instead, if the host has them.
+- If vLLM compiles the model, only replays of graphs with a whole call have bricks (timed parts). By default these are
+  decode steps. Dynamo's records name the compiled code between two calls of attention. A call of attention is named
+  by its layer.
+- Prompts and mixed steps run one graph per piece, so they have no bricks.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.instrument.phases import Call
 
-# The Python modules that contain vLLM's runners. The value has the names of two methods of the runner: one prepares
-# inputs, the other chooses tokens. Runners for other devices are derived from the first runner.
+# The Python modules with vLLM's runners, and two methods of the runner: one prepares inputs, the other chooses
+# tokens. Runners for other devices are derived from the first runner.
 RUNNERS = {
     "vllm.v1.worker.gpu_model_runner": ("_prepare_inputs", "_sample"),
     "vllm.v1.worker.gpu.model_runner": ("prepare_inputs", "sample"),
 }
-# The class that compiles the pieces of a model. The first argument of its method `compile` is `graph`.
+# The class that compiles the pieces of a model. Its method `compile` takes `graph` first.
 COMPILERS = "vllm.compilation.backends", "CompilerManager"
-WHOLE = 2  # the value of vLLM's CUDAGraphMode for graphs that contain a whole call of the model
-# Method of an attention backend that runs kernels outside of compiled code -> its brick, or None for the brick of the
-# module.
+WHOLE = 2  # value of vLLM's CUDAGraphMode for graphs with a whole call of the model
+# Method of an attention backend that launches kernels outside of compiled code -> its brick (None: the module's
+# brick).
 OPAQUE: tuple[tuple[str, str | None], ...] = (("forward", None), ("do_kv_cache_update", "KvWrite"))
 
 
 def register() -> None:
-    """Patch vLLM's runners. vLLM calls this function, in some processes more than once."""
+    """Patch vLLM's runners. vLLM calls this, in some processes more than once."""
     if os.environ.get("CBTOP_RUN", "0") == "0" or "torch" not in sys.modules:
         return
     from cbtop.profiler.instrument import phases, vllm_serving
@@ -63,7 +62,7 @@ def register() -> None:
         samples,
     )
 
-    # `phases` is imported here, because an import in `_describe` would take a microsecond of each step.
+    # Importing `phases` in `_describe` would take a microsecond of each step.
     describe = functools.partial(_describe, phases)
     engine = Engine(
         "vLLM",
@@ -90,13 +89,13 @@ def register() -> None:
 
 
 def _model_of(runner: Any) -> nn.Module:
-    model: nn.Module = runner.get_model()  # use the model inside vLLM's wrapper, because the wrapper replays graphs
+    model: nn.Module = runner.get_model()  # vLLM's wrapper replays graphs, so use the model inside it
     return model
 
 
 def _bricks(runner: Any) -> tuple[bool, str]:
     config = runner.vllm_config.compilation_config
-    # cudagraph_mode is one number, or two numbers: the first for decode steps, the second for other steps
+    # cudagraph_mode is one number, or one for decode steps and one for all other steps
     graphs = config.cudagraph_mode.value
     # before vLLM 0.11, the setting `mode` was called `level`
     if int(config.mode if hasattr(config, "mode") else config.level):

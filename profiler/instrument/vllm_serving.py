@@ -1,14 +1,13 @@
 """Follows vLLM's requests, scheduler and engine core, and times what its front end does with tokens.
 
-This file imports nothing of vLLM.
-
 Rules
-- CONTRACT lists all classes, methods and parameters of vLLM that this file needs, with the versions that they were
-  compared with (SEEN_IN). A method with other parameters is not wrapped, and one line says so.
-- The scheduler is the source: it exists once in each engine core, also if vLLM's own statistics are off.
-- Each hook reads attributes of vLLM's objects, and changes none.
-- A front end in another process than its engine core has no requests of its own here. Its work on tokens is the brick
-  `Detokenize`, outside of steps.
+- This file imports nothing of vLLM.
+- CONTRACT lists the classes, methods and parameters that this file needs, and SEEN_IN the versions that it was
+  compared with. A method with other parameters is not wrapped, and one line says so.
+- The data comes from the scheduler. Each engine core has one, even if vLLM's own statistics are off.
+- The hooks read attributes of vLLM's objects, and change none.
+- If the front end is in another process than the engine core, it has no requests here. Its work on tokens is the
+  brick `Detokenize`, outside of steps.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from cbtop.protocol import clock
 from cbtop.protocol.serving_messages import EngineWorker
 from cbtop.protocol.vocabulary import BrickCategory
 
-SEEN_IN = ("0.22.0", "0.32.0")  # the versions of vLLM that CONTRACT was compared with
+SEEN_IN = ("0.22.0", "0.32.0")  # the vLLM versions that CONTRACT was compared with
 VLLM_SCHEDULER = "vllm.v1.core.sched.scheduler", "Scheduler"
 ENGINE_CORE = "vllm.v1.engine.core", "EngineCore"
 FRONT_END = "vllm.v1.engine.output_processor", "OutputProcessor"
-# (module, class) -> {method that is wrapped: the first parameters of the method after `self`}.
+# (module, class) -> {method to wrap: its first parameters after `self`}.
 CONTRACT: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     VLLM_SCHEDULER: {
         "add_request": ("request",),
@@ -49,10 +48,10 @@ CONTRACT: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     ENGINE_CORE: {"step": (), "step_with_batch_queue": ()},
     FRONT_END: {"process_outputs": ("engine_core_outputs",)},
 }
-# vLLM class -> the attributes that cbtop reads from objects of this class.
+# vLLM class -> the attributes that cbtop reads.
 ATTRIBUTES = {
     "Scheduler": ("running", "waiting", "requests", "kv_cache_manager"),
-    "SchedulerOutput": ("scheduled_new_reqs",),  # and preempted_req_ids, if the object has this attribute
+    "SchedulerOutput": ("scheduled_new_reqs",),  # and preempted_req_ids, if it has this
     "NewRequestData": ("req_id", "num_computed_tokens"),
     "Request": ("request_id", "arrival_time", "num_prompt_tokens"),
     "EngineCoreOutputs": ("outputs",),
@@ -95,7 +94,7 @@ def _wrap(module: str, kind: str, methods: dict[str, Callable[[Function], Functi
 
 
 def differences(owner: Any, methods: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return the names of the methods that `owner` lacks, or that have other first parameters than expected."""
+    """Return the methods that `owner` lacks, or that have other first parameters than expected."""
     found = []
     for name, expected in methods.items():
         try:
@@ -108,7 +107,7 @@ def differences(owner: Any, methods: dict[str, tuple[str, ...]]) -> list[str]:
 
 
 def log_of(scheduler: Any) -> ServingLog | None:
-    """Return the log of `scheduler`. It is made at the first call. Returns None if this process is not recorded."""
+    """Return the log of `scheduler`, or None if this process is not recorded. The first call makes it."""
     log = _logs.get(scheduler)
     profiler = installed()
     if log is None and profiler is not None:
@@ -123,8 +122,7 @@ def log_of(scheduler: Any) -> ServingLog | None:
 def names_engine(original: Function) -> Function:
     """Wrap the constructor of a runner, which runners for all devices call.
 
-    The wrapper announces the process that started this one, if the engine core is not in this process. The engine
-    core is then in the announced process.
+    If the engine core is not in this process, it is in the parent process. The wrapper then announces the parent.
     """
 
     def announce() -> None:

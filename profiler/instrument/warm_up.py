@@ -1,12 +1,13 @@
-"""Decides which steps of a kind are warm-up steps: the first steps compile, tune, allocate and fill caches.
+"""Decides which steps of a kind are warm-up steps. The first steps compile, tune, allocate and fill caches.
 
 Rules
-- A warm-up ends when the steps no longer become faster: when the faster of the last two steps takes at least SETTLED
-  times as long as the faster of the two steps before. Steps also become faster if they have less and less work. So a
-  warm-up also ends when the time per token (without tokens: per sequence) no longer decreases.
-- If the warm-up of another kind of the same model has ended like this, a warm-up ends after its first step.
-- A warm-up ends after MOST steps in any case. Some programs never settle, and their steps must be shown.
-- Warm-up steps have a different name, so that figures of later steps do not include them.
+- A warm-up ends when steps no longer become faster: the faster of the last two takes at least SETTLED times as long
+  as the faster of the two before.
+- Steps with less and less work become faster, too. So a warm-up also ends when the time per token (without tokens:
+  per sequence) no longer decreases.
+- If another kind of steps of this model has ended its warm-up like this, a warm-up ends after its first step.
+- A warm-up ends after MOST steps in any case, because the steps of some programs never settle.
+- Warm-up steps have a different name, to keep them out of the figures of later steps.
 """
 
 from __future__ import annotations
@@ -27,15 +28,14 @@ class WarmUps:
 
     def __init__(self) -> None:
         self.settled: set[Kind] = set()
-        # Kind of step -> (duration, duration per token) of each of its steps in the warm-up, in ns.
+        # Kind of step -> (duration, duration per token) in ns, for each of its warm-up steps.
         self._took_ns: dict[Kind, list[tuple[float, float]]] = {}
 
     def named(self, phase: str, model: str) -> str:
-        """Return the name of a step that begins now: `phase`, with a suffix during the warm-up."""
+        """Return the name of a step that begins now: `phase`, and a suffix during the warm-up."""
         kind = (phase, model)
         if self._took_ns.get(kind) and any([other == model for _, other in self.settled]):
-            # A different kind of this model's steps has ended its warm-up. At least one step of this kind has run
-            # before.
+            # One step of this kind has run, and another kind of this model's steps has ended its warm-up.
             self._settle(kind)
         if kind in self.settled or len(self.settled) + len(self._took_ns) > MAX_KINDS:
             return phase
@@ -43,10 +43,9 @@ class WarmUps:
         return phase + WARM_UP
 
     def took(self, phase: str, model: str, duration_ns: int, size: int = 0) -> None:
-        """Store the duration of a warm-up step. End the warm-up if the steps no longer become faster.
+        """Store the duration of a warm-up step. End the warm-up if steps no longer become faster.
 
-        `size` is the number of tokens of the step. If the tokens are unknown, it is the number of sequences, or 0 if
-        that is unknown too.
+        `size` is the number of tokens of the step. Without tokens it is the number of sequences, or 0 if unknown.
         """
         took_ns = self._took_ns.get((phase, model))
         if took_ns is None:

@@ -1,14 +1,14 @@
-"""Computes the FLOP and bytes of a module's call from the module's stored weights and the elements of the call.
+"""Computes the FLOP and bytes of a module's call from its stored weights and the elements of the call.
 
 Rules
 - The elements of a call are the elements of its first tensor (`rows x columns`). The work is a linear function of
   them.
-- Bytes are the weights as stored (packed bytes and scales for 4-bit weights) and the activations.
-- Work that is not known is not guessed. Examples are custom classes, the experts that a router chooses, and masks
-  with unknown contents.
+- Bytes are the activations and the weights as stored (packed bytes and scales for 4-bit weights).
+- Unknown work is not guessed. Examples are custom classes, experts that a router chooses, and masks with unknown
+  contents.
 - The multiplied type is part of the work. Under autocast it differs from the type of the weights (see multiplied.py).
-- If the host times a module on another device, its work is unknown. The host times only the launch, and no rate is
-  computed from a launch.
+- If the host times a module on another device, it times only the launch. The work is then unknown, because a launch
+  has no rate.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ if TYPE_CHECKING:
 
 _NORM_FLOPS = 4  # FLOP of an RMS norm per element: square, add, scale, multiply by the weight
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
-# Names of the attributes that store the sizes of a linear layer. In order: torch and most libraries, AutoGPTQ, vLLM
-# and SGLang for one rank, vLLM and SGLang for all ranks, GPT-2's Conv1D.
+# Attributes with the sizes of a linear layer, in this order: torch and most libraries, AutoGPTQ, vLLM and SGLang for
+# one rank, vLLM and SGLang for all ranks, GPT-2's Conv1D.
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes of a module that decide its work
 
-# The libraries whose matrix products multiply the type of their weights, or the type of autocast.
+# Libraries with products that multiply the type of their weights, or of autocast.
 _KNOWN = ("torch.nn.modules.", "transformers.", "vllm.", "sglang.")
 _TORCHS = "torch.nn.modules.linear"  # Python module of the class of torch's own linear layers
 
@@ -76,10 +76,10 @@ def work_of(
     top_k: int | None = None,
     size: Sequence[int] | None = None,
 ) -> Work:
-    """Return the work of a call of `module`. Parts of the work may be unknown.
+    """Return the work of a call of `module`. Parts of it may be unknown.
 
-    `is_timed_there` is True if the module is timed on its device. `top_k` is the number of grouped experts that each
-    token runs through. `size` is the size of the image for a convolution.
+    `is_timed_there` says that the module is timed on its device. `top_k` is how many grouped experts each token runs
+    through. `size` is the image size for a convolution.
     """
     if device_of(module) != "cpu" and not is_timed_there:
         return UNKNOWN_WORK
@@ -88,7 +88,7 @@ def work_of(
         return _work_of_norm(module, _NORMS[brick], itemsize, mode)  # type: ignore[index]
     if brick == BrickId.EMBEDDING:
         columns = attribute_of(module, "embedding_dim")
-        # For each token, one row of the embedding is read and written.
+        # Each token reads and writes one row of the embedding.
         return (
             Work(flops_per_call=0, bytes_per_element=2 * columns * itemsize) if columns and itemsize else UNKNOWN_WORK
         )
@@ -99,7 +99,7 @@ def work_of(
     if is_convolution(module):
         return _work_of_convolution(module, mode, size)
     flops = flops_per_element(module, top_k)
-    if flops is not None:  # the bytes are unknown, because the tokens decide which experts are read
+    if flops is not None:  # the tokens decide which experts are read, so the bytes are unknown
         return Work(flops_per_element=flops, dtype=_type_of_experts(module, mode))
     return _work_of_product(module, mode)
 
@@ -110,7 +110,7 @@ def _work_of_norm(module: nn.Module, flops: int, itemsize: int, mode: Mode) -> W
         return UNKNOWN_WORK
     is_double = any([tensor.dtype is torch.float64 for tensor in tensors_of(module)])
     dtype = "float64" if is_double else "float32"  # a norm converts half precision to float32
-    # The bytes of the input are unknown, because it may have a different type than the weights.
+    # The input may have a different type than the weights, so its bytes are unknown.
     if not itemsize or mode.autocast is not None:
         return Work(flops_per_element=flops, dtype=dtype)
     return Work(
@@ -127,7 +127,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if packed is not None:
         return _work_of_packed(packed, columns, rows)
     if any([first_tensor(child) is not None for _, child in children_of(module)]):
-        return UNKNOWN_WORK  # this layer computes its weights during a call, or multiplies by several matrices
+        return UNKNOWN_WORK  # it computes its weights during a call, or multiplies by several matrices
     if all([one is None for one in (*own_parameters(module).values(), *own_buffers(module).values())]):
         return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # the layer does not store its weights itself
     weight = own_parameters(module).get("weight", attribute_of(module, "weight"))
@@ -136,7 +136,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if len(shape) > 2:
         return _work_of_matrices(module, rows, mode)
     if home_of_class(type(module)) == _TORCHS and len(shape) == 2 and all(shape):
-        rows, columns = shape  # take the real sizes from the weights, because the attributes may differ
+        rows, columns = shape  # the attributes may differ from the real sizes, so use the sizes of the weights
     itemsize, dtype = _types(module, mode)
     if not itemsize:
         return Work(flops_per_element=2 * rows, dtype=dtype)
@@ -144,9 +144,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
 
 
 def _work_of_matrices(module: nn.Module, rows: int, mode: Mode) -> Work:
-    """Return the work of a module with one matrix per expert. Each row of the input is multiplied by one of the
-    matrices.
-    """
+    """Return the work of a module with one matrix per expert. Each input row is multiplied by one matrix."""
     kind = type(module)
     if not home_of_class(kind).startswith("transformers.") or not kind.__name__.endswith("ParallelExperts"):
         return UNKNOWN_WORK
@@ -162,7 +160,7 @@ def _work_of_convolution(module: nn.Module, mode: Mode, size: Sequence[int] | No
 
 
 def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
-    """Return the work of a matrix product, including the low-rank products that its adapters add."""
+    """Return the work of a matrix product and of its adapters' low-rank products."""
     found = low_rank_products(module)
     base = UNKNOWN_WORK if found is None else _work_of_product(found[0], mode)
     sizes = None if found is None else product_sizes(found[0])
@@ -185,7 +183,7 @@ class _Packed(NamedTuple):
 
     itemsize: int  # number of bytes that one weight takes
     bias_bytes: int
-    is_whole: bool  # whether the product multiplies integers and not floats
+    is_whole: bool  # whether the product multiplies integers instead of floats
     activation_bytes: int
 
 
@@ -205,7 +203,7 @@ def _packed_weights(module: nn.Module) -> _Packed | None:
 def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
     """Return the work of a product with packed weights.
 
-    The bytes of scales are left out, because a row has at most 8 bytes of scales.
+    Scales are left out of the bytes, because they are at most 8 bytes per row.
     """
     return Work(
         flops_per_element=2 * rows,
@@ -216,7 +214,7 @@ def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
 
 
 def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int, str]:
-    """Return the bytes of one activation (0 if unknown). Also return the number type that the product multiplies."""
+    """Return the bytes of one activation (0 if unknown), and the number type that the product multiplies."""
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in held if tensor is not None]
     if not tensors:
@@ -237,7 +235,7 @@ def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int,
 def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
     """Return the number type that grouped experts multiply.
 
-    The type is unknown under autocast, because the kernels of grouped experts may ignore autocast.
+    Under autocast it is unknown, because their kernels may ignore autocast.
     """
     weights = first_tensor(experts)
     return UNKNOWN_TYPE if weights is None or mode.autocast is not None else type_name(weights.dtype, mode)
@@ -246,7 +244,7 @@ def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
 def _read_bytes(module: nn.Module, mode: Mode) -> int:
     """Return the least number of bytes that a call reads from weights.
 
-    Under autocast, the call may read cached copies of the weights in a smaller type.
+    Under autocast, it may read cached copies of the weights in a smaller type.
     """
     stored = stored_bytes(module)
     if mode.autocast is None:
@@ -271,10 +269,7 @@ def adapted_in(root: nn.Module) -> nn.Module | None:
 
 
 def device_of(*modules: nn.Module) -> str:
-    """Return the kind of device (`cpu`, `cuda`) of the first of `modules` that has weights.
-
-    Returns `cpu` if none has weights.
-    """
+    """Return the kind of device (`cpu`, `cuda`) of the first of `modules` that has weights, or `cpu`."""
     for module in modules:
         tensor = first_tensor(module)
         if tensor is not None:
@@ -285,7 +280,7 @@ def device_of(*modules: nn.Module) -> str:
 def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
     """Return the backend of the first of `modules` that has weights.
 
-    If the host times the work of a different device, the suffix LAUNCHES is added.
+    The suffix LAUNCHES says that the host times the launches for a different device.
     """
     device = device_of(*modules)
     if device == "cpu":
@@ -295,15 +290,13 @@ def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _may_add(kind: Any) -> bool:
-    """Whether a norm of class `kind` may add a residual before it normalises. Norms of vLLM and SGLang do so."""
+    """Whether a norm of class `kind` may add a residual first, as in vLLM and SGLang."""
     methods = (getattr(kind, name, None) for name in ("forward", "forward_native"))
     return any(["residual" in inspect.signature(method).parameters for method in methods if method is not None])
 
 
 def product_sizes(module: nn.Module) -> tuple[int, int] | None:
-    """Return the columns and rows of the matrix that `module` multiplies by. Returns None for a module that does not
-    have exactly one matrix.
-    """
+    """Return the columns and rows of the matrix of `module`. None if it does not have exactly one matrix."""
     columns = _first_attribute(module, _COLUMNS)
     rows = None if columns is None else _first_attribute(module, _ROWS)
     if not isinstance(columns, int) or not isinstance(rows, int) or min(columns, rows) <= 0:
@@ -312,14 +305,11 @@ def product_sizes(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
-    """Return whether the weights of `module` can hold `elements` numbers. A low-rank product has fewer weights than
-    its matrix.
-    """
+    """Return whether the weights of `module` can hold `elements` numbers. Those of a low-rank product cannot."""
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [tensor for tensor in held if tensor is not None]
     if not tensors or home_of_class(type(module)) == _TORCHS:
-        # There are two cases. In dynamic quantisation, torch hides the weights of this layer. In other layers of
-        # torch, the sizes are known to be right.
+        # torch hides the weights of dynamic quantisation. In torch's other layers, the sizes are known to be right.
         return True
     if all([tensor.is_floating_point() and tensor.element_size() > 1 for tensor in tensors]):
         return bool(max([tensor.numel() for tensor in tensors]) >= elements)
@@ -335,18 +325,18 @@ def _first_attribute(module: nn.Module, names: tuple[str, ...]) -> Any:
 
 
 def stored_bytes(module: nn.Module) -> int:
-    """Return the stored bytes of a module's weights and buffers, including the data that quantisation adds."""
+    """Return the stored bytes of a module's weights and buffers, with the data that quantisation adds."""
     return stored_bytes_of(tensors_of(module))
 
 
 def stored_bytes_of(held: list[Tensor]) -> int:
-    """Return the stored bytes of tensors, including the data that quantisation adds (such as scales)."""
+    """Return the stored bytes of tensors, with the data that quantisation adds (such as scales)."""
     total = 0
     for tensor in held:
         kind = type(tensor)
         total += int(tensor.nbytes) if kind is Parameter or kind is Tensor else _tensor_bytes(tensor)
     for tensor in held:
-        # Bitsandbytes stores the scales of 4-bit weights in this attribute of the weights.
+        # In bitsandbytes, this attribute of 4-bit weights has their scales.
         state = getattr(tensor, "quant_state", None)
         if state is not None:
             total += sum(_tensor_bytes(scales) for scales in _tensors_of(state))
@@ -361,7 +351,7 @@ def _tensors_of(state: Any) -> list[Tensor]:
 
 
 def _tensor_bytes(tensor: Tensor) -> int:
-    # A DTensor, or a quantised weight of torchao, contains other tensors.
+    # A DTensor or a quantised weight of torchao consists of other tensors.
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return int(tensor.nbytes)
@@ -371,9 +361,8 @@ def _tensor_bytes(tensor: Tensor) -> int:
 
 
 def _itemsize(module: nn.Module) -> int:
-    """Return the bytes of one element of a module's first floating-point weight.
-
-    Its activations have elements of the same size. Returns 0 without such a weight.
+    """Return the bytes per element of a module's first floating-point weight, or 0 without one. Activations have the
+    same size.
     """
     for tensor in tensors_of(module):
         if tensor.is_floating_point():

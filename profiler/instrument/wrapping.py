@@ -1,12 +1,12 @@
 """Times the calls of a module. The module gets no hook and does not change.
 
-In recorded steps, the table of call_attribute.py contains a `CallWrapper`, which torch calls instead of the module.
-In other steps torch calls the value that the host has set, or the module.
+In recorded steps, the table of call_attribute.py has a `CallWrapper`, which torch calls instead of the module. In
+other steps torch calls the host's value, or the module.
 
 Rules
-- A `CallWrapper` refers to its module weakly, so that `del model` frees the module.
-- Dynamo traces `forward` without reading the attribute. If it traces a `CallWrapper` nevertheless, the wrapper sees
-  that Dynamo is compiling, and times nothing. Dynamo never compiles cbtop's frames (`keep_dynamo_out`).
+- A `CallWrapper` refers to its module weakly, so that `del model` frees it.
+- Dynamo traces `forward` without reading the attribute. If it traces a `CallWrapper` after all, the wrapper sees that
+  Dynamo is compiling and times nothing. Dynamo never compiles cbtop's frames (`keep_dynamo_out`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 
-KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to a module, mode, image size) -> brick
-# Most bricks of one module. If a convolution gets images of further sizes, the work of these calls is unknown.
+KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to the module, mode, image size) -> brick
+# Most bricks of one module. A convolution has a brick for each size of its images. For further sizes, its work is
+# unknown.
 MAX_KEYS = 64
 
 
 def is_symbolic() -> bool:
-    """Return whether calls are traced into a graph, or run on tensors without contents. Such calls are not timed."""
+    """Return whether calls are traced into a graph, or run on tensors without contents. These are not timed."""
     if not dispatch_modes():
         return False
     return any([dispatch_mode(key) is not None for key in SYMBOLIC_MODES])
@@ -63,10 +64,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 class CallWrapper:
-    """Takes the place of a module's call. Subclasses add work before and after the call.
+    """Is called in place of a module. Subclasses add work before and after the call.
 
-    `instead` is called in place of the module. It is the wrapper of another model, or the callable that
-    `module.compile()` has set. If `instead` is None, the module itself is called.
+    `instead` is what the wrapper calls: the wrapper of another model, or a callable that `module.compile()` has set.
+    None: the module itself.
     """
 
     __slots__ = ("__weakref__", "instead", "module")
@@ -77,20 +78,18 @@ class CallWrapper:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the model that the wrapper belongs to was freed. The module may still exist, as a part of another
-        model.
-        """
+        """Whether this wrapper's model was freed. The module may still exist in another model."""
         return False
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the module as torch would without cbtop."""
-        instead = self.instead  # read this attribute only once, because another thread may change it
+        """Call the module as torch would do without cbtop."""
+        instead = self.instead  # read it only once, because another thread may change it
         if instead is not None:
             return instead(*args, **kwargs)
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # alive while it is called
 
     def swap_in(self) -> None:
-        """Start replacing the module's call. Does nothing if the call is replaced already."""
+        """Start replacing the module's call, unless it is replaced already."""
         module = self.module()
         if module is not None:
             there = standing(module)
@@ -112,12 +111,12 @@ class CallWrapper:
         if there is self:
             put(module, self.instead if isinstance(self.instead, CallWrapper) else None)
             return
-        for other in _chain(there):  # several models share this module, and each model has a wrapper for it
+        for other in _chain(there):  # several models share this module, and each has a wrapper for it
             if other.instead is self:
                 other.instead = self.instead
 
     def remove(self) -> None:
-        """Stop replacing the module's call. The next call of the module is reported as a first call."""
+        """Stop replacing the module's call. Its next call is reported as a first call."""
         self.swap_out()
         module = self.module()
         if module is not None and standing(module) is None:
@@ -125,10 +124,7 @@ class CallWrapper:
 
 
 def _chain(there: object) -> list[CallWrapper]:
-    """Return `there` and all wrappers of the module that come after `there`.
-
-    Each model has one wrapper for the module. A wrapper calls the next wrapper.
-    """
+    """Return `there` and the wrappers that it calls. Each model has one wrapper for the module."""
     found = []
     while isinstance(there, CallWrapper):
         found.append(there)
@@ -137,31 +133,28 @@ def _chain(there: object) -> list[CallWrapper]:
 
 
 def follow_host(module: nn.Module) -> None:
-    """Make the last wrapper of `module` call the value that the host has set now."""
+    """Make the last wrapper of `module` call the value that the host has now set."""
     chain = _chain(standing(module))
     if chain:
         chain[-1].instead = of_host(module)
 
 
 class TimedSteps(Protocol):
-    """The interface of a model's steps that the wrappers use."""
+    """The parts of a model's steps that the wrappers use."""
 
     path: HotPath | Path
     model: str
 
 
 class BrickCall(CallWrapper):
-    """A wrapper that times each call of a module as one brick or layer.
+    """Times each call of a module as one brick or layer, and counts the elements of its first tensor argument.
 
-    The wrapper also counts the elements of the first tensor argument.
+    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode (autocast and adapters),
+    because the mode decides which number type is multiplied. Without `key_in`, the brick is always the same.
 
-    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode (autocast and adapters).
-    The mode decides which number type is multiplied, and this type is a part of the brick's work. Without `key_in`,
-    the brick is always the same.
-
-    Only calls in steps of this wrapper's model are timed. If another model shares the module, that model's wrapper
-    times the calls in its steps. Calls outside of steps (a layer by itself, the recomputation in a backward pass) are
-    not timed. If the hot path is compiled, C code does the same.
+    Only calls in steps of this wrapper's model are timed. If models share the module, each model's wrapper times the
+    calls in its steps. Calls outside of steps are not timed (a layer by itself, a recomputation in a backward). If
+    the hot path is compiled, C code does the same.
     """
 
     __slots__ = (
@@ -179,18 +172,17 @@ class BrickCall(CallWrapper):
     def __init__(
         self, module: nn.Module, key: Hashable, steps: TimedSteps, key_in: KeyIn | None = None, mode: Hashable = None
     ) -> None:
-        # Does the same as CallWrapper.__init__, but does not call it. Attaching makes thousands of wrappers, so a
-        # call would cost time.
+        # The same as CallWrapper.__init__, written out because attaching makes thousands of wrappers.
         self.module = weakref.ref(module)
         self.instead = of_host(module)
         self._key = key
         self._key_in = key_in
         self._mode = mode
-        # (mode, size) -> key of the brick. None if there is only one key. C code may borrow references to these keys,
-        # because `key_in` keeps all keys that it has returned alive.
+        # (mode, size) -> key of the brick. None if there is only one key. `key_in` keeps these keys alive, so C code
+        # may borrow references to them.
         self._keys: dict[Hashable, Hashable] | None = None
         self.asks: Callable[[], None] | None = None
-        self.may_be_first = False  # whether this module may be the first matrix product in a step
+        self.may_be_first = False  # whether this may be the first matrix product in a step
         self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)
 
     @property
@@ -203,7 +195,7 @@ class BrickCall(CallWrapper):
         return self._key
 
     def follow(self, mode: Hashable) -> None:
-        """Use the module's brick for `mode` from now on."""
+        """Use the brick for `mode` from now on."""
         if self._key_in is not None:
             if self._keys is not None and len(self._keys) >= MAX_KEYS:
                 self._keys.clear()
@@ -219,11 +211,11 @@ class BrickCall(CallWrapper):
         return found
 
     def _key_of(self, args: Any, kwargs: Any) -> Hashable:
-        """Return the brick of a call. For some modules, it depends on the sizes of the arguments."""
+        """Return the brick of a call, which may depend on the sizes of the arguments."""
         return self._key
 
     def noted_by(self, capture: Capture) -> NotedCall | None:
-        """Return a wrapper that records the module's calls in `capture`, or None if the module no longer exists."""
+        """Return a wrapper that records the module's calls in `capture`. None if the module was freed."""
         module = self.module()
         return None if module is None else NotedCall(module, self._key, capture)
 
@@ -254,7 +246,7 @@ class BrickCall(CallWrapper):
 
 
 class SizedCall(BrickCall):
-    """A wrapper that times each call of a convolution. The work of a convolution depends on the size of the image."""
+    """Times each call of a convolution. Its work depends on the size of the image."""
 
     __slots__ = ("_axes", "_image_mode")
 
@@ -264,11 +256,10 @@ class SizedCall(BrickCall):
         self._image_mode: Hashable = None
 
     def follow(self, mode: Hashable) -> None:
-        # _key_of uses this mode at each call, because only then the size of the image is known.
+        # Only a call tells the size of the image. So _key_of applies the mode at each call.
         self._image_mode = mode
 
-    # Use the Python method even if the hot path is compiled, because the compiled method ignores the size of the
-    # image.
+    # The compiled method ignores the size of the image, so always use the Python method.
     __call__ = BrickCall.__call__
 
     def _key_of(self, args: Any, kwargs: Any) -> Hashable:
@@ -323,10 +314,9 @@ class NotedCall(CallWrapper):
 
 
 def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception | None = None) -> Any:
-    """Return the number of elements of the first tensor among the arguments, or 0 without a tensor.
+    """Return the number of elements of the first tensor among the arguments, or 0 without one.
 
-    If the elements cannot be read, returns the exception. `failed` is the exception of an earlier attempt in C, if
-    there was one.
+    If they cannot be read, returns the exception. `failed` is the exception of an earlier attempt in C, if any.
     """
     try:
         if failed is not None:
@@ -341,8 +331,8 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
 
 
 def _count(tensor: Tensor) -> int | None:
-    """Return the number of elements of a tensor, or None if the number is symbolic. Runs no `__torch_function__` of
-    the host.
+    """Return the number of elements of a tensor, or None if it is symbolic. Runs no `__torch_function__` of the
+    host.
     """
     if has_torch_function(tensor):
         with without_torch_function():

@@ -1,6 +1,6 @@
-"""Traces measure the results of a model in each forward pass. There is one file for each kind of trace."""
+"""Traces measure a model's results in each forward pass. Each kind of trace has a file."""
 
-# Do not import NumPy here. Code that needs only the names of traces should not load it.
+# NumPy is not imported here, because code that needs only the names of traces should not load it.
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Trace MLT-01.
-
-For each layer, it shows the input, the contributions and the output, and whether values explode or vanish.
-"""
+"""Trace MLT-01: the input, the contributions and the output of each layer, and whether values explode or vanish."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ MAX_RESIDUAL_RATIO = 0.99
 
 @dataclass(frozen=True, slots=True)
 class LayerActivationTrace:
-    """The activations of one layer in one forward pass.
+    """The activations of a layer in one forward pass.
 
     `post_norm` is the input of attention. `post_attn` and `post_ffn` are what attention and the FFN add to the
     residual stream.
@@ -36,10 +33,8 @@ class LayerActivationTrace:
 
     @property
     def residual_ratio(self) -> float | None:
-        """The share of the residual stream that this layer leaves unchanged: |input| / (|input| + |attention| +
+        """The fraction of the residual stream that this layer leaves unchanged: |input| / (|input| + |attention| +
         |ffn|), in L2 norms.
-
-        The share is 1 if the layer adds nothing.
         """
         norms = [stats.l2_norm for stats in (self.input, self.post_attn, self.post_ffn)]
         total = sum(norm for norm in norms if norm is not None)
@@ -58,7 +53,7 @@ class LayerActivationTrace:
 
 
 def anomalies(trace: LayerActivationTrace) -> Iterator[str]:
-    """Yield a sentence for each problem of one layer."""
+    """Yield a sentence for each problem of a layer."""
     for name, stats in trace.parts:
         where = f"layer {trace.layer} {name}"
         if stats.nan_count:
@@ -77,10 +72,7 @@ def anomalies(trace: LayerActivationTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[LayerActivationTrace]]) -> Iterator[TraceNumber]:
-    """Yield one row per layer, computed from all `passes`.
-
-    The min of a row is the lowest min, and the max is the highest max. All other values are means.
-    """
+    """Yield one row per layer over all `passes`: the lowest min, the highest max, and means of the other values."""
     layers = sorted({trace.layer for one in passes for trace in one})
     for layer in spread(layers):
         traces = [trace for one in passes for trace in one if trace.layer == layer]

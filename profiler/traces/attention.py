@@ -1,6 +1,5 @@
-"""Trace MLT-02.
-
-For each head, it shows the attention of one query: the top positions, the entropy, sinks, and the sum of the weights.
+"""Trace MLT-02: the attention of one query in each head, as top positions, entropy, sinks, and the sum of the
+weights.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from cbtop.profiler.traces.base import AttentionConfig, number, spread
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "weights of the last query, over all its heads; sink, uniform and recent are shares of the heads"
-# The error of a float32 softmax over 100,000 positions is below 1e-5. A larger error does not come from rounding.
+# Rounding gives a float32 softmax over 100,000 positions an error below 1e-5. A larger error has another cause.
 SUM_TOLERANCE = 1e-4
-SINK_WEIGHT = 0.5  # a head has a sink if the weight of the first position is larger than the sum of all other weights
-# If the entropy of a head is above this share of the entropy of equal weights, the head attends to everything alike.
+SINK_WEIGHT = 0.5  # a head has a sink if the first position weighs more than all others together
+# A head with more entropy than this fraction of the entropy of equal weights attends to everything alike.
 UNIFORM_ENTROPY_SHARE = 0.95
 RECENCY_WINDOW = 4
 RECENCY_MASS = 0.5
@@ -29,11 +28,10 @@ NO_POSITION = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeightTrace:
-    """All traced heads of one layer, for the query at `query_pos`. Each array has one entry or row per head.
+    """All traced heads of a layer, for the query at `query_pos`. Each array has one entry or row per head.
 
-    `top_positions` (int64) and `top_weights` (float64) have shape (heads, top_k), largest weight first. An entry
-    whose weight is below the threshold holds NO_POSITION and 0. `tail_mass` is the weight outside the top entries.
-    `entropy` is in nats.
+    `top_positions` (int64) and `top_weights` (float64) are (heads, top_k), largest weight first. Entries below the
+    threshold are NO_POSITION and 0. `tail_mass` is the weight outside of the top entries. `entropy` is in nats.
     """
 
     layer: int
@@ -50,12 +48,12 @@ class AttentionWeightTrace:
 
 
 def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig) -> AttentionWeightTrace:
-    """Measure the attention weights of the query at the last position. `weights` has shape (heads, positions)."""
+    """Measure the attention weights of the last position's query. `weights` is (heads, positions)."""
     heads = tuple(range(len(weights))) if config.heads is None else config.heads
     wide = weights[list(heads)].astype(np.float64)
     positions = wide.shape[1]
     kept = min(config.top_k, positions)
-    # Of positions with equal weights, the lower one comes first.
+    # The lower of two positions with equal weights comes first.
     top = np.argsort(-wide, axis=1, kind="stable")[:, :kept]
     top_weights = np.take_along_axis(wide, top, axis=1)
     below = top_weights < config.weight_threshold
@@ -75,14 +73,14 @@ def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig
         total=total,
         is_attention_sink=(top[:, 0] == 0) & (top_weights[:, 0] > SINK_WEIGHT) & (positions > 1),
         is_uniform=(entropy > UNIFORM_ENTROPY_SHARE * math.log(positions)) & (positions > 1),
-        # If a sequence is hardly longer than the window of recent positions, all positions are recent.
+        # In a sequence not much longer than the window, all positions are recent.
         has_recency_bias=(recent > RECENCY_MASS) & (positions > 2 * RECENCY_WINDOW),
     )
 
 
 def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
     """Yield a sentence for each head with weights that do not sum to 1."""
-    # NaN must count as an anomaly. Every comparison with NaN is false, so the condition is negated with `~`.
+    # NaN is an anomaly, too. Comparisons with NaN are false, so the condition is negated with `~`.
     for place in np.flatnonzero(~(np.abs(trace.total - 1.0) <= SUM_TOLERANCE)):
         yield (
             f"layer {trace.layer} head {trace.heads[place]}: weights of position {trace.query_pos} sum to "
@@ -91,7 +89,7 @@ def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[AttentionWeightTrace]]) -> Iterator[TraceNumber]:
-    """Yield one row per layer: means over heads and passes, and the sum of weights that differs most from 1."""
+    """Yield one row per layer: means over heads and passes, and the weight sum farthest from 1."""
     layers = sorted({trace.layer for one in passes for trace in one})
     for layer in spread(layers):
         traces = [trace for one in passes for trace in one if trace.layer == layer]

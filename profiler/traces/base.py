@@ -1,6 +1,6 @@
-"""What all traces have in common: their configuration, and the named numbers of a summary."""
+"""The common parts of all traces: their configuration, and the named numbers of a summary."""
 
-# Do not import NumPy here. Code that only chooses traces should not load it.
+# NumPy is not imported here, because code that only chooses traces should not load it.
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TypeVar
 
 from cbtop.protocol.messages import TraceNumber
 
-HISTORY_FORWARDS = 32  # number of latest traced passes that are kept; a summary covers these passes
-MAX_ANOMALIES = 16  # most anomalies that are kept for each trace; the latest anomalies are kept
-MAX_ROWS = 48  # most rows of a summary; if a model has more layers, the rows show some of them at even distances
+HISTORY_FORWARDS = 32  # number of newest traced passes that are stored and summarised
+MAX_ANOMALIES = 16  # number of newest anomalies that are stored for each trace
+MAX_ROWS = 48  # most rows of a summary; a model with more layers shows some at even distances
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """The layers and heads whose attention is traced. None means all layers or all heads.
+    """The layers and heads to trace. None means all.
 
     A weight below `weight_threshold` is never among the top weights.
     """
@@ -35,7 +35,7 @@ class AttentionConfig:
 class TracerConfig:
     """The traces that are on.
 
-    If `tracked_tokens` is not given, the logit trace follows the most likely tokens of each pass.
+    Without `tracked_tokens`, the logit trace follows the most likely tokens of each pass.
     """
 
     trace_activations: bool = False
@@ -69,22 +69,19 @@ class TracerConfig:
 
 
 def number(row: str, name: str, value: float | None) -> TraceNumber:
-    """Return a number that fits into a summary. A value that is not finite becomes None."""
+    """Return a number for a summary. A value that is not finite becomes None."""
     known = value is not None and math.isfinite(value)
     return TraceNumber(row, name, float(value) if known and value is not None else None)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the known values, or None if all are None."""
+    """Return the mean of the known values, or None without any."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def spread(items: Sequence[Item], most: int = MAX_ROWS) -> list[Item]:
-    """Return at most `most` of `items`.
-
-    Returns the first item, the last item, and evenly spread items between these two.
-    """
+    """Return at most `most` of `items`: the first, the last, and evenly spread ones between them."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

@@ -9,20 +9,19 @@ from cbtop.profiler.traces.base import mean, number
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "the cache as the latest traced pass left it"
-HIGH_EVICTION_SHARE = 0.1  # if a larger share of all steps evicts positions, the trace reports an anomaly
-# If a larger share of the steps from the first kept pass to the last kept pass evicts positions, the trace reports
-# thrashing.
+HIGH_EVICTION_SHARE = 0.1  # report an anomaly if a larger fraction of all steps evicts positions
+# Report thrashing if a larger fraction of the steps evicts positions, from the first stored pass to the last.
 THRASHING_EVICTION_SHARE = 0.5
 THRASHING_HIT_RATE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class KvCacheStateTrace:
-    """The cache after one pass.
+    """The cache after a pass.
 
-    `step` and `evictions` count from the beginning, including passes that are not traced. An eviction is an event
-    that drops positions. `evicted_positions` is the number of dropped positions. `hit_rate` is None for a cache
-    without lookups (a decoder's own cache keeps every position that it needs).
+    `step` and `evictions` count from the beginning, including untraced passes. An eviction is an event that drops
+    positions, and `evicted_positions` is how many. `hit_rate` is None without lookups, as in a decoder's own cache,
+    which keeps every position that it needs.
     """
 
     step: int
@@ -42,7 +41,7 @@ class KvCacheStateTrace:
 
     @property
     def fragmentation(self) -> float:
-        """The share of positions that are missing between the oldest and the newest position in the cache."""
+        """The fraction of positions that are missing between the oldest and the newest one in the cache."""
         span = self.newest_position - self.oldest_position + 1
         return 1 - self.valid_positions / span if self.valid_positions else 0.0
 
@@ -53,10 +52,7 @@ def has_high_eviction(latest: KvCacheStateTrace) -> bool:
 
 
 def has_thrashing(states: Sequence[KvCacheStateTrace]) -> bool:
-    """Return whether more than half of the steps from the first to the last of `states` evicted positions.
-
-    The hit rate must also be low or unknown.
-    """
+    """Return whether more than half of the steps in `states` evicted positions, with a low or unknown hit rate."""
     if len(states) < 2:
         return False
     first, last = states[0], states[-1]
@@ -66,7 +62,7 @@ def has_thrashing(states: Sequence[KvCacheStateTrace]) -> bool:
 
 
 def anomalies(states: Sequence[KvCacheStateTrace]) -> Iterator[str]:
-    """Yield the problems that the latest of `states` shows."""
+    """Yield the problems in the newest of `states`."""
     latest = states[-1]
     valid, span = latest.valid_positions, latest.newest_position - latest.oldest_position + 1
     if valid > latest.max_positions:
@@ -82,7 +78,7 @@ def anomalies(states: Sequence[KvCacheStateTrace]) -> Iterator[str]:
 
 
 def numbers(states: Sequence[KvCacheStateTrace]) -> Iterator[TraceNumber]:
-    """Yield the numbers of the latest state of the cache. Only the hit rate is a mean over all `states`."""
+    """Yield the numbers of the newest state of the cache. The hit rate is a mean over all `states`."""
     if not states:
         return
     latest = states[-1]

@@ -1,7 +1,7 @@
 """Trace MLT-03: how the ranks of likely tokens rise from layer to layer, according to the logit lens."""
 
-# The logit lens (nostalgebraist 2020) treats the output of each layer as if the layer were the last one. It applies
-# the final norm, then the output matrix.
+# The logit lens (nostalgebraist 2020) treats each layer's output as the last one: it applies the final norm and the
+# output matrix.
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANK_FIRST = 1
 
 @dataclass(frozen=True, slots=True)
 class TokenLogitEvolution:
-    """Logit and rank of one token after each layer. Rank 1 is the most likely. Equal logits share the better rank."""
+    """Logit and rank of a token after each layer. Rank 1 is the most likely. Equal logits share the better rank."""
 
     token: int
     per_layer_logit: tuple[float, ...]
@@ -32,10 +32,7 @@ class TokenLogitEvolution:
 
     @property
     def decisive_layer(self) -> int | None:
-        """The first layer after which the token always has rank 1.
-
-        None if the token does not have rank 1 at the end.
-        """
+        """The first layer after which the token always has rank 1. None if it does not at the end."""
         decisive = None
         for layer in reversed(range(len(self.per_layer_rank))):
             if self.per_layer_rank[layer] != RANK_FIRST:
@@ -46,14 +43,11 @@ class TokenLogitEvolution:
 
 @dataclass(frozen=True, slots=True)
 class LogitEvolutionTrace:
-    """The ranks of the tracked tokens in one pass.
-
-    Unless the config names tokens, the first tracked token is the most likely one.
-    """
+    """The ranks of the followed tokens in a pass. If the config names none, the first is the most likely one."""
 
     position: int
     not_finite: int  # number of final logits that are NaN or infinite
-    largest: float  # largest magnitude of the final logits that are finite; 0 without any
+    largest: float  # largest finite magnitude of the final logits; 0 without any
     tokens: tuple[TokenLogitEvolution, ...]
 
 
@@ -63,10 +57,10 @@ def logit_evolution(
     layers: Iterable[NDArray[Any]],
     tracked: Sequence[int] | None = None,
 ) -> LogitEvolutionTrace:
-    """Follow `tracked` tokens through `layers`. By default, follow the TRACKED_TOKENS most likely tokens of `final`.
+    """Follow `tracked` tokens through `layers`. Default: the TRACKED_TOKENS most likely tokens of `final`.
 
-    `final` and each of `layers` are logits of shape (vocabulary,). `layers` is read once, one item at a time, so a
-    generator may yield the same buffer every time.
+    `final` and each of `layers` are logits (vocabulary,). `layers` is read once, item by item, so a generator may
+    yield the same buffer every time.
     """
     tokens = _most_likely(final, TRACKED_TOKENS) if tracked is None else list(tracked)
     logits: list[list[float]] = []
@@ -85,7 +79,7 @@ def logit_evolution(
 
 
 def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
-    """Yield a sentence if some final logits cannot be ranked, and one if some are too large."""
+    """Yield a sentence if final logits cannot be ranked, and one if they are too large."""
     if trace.not_finite:
         yield f"position {trace.position}: {trace.not_finite} logits are NaN or infinite"
     if trace.largest > EXPLOSION_MAGNITUDE:
@@ -96,10 +90,10 @@ def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
-    """Yield the numbers of the first tracked token.
+    """Yield the numbers of the first followed token.
 
-    The first numbers tell after which layers the token was always the most likely. Then follows one row per layer,
-    over all passes.
+    The first numbers say from which layer on it was always the most likely. One row per layer follows, over all
+    passes.
     """
     winners = [trace.tokens[0] for trace in passes if trace.tokens]
     decided = [winner.decisive_layer for winner in winners]
@@ -122,8 +116,8 @@ def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
 
 
 def _most_likely(logits: NDArray[Any], count: int) -> list[int]:
-    """Return the `count` tokens with the largest logits, largest first. If two logits are equal, the token with the
-    smaller id comes first.
+    """Return the `count` tokens with the largest logits, largest first. If logits are equal, the smaller id comes
+    first.
     """
     unsorted = np.argpartition(-logits, min(count, logits.size) - 1)[:count]
     return [int(token) for token in sorted(unsorted, key=lambda token: (-logits[token], token))]

@@ -1,8 +1,7 @@
 """Computes the mean, the deviation and other statistics of a tensor, in one pass over memory."""
 
-# The mean and the sum of squares of a chunk are computed in float64 while the chunk is in cache. Both are merged with
-# the earlier chunks as in Chan, Golub & LeVeque (1979). This method is exact enough at any length. A running sum of
-# squares is not exact enough.
+# A chunk's mean and sum of squares are computed in float64 while it is in cache, and merged with earlier chunks as in
+# Chan, Golub & LeVeque (1979). This is exact enough at any length, unlike a running sum of squares.
 
 from __future__ import annotations
 
@@ -13,16 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Number of values in a chunk. As float64, a chunk takes 128 KiB, which fits into a second-level cache.
+# Values per chunk. As float64, a chunk takes 128 KiB and fits into a second-level cache.
 CHUNK_ELEMENTS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """Statistics of a tensor's finite values.
+    """Statistics of a tensor's finite values. Without any, they are None.
 
-    `count` is the number of all values, finite or not. If no value is finite, the mean and all other statistics are
-    None.
+    `count` includes values that are not finite.
     """
 
     count: int
@@ -31,7 +29,7 @@ class TensorStats:
     min: float | None = None
     max: float | None = None
     mean: float | None = None
-    std: float | None = None  # population standard deviation: the divisor is the count, not the count minus one
+    std: float | None = None  # population standard deviation (divided by the count, not by the count minus one)
     l2_norm: float | None = None
 
     @property
@@ -42,7 +40,7 @@ class TensorStats:
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """The mean of the scaled values, and the sum of the squared distances of the values from this mean."""
+    """The mean of the scaled values, and the sum of squared distances from it."""
 
     count: int
     mean: float
@@ -66,7 +64,7 @@ def tensor_stats(tensor: NDArray[Any]) -> TensorStats:
     flat = tensor.reshape(-1)
     nan_count = inf_count = 0
     low, high = math.inf, -math.inf
-    scale = 0.0  # the factor for scaling: a power of two that is not below any magnitude so far
+    scale = 0.0  # the values are scaled by this power of two, at least as large as every magnitude yet
     moments = _Moments(0, 0.0, 0.0)
     for first in range(0, flat.size, CHUNK_ELEMENTS):
         values = flat[first : first + CHUNK_ELEMENTS].astype(np.float64)
@@ -106,7 +104,7 @@ def tensor_stats(tensor: NDArray[Any]) -> TensorStats:
 
 
 def _power_of_two(magnitude: float) -> float:
-    """Return the smallest power of two that is at least `magnitude`, within the range of float64. Returns 0 for 0."""
+    """Return the smallest power of two that is at least `magnitude`, within float64. 0 for 0."""
     if magnitude == 0:
         return 0.0
     return math.ldexp(1.0, min(max(math.frexp(magnitude)[1], -1021), 1023))

@@ -1,7 +1,7 @@
-"""Trace MLT-04: the error of a brick's output because of quantisation, compared with exact arithmetic."""
+"""Trace MLT-04: the error that quantisation causes in a brick's output, compared with exact arithmetic."""
 
-# The available data decides what can be measured. A quantised model file contains no float weights, so the error of
-# quantising them is unknown. The field `source` of a trace names the compared outputs.
+# A quantised model file has no float weights, so the error of quantising them is unknown. A trace's `source` says
+# which outputs were compared.
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ WARNING_COSINE = 0.99
 
 
 class ErrorSource(Enum):
-    """The output that is compared with the exact product of stored weights and float activations."""
+    """What is compared with the exact product of the stored weights and float activations."""
 
     KERNEL = "kernel as it ran"  # the output of the kernel itself, as the model used it
     ACTIVATIONS = (
-        # the exact product with activations in Q8_0; the model itself does not use Q8_0 activations
+        # the exact product with activations in Q8_0, which the model itself does not use
         "if activations were Q8_0"
     )
-    # Two exact products are compared: one uses the float weights, the other uses the quantised weights.
+    # the exact product with the quantised weights, compared with the product of the float weights
     WEIGHTS = "weights"
 
 
 class QuantizationVerdict(Enum):
-    """The verdict on an output.
-
-    It depends on the cosine between the output and the exact output: ok above 0.995, a warning from 0.99 on, critical
-    below 0.99.
+    """The verdict on an output, by its cosine with the exact output: ok above 0.995, a warning from 0.99 on, critical
+    below.
     """
 
     OK = "ok"
@@ -51,10 +49,10 @@ class QuantizationVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationErrorTrace:
-    """The error of one output of a brick. `snr_db` is None if every value is exact."""
+    """The error of one output of a brick. `snr_db` is None without any error."""
 
     brick: str
-    layer: int | None  # number of the layer; None for a brick outside of the layers
+    layer: int | None  # number of the layer; None outside of layers
     source: ErrorSource
     quant_type: str
     bits_per_weight: float
@@ -84,12 +82,9 @@ def quantization_error(
     expected: NDArray[Any],
     actual: NDArray[Any],
 ) -> QuantizationErrorTrace:
-    """Compare the output `actual` of a brick with the exact output `expected`.
-
-    Both arrays have the same shape and at least one element.
-    """
+    """Compare the output `actual` of a brick with the exact output `expected`, an array of the same shape."""
     wanted, found = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
-    # If a value is infinite, its error is undefined: the cosine becomes NaN, and the verdict critical.
+    # With an infinite value, the error is undefined: the cosine becomes NaN, and the verdict critical.
     with np.errstate(invalid="ignore", over="ignore"):
         error = found - wanted
         signal, noise = float(wanted @ wanted), float(error @ error)
@@ -108,7 +103,7 @@ def quantization_error(
 
 
 def anomalies(trace: QuantizationErrorTrace) -> Iterator[str]:
-    """Yield a sentence if the verdict on an output is a warning or critical."""
+    """Yield a sentence for each output with a warning or critical verdict."""
     if trace.verdict is not QuantizationVerdict.OK:
         place = "" if trace.layer is None else f"layer {trace.layer} "
         yield (
@@ -142,7 +137,7 @@ def numbers(passes: Sequence[Sequence[QuantizationErrorTrace]]) -> Iterator[Trac
 
 
 def decibels(signal: float, noise: float) -> float | None:
-    """Return the ratio of signal and noise (both sums of squares) in dB, or None without noise."""
+    """Return the ratio of signal and noise (sums of squares) in dB. None without noise."""
     if noise == 0:
         return None
     ratio = signal / noise  # the ratio is NaN if signal and noise are infinite

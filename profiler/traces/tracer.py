@@ -1,7 +1,6 @@
 """ModelTracer collects the measurements of each traced forward pass and summarises them."""
 
-# Memory is bounded. The tracer keeps the last HISTORY_FORWARDS passes, the last MAX_ANOMALIES sentences of each
-# trace, and some counts.
+# Memory is bounded: the last HISTORY_FORWARDS passes, the last MAX_ANOMALIES sentences of each trace, and counts.
 
 from __future__ import annotations
 
@@ -41,16 +40,16 @@ class TracerTotals:
     logit_traces: int = 0
     kv_steps: int = 0
     total_evictions: int = 0
-    avg_hit_rate: float | None = None  # mean hit rate over the kept passes; None for a cache without lookups
+    avg_hit_rate: float | None = None  # mean hit rate over the stored passes; None without lookups
     quant_warnings: int = 0
     quant_criticals: int = 0
 
 
 class ModelTracer:
-    """Traces forward passes: call `begin_forward`, record any number of results, call `end_forward`.
+    """Traces forward passes: call `begin_forward`, record results, call `end_forward`.
 
-    Records of a trace that the config turns off are ignored. The results come from the functions in each trace's file
-    (`tensor_stats`, `attention_weights`, `logit_evolution`, `quantization_error`).
+    Results of a trace that is off are ignored. They come from the functions in each trace's file (`tensor_stats`,
+    `attention_weights`, `logit_evolution`, `quantization_error`).
     """
 
     def __init__(self, config: TracerConfig, history_forwards: int = HISTORY_FORWARDS) -> None:
@@ -60,7 +59,7 @@ class ModelTracer:
 
     def clear(self) -> None:
         """Forget all measurements and counts. The config does not change."""
-        #: The newest traced passes, the last one last.
+        #: The newest traced passes, newest last.
         self.kept: deque[TracedPass] = deque(maxlen=self._history_forwards)
         self._anomalies = {name: deque[str](maxlen=MAX_ANOMALIES) for name in TRACES}
         self._counts = dict.fromkeys(("forwards", "anomalies", "heads", "logits", "kv", "warning", "critical"), 0)
@@ -72,7 +71,7 @@ class ModelTracer:
         return self._current.position if self._current else -1
 
     def begin_forward(self, position: int) -> None:
-        """Begin a pass with its first token at `position`. A pass that was not ended is dropped."""
+        """Begin a pass with its first token at `position`. A pass that has not ended is dropped."""
         self._current = TracedPass(position)
 
     def record_layer_activation(self, trace: LayerActivationTrace) -> None:
@@ -101,7 +100,7 @@ class ModelTracer:
             self._current.kv_state = trace
 
     def end_forward(self) -> tuple[str, ...]:
-        """End the traced pass. Returns a sentence for each anomaly in it."""
+        """End the traced pass. Returns a sentence for each of its anomalies."""
         forward, self._current = self._current, None
         if forward is None:
             return ()
@@ -123,7 +122,7 @@ class ModelTracer:
         return tuple(found)
 
     def summary(self) -> TracerTotals:
-        """Return the counts, which cover all traced passes."""
+        """Return the counts of all traced passes."""
         counts, states = self._counts, self._kv_states()
         return TracerTotals(
             total_forwards=counts["forwards"],
@@ -138,7 +137,7 @@ class ModelTracer:
         )
 
     def trace_summaries(self) -> tuple[TraceSummary, ...]:
-        """Return one message for each trace that is on. The rows cover the kept passes."""
+        """Return a message for each trace that is on. Its rows are about the stored passes."""
         kept, config = self.kept, self.config
         every: tuple[tuple[str, bool, str, Iterator[TraceNumber]], ...] = (
             (

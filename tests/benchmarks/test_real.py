@@ -16,7 +16,7 @@ from benchmarks.real.comparison import HEADER, Comparison, Overhead, Row, Share,
 from benchmarks.real.names import brick_of
 from benchmarks.real.programs import FOLDER, PROGRAMS, Program, ProgramError
 
-HELPERS = {"steady", "llama", "blocks", "slow_layer"}
+HELPERS = {"steady", "llama", "blocks", "slow_layer", "training_loops"}
 DEADLINE_S = 300
 ROOT = FOLDER.parents[1]
 

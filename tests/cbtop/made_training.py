@@ -89,6 +89,7 @@ class Training:
     loss_us: float = 400.0
     exposed_us: float = 0.0  # time in each step in which the process waits for gradients of other ranks
     overlapped_us: float | None = 0.0
+    own_us: float = 0.0  # cbtop's own work in each step, in no part
     clip_us: float = 300.0
     optimizer_us: float = 4_000.0
     zero_us: float = 100.0
@@ -232,7 +233,8 @@ class _Steps:
                 parts.append(PartTime(part.value, sum(ns), median_low(ns)))
         wall_ns = sum(part.sum_ns for part in parts)
         communication = self._communication(latest)
-        return TrainingTimes(self._plan.phase, "", len(latest), wall_ns, tuple(parts), communication)
+        own_ns = round(self._plan.own_us * 1e3) * len(latest)
+        return TrainingTimes(self._plan.phase, "", len(latest), wall_ns, tuple(parts), communication, own_ns=own_ns)
 
     def _communication(self, latest: list[dict[str, int]]) -> CommunicationTimes | None:
         ns = [step.get(TrainingPart.COMMUNICATION, 0) for step in latest]

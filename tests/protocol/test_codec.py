@@ -79,7 +79,7 @@ def training_times(
 ) -> TrainingTimes:
     communication = None if overlapped_ns is None else CommunicationTimes(tuple(parts), overlapped_ns)
     wall_ns = sum(part.sum_ns for part in parts)
-    return TrainingTimes(phase, model, steps, wall_ns, tuple(parts), communication, steps % 3)
+    return TrainingTimes(phase, model, steps, wall_ns, tuple(parts), communication, steps % 3, wall_ns // 7)
 
 
 STEPS = st.integers(0, 1 << 50)
@@ -594,6 +594,7 @@ MEMORY = {"k": "TrainingMemory", "phase": "train", "model": "", "steps": 3, "par
         ({"parts": MEMORY_PARTS * 2}, "2 parts; expected up to 32, named once"),
         ({"parts": [MEMORY_PARTS[0] | {"allocated_bytes": -1}]}, "has -1 bytes allocated"),
         ({"retries": -1}, "out of range"),
+        ({"lowest_reserved_bytes": -1}, "out of range"),
     ],
 )
 def test_memory_of_training_steps_that_cannot_be_is_refused(wrong: dict[str, object], complaint: str) -> None:

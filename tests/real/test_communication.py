@@ -93,7 +93,11 @@ def test_ranks_that_are_equally_fast_wait_for_none(run: Run) -> None:
 
 @pytest.mark.slow
 def test_gathering_and_scattering_of_fsdp2_are_exposed_by_pass(run: Run) -> None:
-    faulty, healthy = run.faulty("fsdp2", "communication-exposed"), run.healthy("fsdp2")
+    for _ in range(3):  # Try three times, because cbtop and the program may have used different steps.
+        faulty, healthy = run.faulty("fsdp2", "communication-exposed"), run.healthy("fsdp2")
+        if max(differs_by(faulty), differs_by(healthy)) <= NEAR:
+            break
+    assert max(differs_by(faulty), differs_by(healthy)) <= NEAR
     for view in faulty.ranks:
         assert "communication-exposed" in verdicts_of(view) or "starved" in verdicts_of(view)
         assert view.training is not None

@@ -18,9 +18,8 @@ WITH_AUTO = (*BACKENDS, AUTO)
 def settled(path: Path, prompt_tokens: int | None = None) -> tuple[str, str]:
     """Return which of BACKENDS should run the model at `path`, and a line with the reason.
 
-    The choice is for decoding, or for prompts of `prompt_tokens` tokens. If there is no NVIDIA driver, the reason is
-    "". A model is run on the CPU if its work is smaller than the measured crossover. Raises ComputeError if the model
-    cannot be read.
+    The choice is for decoding, or for prompts of `prompt_tokens` tokens. Without an NVIDIA driver, the reason is "".
+    The CPU runs a model with less work than the measured crossover. Raises ComputeError if the model cannot be read.
     """
     if not driver_version():
         return "cpu", ""

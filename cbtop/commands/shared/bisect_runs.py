@@ -32,8 +32,8 @@ ID_CHARS = 12
 class CommitRuns:
     """Runs a command at commits, and stores the recorded runs in the folder `state`.
 
-    `command` is the complete recorded command: the words that start the recording, then the user's command.
-    `on_first_run` is called once, with two times in seconds: of the first checkout and build, and of the first run.
+    `command` is what starts the recording, followed by the user's command. `on_first_run` is called once, with the
+    seconds of the first checkout and build, and of the first run.
     """
 
     def __init__(
@@ -52,11 +52,10 @@ class CommitRuns:
         self._numbers: Counter[str] = Counter()
 
     def rounds(self, sides: Sequence[str], number: int) -> list[list[Run]]:
-        """Return `number` rounds. A round has one run of each commit in `sides`. If a round is stored, its runs are
-        not made again.
+        """Return `number` rounds, each with a run of every commit in `sides`. Stored rounds are not made again.
 
         In every second round, the commits run in the opposite order. Raises BrokenCommitError if a commit does not
-        run, and OverdueError if the time limit is reached.
+        run, and OverdueError at the time limit.
         """
         from cbtop.feeds.run_file import read_runs, write_runs
 
@@ -98,9 +97,7 @@ class CommitRuns:
         self._trees.remove(commit)
 
     def _warm_up(self, commit: str) -> None:
-        """Run the command once at a commit in a new worktree. The times of this run are not used, because it starts
-        with empty caches.
-        """
+        """Run the command once at a commit in a new worktree. Its caches are empty, so its times are not used."""
         if commit in self._warm:
             return
         begun_s = time.monotonic()

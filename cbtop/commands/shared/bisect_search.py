@@ -1,6 +1,6 @@
 """Search for the first bad commit between GOOD and BAD.
 
-First, GOOD is compared with itself, and BAD with GOOD. Then, commits between them are compared with GOOD. At the end,
+First GOOD is compared with itself, and BAD with GOOD. Then commits between them are compared with GOOD. At the end,
 the first bad commit is compared with its parent.
 """
 
@@ -115,9 +115,7 @@ class Search:
         return assess(bases, news, self._asked.thresholds, anyway=self._asked.anyway)
 
     def _compare_ends(self) -> tuple[End, str] | None:
-        """Compare GOOD with itself, and BAD with GOOD. If these comparisons already end the search, return the
-        outcome. Otherwise return None.
-        """
+        """Compare GOOD with itself, and BAD with GOOD. Return the outcome if this ends the search, else None."""
         good, bad = self._asked.good, self._asked.bad
         for number in self._asked.looks:
             firsts, news, seconds = zip(*self._runs.rounds([good, bad, good], number), strict=True)

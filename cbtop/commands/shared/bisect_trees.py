@@ -3,11 +3,10 @@
 # Rules
 # - The user's checkout, index and branches are never changed. Worktrees are detached, in a temporary folder, and made
 #   without hooks.
-# - A bisection removes the temporary folders of killed bisections. A bisection removes only folders of its own
-#   repository. These folders are listed in the state folder, and contain a marker file with the listed identifier.
-# - A git hook sets variables such as GIT_DIR. These variables are removed from the environment of git and of all
-#   commands.
-# - Each worktree is the first entry of PYTHONPATH. Otherwise an editable install elsewhere might be measured.
+# - A bisection removes folders that killed bisections of its repository have left. They are listed in the state
+#   folder, and have a marker file with the listed identifier.
+# - A git hook sets variables such as GIT_DIR, which git and all commands must not get.
+# - Each worktree is first on PYTHONPATH, or an editable install elsewhere might be measured.
 # - With a build command, each worktree has its own virtual environment, because `pip install` would change a shared
 #   one.
 
@@ -93,9 +92,9 @@ class Repository:
         return not git("rev-list", "--max-count=1", first, "--not", last, at=self.root)
 
     def between(self, goods: Sequence[str], bad: str, *, first_parent: bool, is_halved: bool = False) -> list[str]:
-        """Return `bad` and its ancestors, except `goods` and the ancestors of `goods`. The newest commit comes first.
+        """Return `bad` and its ancestors, newest first, without `goods` and their ancestors.
 
-        With `is_halved`, the commit that divides the list into halves comes first, as in `git rev-list --bisect-all`.
+        With `is_halved`, the commit that divides the list in half comes first, as in `git rev-list --bisect-all`.
         """
         only = ["--first-parent"] * first_parent + ["--bisect-all"] * is_halved
         lines = git("rev-list", *only, bad, "--not", *goods, at=self.root).decode().splitlines()
@@ -148,10 +147,10 @@ class Trees:
         self._trees: dict[str, Tree] = {}
 
     def at(self, commit: str, log: int) -> Tree:
-        """Return the worktree of a commit. If necessary, make and build the worktree first.
+        """Return the worktree of a commit, which is made and built if necessary.
 
-        Output goes to the descriptor `log`. Raises BrokenCommitError if the worktree cannot be made or built, and
-        OverdueError if the time limit is reached.
+        Output goes to the descriptor `log`. Raises BrokenCommitError if this fails, and OverdueError at the time
+        limit.
         """
         if commit not in self._trees:
             at = self._folder / commit[:SHORT]
@@ -244,9 +243,7 @@ class Trees:
         return [line.partition(" ")[2] for line in lines if line.startswith("worktree ")]
 
     def _made_folder(self) -> Path:
-        """Make a temporary folder and list its name, so that `_remove_left` finds the folder if this process is
-        killed.
-        """
+        """Make a temporary folder, and list it so that `_remove_left` finds it if this process is killed."""
         # Resolve symbolic links, because git lists worktrees by paths without them.
         folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
         identifier = secrets.token_hex(16)
@@ -298,9 +295,9 @@ def _is_marked(folder: Path, identifier: str) -> bool:
 
 
 def last_line(log: int, begins: int) -> str:
-    """Return ": " and the last line of a log, or "" if nothing was written after the first `begins` bytes.
+    """Return ": " and the last line of a log, or "" if nothing follows the first `begins` bytes.
 
-    Lines of cbtop itself are skipped, unless the log has no other lines.
+    Lines of cbtop itself are skipped, unless there are no others.
     """
     text = os.pread(log, os.lseek(log, 0, os.SEEK_END) - begins, begins).decode(errors="replace")
     every = text.strip().splitlines()

@@ -56,9 +56,9 @@ def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
 
 
 def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace, *, window: bool) -> list[SourceView]:
-    """Return the views of the sources `keys`. If the options ask for it, the views are merged.
+    """Return the views of the sources `keys`, merged if the options say so.
 
-    With `window`, the figures cover the recent window. Otherwise they cover the time since the start of each source.
+    With `window`, over the recent window, otherwise since the start of each source.
     """
     found: dict[str, SourceView] = {}
     for key in keys:

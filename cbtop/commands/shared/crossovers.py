@@ -44,10 +44,9 @@ ON_THREADS = "one thread", "threads"
 
 
 def use_kept_crossovers() -> str:
-    """Use the crossovers that were measured on this machine. A crossover that was not measured gets its default.
+    """Use the crossovers that were measured on this machine, and defaults for the rest.
 
-    Returns a line with the values, or with the reason why stored values cannot be used. The line is empty if no
-    crossover was stored.
+    Returns a line with the values, or with why stored ones cannot be used. It is empty if nothing was stored.
     """
     from cbtop.compute.backends import available_threads  # imported here, because this import loads Numba
 

@@ -3,8 +3,8 @@
 An exception from Ctrl-C inside a poll could be lost, or interrupt the poll half way.
 """
 
-# An exception that is raised in a destructor or in a weak reference callback is lost: Python only prints it.
-# KeyboardInterrupt can be lost in this way, too.
+# An exception in a destructor or a weak reference callback is lost, because Python only prints it. This may happen to
+# KeyboardInterrupt, too.
 
 from __future__ import annotations
 

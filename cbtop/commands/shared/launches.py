@@ -15,8 +15,8 @@ Block = tuple[int, ...]
 
 
 def launch(text: str) -> tuple[str, Block]:
-    """Parse `NAME=X,Y,Z` or `NAME=XxYxZ`. Returns the name of a kernel entry, and the numbers of threads of its
-    block. If the name is missing, the numbers are for all entries.
+    """Parse `NAME=X,Y,Z` or `NAME=XxYxZ`. Returns the name of a kernel entry, and the threads of its block. Without a
+    name, they are for all entries.
     """
     name, _, block = text.rpartition("=")
     parts = block.replace("x", ",").split(",")
@@ -27,8 +27,8 @@ def launch(text: str) -> tuple[str, Block]:
 
 
 def launches_of(module: Module, given: Sequence[tuple[str, Block]]) -> Mapping[str, Block]:
-    """Return the thread block of each function of a module. If no block is given for the function's name, the block
-    for all entries is used. A function without any block is left out.
+    """Return the thread block of each function of a module: the one for its name, or the one for all entries.
+    Functions without either are left out.
     """
     by_name = dict(given)
     named = {one.name: by_name.get(one.name, by_name.get("")) for one in module.functions}

@@ -1,11 +1,9 @@
 """Measure the roofs (speed limits of the hardware) that a run does not know, once, as soon as the machine is quiet.
 
 Rules
-- The command has priority. No measurement runs inside the processes of the command, or on a GPU. Nothing is measured
-  while a processor that the measurement needs is in use.
-- A measurement yields to all other processes. As soon as another process begins to work, the measurement ends and
-  stores nothing.
-- CI machines are not measured, because the next job begins at once and no viewer shows the roofs.
+- The command has priority. Nothing is measured inside its processes, on a GPU, or while a needed processor is in use.
+- A measurement yields to all other processes. When one begins to work, it ends and stores nothing.
+- CI machines are not measured. The next job begins at once, and no viewer shows the roofs.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ class MissingRoofs:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        # Ids of processes that need not be read again, because their model is known or their file is damaged.
+        # Processes that need not be read again, because their model is known or their file is damaged.
         self._asked: set[int] = set()
-        # for each ring file: the reader of its process's catalog, and the messages that were read until now
+        # ring file -> the reader of its process's catalog, and the messages that were read
         self._catalogs: dict[Path, tuple[CatalogReader, list[Manifest | Ceiling]]] = {}
         self._threads: int | None = None  # number of threads for the measurement; None if no process lacks roofs
         self._load: MachineLoad | None = None
@@ -157,9 +155,8 @@ def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
 
 
 def _is_wanted() -> bool:
-    """Return whether roofs may be measured without a request of the user.
-
-    They are not measured in CI, and not on a processor without a model name.
+    """Return whether roofs may be measured without the user's request: not in CI, and not on a processor without a
+    model name.
     """
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     return not in_ci and hasattr(os, "sched_getaffinity") and bool(cpu_name())

@@ -173,9 +173,8 @@ def _processes(
 
 
 def _arguments(options: argparse.Namespace, line: ProgressLine) -> list[str]:
-    """Return the arguments of `cbtop bench` for a git revision.
-
-    Options with their default value are left out, because an older revision may not know them.
+    """Return the arguments of `cbtop bench` for a git revision, without default values, which an older revision may
+    not know.
     """
     from cbtop.compute.demo_model import demo_model
 

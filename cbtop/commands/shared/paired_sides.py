@@ -1,7 +1,7 @@
 """The two sides of `cbtop bench --paired`. A side is a setting, a git revision or a command."""
 
 # Two settings are measured in this process, so that nothing else differs. A revision or command runs in a new process
-# for each turn. The output of the new process goes to a file, because a full pipe would block the process.
+# for each turn, with its output in a file, because a full pipe would block it.
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def setting(text: str, otherwise: Setting) -> Setting:
 def turns_of_settings(
     bench: Bench, settings: Sequence[Setting], tests: Sequence[Test], should_stop: ShouldStop
 ) -> list[tuple[Turn, Turn]]:
-    """Run each test in one short turn per side. Return the pair of turns for each test. Turns are short, because the
-    machine's speed changes with time.
+    """Run each test in one short turn per side, because the machine's speed changes with time. Return the pair of
+    turns for each test.
     """
 
     def turn(of: Setting, test: Test) -> Turn:
@@ -196,8 +196,8 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cbtop-paired-")))
             _unpack(one.what, directory / "checkout")
             environment = {key: value for key, value in outside_environment().items() if key != "PYTHONSAFEPATH"}
-            # Give Numba a temporary cache folder. Numba caches kernels by the path of their source file, and the path
-            # of this checkout is never used again.
+            # Give Numba a temporary cache folder. It caches kernels by the path of their source, and this checkout's
+            # path is never used again.
             environment |= {"PYTHONPATH": str(directory / "checkout"), "NUMBA_CACHE_DIR": str(directory / "kernels")}
             command = (sys.executable, "-m", "cbtop", "bench", *arguments)
             found.append(Process(command, f"{name}, revision {one.what},", directory / "checkout", environment))

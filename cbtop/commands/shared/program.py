@@ -25,8 +25,8 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 
 
 class Written:
-    """The newest lines of a text that arrives in pieces. If a program overwrites a line on the terminal, only the
-    last content of the line is stored.
+    """The newest lines of a text that arrives in pieces. A line that a program overwrites on the terminal keeps its
+    last content.
     """
 
     def __init__(self) -> None:

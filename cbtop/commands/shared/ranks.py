@@ -40,8 +40,8 @@ class FirstRank:
     """
 
     def __init__(self, number: int, count: int, pipes: Sequence[int]) -> None:
-        """Store this rank's descriptors of the pipes. The first rank has one pipe to each other rank. Every other
-        rank has only the pipe from the first rank.
+        """Store this rank's descriptors of the pipes. The first rank has a pipe to each other rank, and these only
+        have the pipe from the first.
         """
         self.number, self.count = number, count
         self._pipes = pipes
@@ -70,8 +70,8 @@ class FirstRank:
                 # The data is shorter than PIPE_BUF, so the kernel writes all of it in one piece.
                 os.write(pipe, len(made).to_bytes(SIZE_BYTES, "big") + made)
         except (BrokenPipeError, EOFError):
-            # Another rank has ended, so sleep. The parent process ends this process during the sleep. Only the parent
-            # can report the reason.
+            # Another rank has ended. The parent process ends this one during the sleep, because only the parent can
+            # report the reason.
             time.sleep(2 * STOP_S)
             raise ComputeError("another rank has ended") from None
         return made
@@ -89,8 +89,8 @@ class FirstRank:
 def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]) -> None:
     """Run `command` as `count` ranks until they end. The output of the first rank is printed.
 
-    When `is_stopped` returns true, the first rank gets SIGTERM and stops the other ranks. If a rank fails or is
-    killed, ends all other ranks. Then raises CbtopError with the exit code and the last message of the failed rank.
+    When `is_stopped` returns true, the first rank gets SIGTERM and stops the others. If a rank fails or is killed,
+    all others are ended, and CbtopError has its exit code and last message.
     """
     with ExitStack() as stack:
         said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
@@ -135,9 +135,7 @@ def _started(count: int, command: Sequence[str], said: Sequence[IO[str]]) -> lis
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End all ranks that still run. A rank that waits on a device for another rank ignores SIGTERM, so the rank is
-    killed.
-    """
+    """End all ranks that still run. A rank that waits on a device for another ignores SIGTERM, so it is killed."""
     for process in processes:
         process.terminate()
     until_s = time.monotonic() + STOP_S
@@ -150,8 +148,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """Return the number of the rank that made the other ranks end. A killed rank is the most likely cause. The next
-    candidates are a rank with an error, and then a rank that still runs.
+    """Return the number of the rank that made the others end: if possible a killed one, else one with an error, else
+    one that still runs.
     """
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):
         for number, code in enumerate(codes):

@@ -36,7 +36,7 @@ def view_of(
     *,
     keeps_records: bool = False,
 ) -> SourceView | None:
-    """Read all records of `source`. Returns its view with verdicts, or None if the source cannot be read.
+    """Read all records of `source`. Returns its view with verdicts, or None if it cannot be read.
 
     The process waited for a processor during `waiting_percent` of its last seconds. The value is None if it is
     unknown. If the source is a worker of an engine, `process` returns the record of the engine's process. The view

@@ -1,8 +1,7 @@
-"""A process that waits for the end of a run. It prints a summary. It also measures the roofs (speed limits of the
-hardware) that are unknown to the run.
+"""A process that waits for the end of a run. It prints a summary, and measures the roofs (speed limits of the
+hardware) that the run does not know.
 
-This process is a fork of `cbtop run`. The program may run for days, so this process loads no module until a step is
-recorded.
+It is a fork of `cbtop run`. The program may run for days, so it loads no module until a step is recorded.
 """
 
 from __future__ import annotations
@@ -65,13 +64,13 @@ def summarize_at_end(
     if watched.roofs is not None:
         os.close(fifo)  # `cbtop run` waits until this FIFO is closed. Close it now, because the summary is printed.
         with open(os.devnull, "r+b", buffering=0) as nothing:
-            # Close our copy of stderr. Otherwise a reader of the command's stderr would wait until this process ends.
+            # Readers of the command's stderr would wait until this process ends, so close our copy.
             os.dup2(nothing.fileno(), STDERR)
         watched.roofs.measure_after()
 
 
 class _Watched:
-    """The known facts about all processes of a run that record steps. They are updated once a second."""
+    """What is known of a run's processes that record steps, updated once a second."""
 
     def __init__(self, directory: str) -> None:
         self.waits = _Waits()
@@ -102,7 +101,7 @@ class _Waits:
     """for each recording process: the waiting time of its busiest thread in each of the last seconds, in percent"""
 
     def __init__(self) -> None:
-        # for each process: the time of its last reading, and the processor times of its threads at that time
+        # process -> time of its last reading, and the processor times of its threads then
         self._times: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
         self._percents: dict[int, list[float]] = {}
 
@@ -138,8 +137,7 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, watched: _Wa
     while True:
         events = poll.poll(LOOK_MS if seen and timeout is None else timeout)
         watched.look(seen)
-        # Check whether the process has ended, and only then read the FIFO. In this order, the FIFO contains
-        # everything that the process wrote.
+        # Check whether the process has ended before reading the FIFO. So the FIFO has everything that it wrote.
         is_over = any(descriptor != fifo for descriptor, _ in events)
         is_over = is_over or (timeout is not None and not is_running(command_pid, start))
         for line in _lines(fifo):
@@ -164,9 +162,7 @@ def _lines(fifo: int) -> list[bytes]:
 
 
 def _close_all_but(kept: set[int | None]) -> None:
-    """Close all descriptors above stderr except `kept`. If this process kept the end of a pipe open, the reader at
-    the other end would wait for this process.
-    """
+    """Close all descriptors above stderr except `kept`. Otherwise, readers of a pipe would wait for this process."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > STDERR and int(name) not in kept:
             # One descriptor in the list was used to read the list, and it is already closed.

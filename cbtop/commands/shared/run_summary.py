@@ -25,8 +25,8 @@ from cbtop.viewmodels.source import SourceView
 Found = TypeVar("Found")
 
 MAX_RECORDS = 1 << 17  # maximum number of records to read from a ring; adding up this many takes 0.1 s
-# Number of steps at the start that do not count, unless the process marks its own warm-up. These first steps allocate
-# memory, compile, or read from disk.
+# Number of first steps that do not count, unless the process marks its own warm-up. They allocate memory, compile, or
+# read from disk.
 WARM_UP_STEPS = 3
 MAX_READ = 16  # Read at most this many processes. Reading one takes 0.1 to 0.2 s.
 MIN_STEPS = 10  # If a process has fewer steps than this, all of its steps count, and no warm-up is left out.
@@ -64,7 +64,7 @@ class SteadySource(Source):
             return 0
         first = int(early[-1]) + 1
         says_size = batch.are(FLAG_AMOUNTS) & (batch.node == batch.node[first - 1])
-        # This record contains only the number of sequences of the previous step, so it belongs to that step.
+        # This record has only the sequences of the previous step, and so belongs to it.
         while first < len(says_size) and says_size[first]:
             first += 1
         return first
@@ -78,11 +78,10 @@ def run_summary(
     waits: Mapping[int, float],
     note: str = "",
 ) -> list[str]:
-    """Return the lines of the summary. It covers the process with the most time in steps.
+    """Return the lines of the summary, about the process with the most time in steps (if equal, the command's own).
 
-    If several processes have the same time, the summary covers the command's own process. `pids` are the processes
-    that recorded steps. `waits` maps a process to the percentage of its last seconds that it waited for a processor.
-    `note` is an additional line. Returns an empty list if no ring can be read.
+    `pids` are the processes that recorded steps. `waits` says how many percent of its last seconds each waited for a
+    processor. `note` is one more line. [] if no ring can be read.
     """
     found: list[tuple[float, SourceView]] = []
     for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:

@@ -53,8 +53,7 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
     without: Collection[str] = ()  # environment variables of this process that the command does not get
     output: int | None = None  # file descriptor for the command's stdout and stderr
-    # Whether the command has a session of its own and no input. In this case, Ctrl-C reaches only cbtop, and cbtop
-    # ends the command.
+    # Whether the command has its own session and no input. Ctrl-C then reaches only cbtop, which ends the command.
     is_apart: bool = False
     until_s: float = inf  # The command is ended at this time on the monotonic clock, in seconds.
 
@@ -100,11 +99,10 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
 def run_of_command(
     command: Sequence[str], title: str, options: argparse.Namespace, name: str, launch: Launch = HERE
 ) -> Run:
-    """Run `command` and record all of it. Other processes are not recorded.
+    """Run `command` and record all of it, without other processes.
 
-    The machine's pace is measured before and after. The command's output goes to stderr by default, because stdout is
-    for the report. Raises CbtopError, with `title` in the message, if the command fails, and OverdueError if it
-    reaches its time limit.
+    The machine's pace is measured before and after. Output goes to stderr by default, because stdout is for the
+    report. Raises CbtopError with `title` if the command fails, and OverdueError at its time limit.
     """
     from cbtop.commands.shared.machine_pace import machine_pace
     from cbtop.feeds.run_reader import only_run
@@ -156,8 +154,7 @@ def _record(
     process: subprocess.Popen[bytes] | None = None,
     overdue_s: float = inf,
 ) -> None:
-    """Record all sources into `path`. Stop after `seconds`, or after `process` has ended and all of its data was
-    read.
+    """Record all sources into `path`, for `seconds` or until `process` has ended and all its data was read.
 
     Raises OverdueError when the monotonic clock reaches `overdue_s`.
     """

@@ -1,9 +1,9 @@
 """Read the user's settings from `config.toml`, its presets and the environment.
 
 Rules
-- The order of priority is: an option, the preset named by `--preset`, the environment, the file, and the default.
-- An unknown key is reported in one line on stderr, with the nearest known key. The program continues, because a file
-  may be shared with a newer cbtop. An invalid value is a usage error, as in an option.
+- Priority: an option, the preset of `--preset`, the environment, the file, the default.
+- An unknown key is reported in a line on stderr with the nearest known one, and the program continues, because a
+  newer cbtop may share the file. An invalid value is a usage error, as in an option.
 """
 
 from __future__ import annotations

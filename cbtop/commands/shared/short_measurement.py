@@ -32,11 +32,11 @@ class UnmeasuredError(UntrustedError):
 
 
 class ShortMeasurement:
-    """A running measurement of the processor's roofs with `threads` threads. Call `poll` until the measurement has
-    ended, or `close` to end it early.
+    """A running measurement of the processor's roofs with `threads` threads. Call `poll` until it has ended, or
+    `close` to end it early.
 
-    Only one measurement runs on a machine at a time. Raises UnmeasuredError if another one is running, and OSError if
-    the process cannot be started.
+    Only one runs on a machine at a time. Raises UnmeasuredError while another one runs, and OSError if the process
+    cannot be started.
     """
 
     def __init__(self, threads: int) -> None:
@@ -93,9 +93,8 @@ class ShortMeasurement:
 
 
 def measure_short(threads: int) -> DeviceRoofs:
-    """Measure the roofs for `threads` threads. Store the roofs and return them. Raises UnmeasuredError if the
-    measurement was disturbed, and OSError or RoofsError if the measurement could not start or the roofs could not be
-    stored.
+    """Measure the roofs for `threads` threads, store and return them. Raises UnmeasuredError if the measurement was
+    disturbed, and OSError or RoofsError if it could not start or be stored.
     """
     with ShortMeasurement(threads) as running:
         while (found := running.poll()) is None:

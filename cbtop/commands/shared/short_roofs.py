@@ -1,13 +1,11 @@
 """Measure memory bandwidth and float32 matrix products within two seconds, with NumPy alone.
 
-`main` is run in a separate process. It prints one JSON object.
+`main` runs in a separate process, and prints one JSON object.
 
 Rules
-- The measurement runs only while processors are idle (SCHED_IDLE). If another process begins to work, the measurement
-  ends within one round.
+- It runs only while processors are idle (SCHED_IDLE), and ends within a round if another process begins to work.
 - A disturbed measurement is reported as disturbed, without figures.
-- NumPy is limited to the calling thread by a setting that is made before NumPy is loaded. This module starts the
-  threads of the measurement itself.
+- NumPy is limited to the calling thread before it is loaded, because this module starts its own threads.
 """
 
 from __future__ import annotations
@@ -66,10 +64,10 @@ class _Threads:
             threading.Thread(target=self._work, args=(index,), daemon=True).start()
 
     def run(self, task: Callable[[int], object]) -> float:
-        """Call `task` in each thread, with the number of the thread.
+        """Call `task` in each thread, with the thread's number.
 
-        Returns the seconds from the start of the first thread to the end of the last. The threads themselves read the
-        clock, because the caller may get a processor only after the threads have ended.
+        Returns the seconds from the first thread's start to the last one's end. The threads read the clock, because
+        the caller may get a processor only later.
         """
         self._task = task
         self._gate.wait()
@@ -105,8 +103,7 @@ def measured(threads: int) -> list[dict[str, Any]]:
     parts: list[Any] = [None] * threads
     size_bytes = buffer_bytes(threads) // threads // 64 * 64
 
-    # Each thread fills the part of the buffer that it will read. Linux then places this memory near the thread's
-    # processor.
+    # Each thread fills the part of the buffer that it will read. So Linux places this memory near its processor.
     def fill(index: int) -> None:
         parts[index] = np.ones(size_bytes // 4, np.float32)
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
-# Garbage is collected after this many new objects. One frame of the screen makes about 2,000 objects, and the next
-# frame frees them.
+# Garbage is collected after this many new objects. A frame of the screen makes about 2,000, and the next frame frees
+# them.
 YOUNG_OBJECTS = 5_000
 THEMES = ("dark", "light")
 # Some views have a different name on a tab of the screen. The tab's name is accepted, too.
@@ -152,8 +152,7 @@ def open_feed(
 ) -> Feed:
     """Return the feed for the options of `add_connect_arguments`.
 
-    If `looks_back` is true and a daemon must be started inside this process, this daemon keeps a history. Raises
-    UsageError for invalid keys.
+    With `looks_back`, a daemon that is started in this process keeps a history. Raises UsageError for invalid keys.
     """
     from cbtop.daemon.history import MAX_HISTORY_S
     from cbtop.feeds.feed import Feed
@@ -187,10 +186,9 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 
 
 def is_headless(options: argparse.Namespace) -> bool:
-    """Return whether to print a report in place of the screen.
+    """Return whether to print a report instead of showing the screen: on request, or without a suitable terminal.
 
-    Returns True if the user asked for a report, or if there is no suitable terminal. Textual reads keys from stdin
-    and draws on stderr, but a user who redirects stdout wants text.
+    Textual reads keys from stdin and draws on stderr, but a user who redirects stdout wants text.
     """
     is_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
     return bool(options.headless) or not is_terminal
@@ -235,9 +233,8 @@ def show_on_screen(
     The output of `program` is shown as a view. Returns the exit code when the screen closes.
     """
     settle_colours(options)
-    # Exclude all modules and objects that exist now from garbage collection, because they live as long as the screen.
-    # Without this, searching them takes a tenth of the start time, and later the time of several frames every ten
-    # seconds.
+    # Existing modules and objects live as long as the screen, so exclude them from garbage collection. Searching them
+    # would take a tenth of the start time, and later several frames every ten seconds.
     gc.disable()
     # Imported here, because Textual takes a fifth of a second to load. Reports and --help do not need it.
     from cbtop.client.stream_recorder import save_history
@@ -278,7 +275,7 @@ def settle_colours(options: argparse.Namespace) -> None:
     if options.color is False:
         os.environ["NO_COLOR"] = "1"
     elif options.color or not os.environ.get("NO_COLOR"):
-        # By convention, an empty NO_COLOR has no meaning. Remove it, because Textual would turn colours off.
+        # By convention an empty NO_COLOR has no meaning, but Textual would turn colours off. So remove it.
         os.environ.pop("NO_COLOR", None)
 
 
@@ -324,9 +321,7 @@ def positive_seconds(text: str) -> float:
 
 
 def window_s(options: argparse.Namespace) -> float:
-    """Return the length of the window in seconds. By default, this is the length that the screen uses after the user
-    presses the key for the window.
-    """
+    """Return the length of the window in seconds, by default the one that the screen uses."""
     return DEFAULT_WINDOW_S if options.window in (None, ALL) else float(options.window)
 
 

@@ -16,9 +16,7 @@ from cbtop.feeds.look_back import look_back
 
 
 class RunFeed(Feed):
-    """A feed that shows only processes that began together with the program, or later. The status of the feed shows
-    whether the program has ended.
-    """
+    """A feed of the processes that began with the program or later. Its status says whether the program has ended."""
 
     def __init__(self, program: Program, name: str) -> None:
         super().__init__()
@@ -43,8 +41,7 @@ def watch(program: Program, name: str, options: argparse.Namespace) -> int:
     `options` must already be complete (`settle_options`).
     """
     settle_colours(options)
-    # Textual reads the environment when it is loaded, so import it only after the colour settings are in the
-    # environment.
+    # Textual reads the environment when it is loaded, so import it after the colour settings.
     from cbtop.tui.run_app import RunApp
 
     try:

@@ -1,6 +1,4 @@
-"""Sample the host's processors and memory, and the use of both by processes. The package psutil reports the
-figures.
-"""
+"""Sample the host's processors and memory, and what processes use of them, through the package psutil."""
 
 from __future__ import annotations
 
@@ -17,13 +15,12 @@ from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_PROCESSES = 512
-# These fields of psutil's cpu_times do not count as busy time. The time of guests is already part of `user` and
-# `nice`.
+# Fields of psutil's cpu_times without busy time. Guests are already in `user` and `nice`.
 NO_WORK = ("idle", "iowait", "guest", "guest_nice")
 
 
 class Cpu:
-    """Samples all processors as one device. `api` is the module psutil, or None to load it with the first sample."""
+    """Samples all processors as one device. `api` is the module psutil (None: load it with the first sample)."""
 
     name = "cpu"
 
@@ -32,7 +29,7 @@ class Cpu:
         self._clock_ns = clock_ns
         self._rates = Rates()
         self._model = ""
-        # for each process (pid, start time): the time of the last reading in ns, and the CPU times of its threads
+        # process (pid, start time) -> time of the last reading in ns, and CPU times of its threads
         self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}
         self._next_times = dict(self._times)
 
@@ -63,9 +60,9 @@ class Cpu:
         """Do nothing, because this sampler opens nothing."""
 
     def _busy_percent(self) -> float:
-        """Return the busy percentage of all processors since the previous sample.
+        """Return how busy all processors were since the previous sample, in percent.
 
-        The processors' total time, idle time included, is used as the elapsed time.
+        The time between is the processors' total time, with idle time.
         """
         times = self._api.cpu_times()._asdict()
         busy_s = sum(time_s for name, time_s in times.items() if name not in NO_WORK)
@@ -74,7 +71,7 @@ class Cpu:
         return min(100.0, 100 * self._rates.per_second(("busy",), passed_ns, busy_s) / (self._api.cpu_count() or 1))
 
     def _process(self, pid: int) -> DeviceProcess | None:
-        """Return the use of the host by a process, or None if it has ended or is not readable."""
+        """Return a process's use of the host. None if it has ended or is not readable."""
         start = process_start(pid)
         if start is None:
             return None
@@ -91,9 +88,7 @@ class Cpu:
         return DeviceProcess(pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start))
 
     def _waiting_percent(self, pid: int, start: int) -> float | None:
-        """Return the percentage of time that the busiest thread of a process has waited for a processor. Returns None
-        if the percentage is unknown.
-        """
+        """Return how many percent of the time a process's busiest thread waited for a processor. None if unknown."""
         now_ns, times = self._clock_ns(), processor_times(pid)
         before_ns, before = self._times.get((pid, start), (now_ns, {}))
         self._next_times[pid, start] = now_ns, times
@@ -104,9 +99,7 @@ class Cpu:
 
 
 def _memory(found: Any) -> tuple[float, float]:
-    """Return (memory in use, total memory) of the host in bytes. Memory counts as in use if a new process cannot have
-    it.
-    """
+    """Return the host's memory in bytes, as (in use, total). Memory is in use if a new process cannot have it."""
     return found.total - found.available, found.total
 
 

@@ -1,13 +1,12 @@
 """Sample NVIDIA GPUs and MIG devices with NVML (libnvidia-ml, which comes with the driver)."""
 
 # Rules
-# - A card, MIG device or container may reject any single call of NVML as unsupported, so each figure is queried
-#   separately.
-# - Handles are requested for every sample (4 µs). So a GPU that was lost and has returned is sampled again.
-# - If a forked child calls NVML, its parent gets "Unknown Error" until the parent opens NVML again (driver 580). So
-#   nothing here runs at exit or in a child.
-# - Sampling a GPU takes 52 ms, including 11 ms of processor time (H100, driver 580). The two calls for PCIe take 42
-#   ms, because each waits for 20 ms. Byte counters for PCIe exist, but have only 32 bits.
+# - A card, MIG device or container may reject any call of NVML as unsupported, so each figure is queried by itself.
+# - Handles are requested for every sample (4 µs), so that a lost GPU is sampled again when it returns.
+# - If a forked child calls NVML, its parent gets "Unknown Error" until it opens NVML again (driver 580). So nothing
+#   here runs at exit or in a child.
+# - Sampling a GPU takes 52 ms, with 11 ms of processor time (H100, driver 580). The two calls for PCIe take 42 ms,
+#   because each waits for 20 ms. Byte counters for PCIe exist, but with only 32 bits.
 
 from __future__ import annotations
 
@@ -25,13 +24,13 @@ from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_GPUS = 64
-# A sample lists at most this many processes per device. These are the processes that use the most memory.
+# Most processes per device in a sample: those with the most memory.
 MAX_PROCESSES = 64
-# The kernel gives this number (PROC_PID_INIT_INO) to the pid namespace outside of all containers.
+# The kernel's number of the pid namespace outside of all containers (PROC_PID_INIT_INO).
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-ALL_LINKS = 0xFFFFFFFF  # This argument of an NVLink query requests the sum over all links.
-# The driver updates its energy counter every 100 ms. So a mean power over one second may be wrong by a tenth, and a
-# longer time is used.
+ALL_LINKS = 0xFFFFFFFF  # In an NVLink query: the sum over all links.
+# The driver updates its energy counter every 100 ms. Over one second, a mean power may be wrong by a tenth, so use a
+# longer time.
 ENERGY_OVER_NS = 3_000_000_000
 NO_PERCENT_ABOVE = 100
 OTHER_NAMESPACE = "the driver gives pids of another pid namespace: whose they are here is not known"
@@ -49,15 +48,15 @@ SLOWED_BY = {
     0x200: "board limit",
     0x400: "reliability",
 }
-IDLE = 0x001  # This bit means that the device is idle. An idle device is not reported as slowed down.
+IDLE = 0x001  # This bit means that the device is idle. Then it is not reported as slowed down.
 
 
 class LostError(Exception):
-    """A GPU, or all of them, have stopped answering. The message has the reason."""
+    """One or all GPUs have stopped answering. The message has the reason."""
 
 
 class Nvml:
-    """Samples every GPU. `api` is the module pynvml (package nvidia-ml-py), or None to load it when sampling."""
+    """Samples every GPU. `api` is the module pynvml (package nvidia-ml-py), or None: load it when sampling."""
 
     name = "nvml"
 
@@ -66,14 +65,12 @@ class Nvml:
         self._clock_ns = clock_ns
         self._is_open = False
         self._rates = Rates()
-        self._known: dict[int, tuple[str, str]] = {}  # for each index of a GPU that has answered: its uuid and name
+        self._known: dict[int, tuple[str, str]] = {}  # index of a GPU that has answered -> its uuid and name
         # the driver's time (µs) of the newest sample of the processes' GPU use, by the GPU's uuid
         self._seen_us: dict[str, int] = {}
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return a sample of every GPU and MIG device with their processes. If no GPU is found, the sample has the
-        reason.
-        """
+        """Return a sample of all GPUs and MIG devices, with their processes. Without a GPU, it has the reason."""
         begun_ns = self._clock_ns()
         try:
             count = self._open()
@@ -84,12 +81,12 @@ class Nvml:
         if count == 0:
             return DeviceSample(self.name, begun_ns, trouble="the NVIDIA driver finds no GPU")
         if all(device.trouble for device in devices):
-            # No device answers. Close NVML, no matter which error occurred. The next sample opens NVML again.
+            # No device answers, whatever the error is. The next sample opens NVML again.
             self.close()
         return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=tuple(devices))
 
     def driver(self) -> str:
-        """Return the driver's version as text. Call this only after a sample that found devices."""
+        """Return the driver's version as text. Call it after a sample that found devices."""
         told = Figures(_words)
         told.ask("driver", self._api.nvmlSystemGetDriverVersion)
         return f"driver {told.known.get('driver', 'n/a')}"
@@ -98,7 +95,7 @@ class Nvml:
         """Shut NVML down."""
         if self._is_open:
             self._is_open = False
-            # Shutting down NVML fails if the driver has disappeared. Ignore this error.
+            # Shutting down fails if the driver has disappeared, so ignore this error.
             with suppress(self._api.NVMLError):
                 self._api.nvmlShutdown()
 
@@ -126,14 +123,14 @@ class Nvml:
         return f"NVML cannot be used: {_words(error)}"
 
     def _reason(self, error: Exception) -> str:
-        """Return why one figure is not available. Raises LostError if the whole GPU does not answer."""
+        """Return why one figure is not available. Raises LostError if the GPU does not answer at all."""
         api, code = self._api, getattr(error, "value", None)
         if code in (api.NVML_ERROR_GPU_IS_LOST, api.NVML_ERROR_RESET_REQUIRED, api.NVML_ERROR_UNINITIALIZED):
             raise LostError(_words(error)) from error
         return _words(error)
 
     def _gpu(self, index: int) -> Iterator[Device]:
-        """Yield the GPU at `index`, then its MIG devices. Raises LostError if no GPU answers any longer."""
+        """Yield the GPU at `index`, then its MIG devices. Raises LostError if no GPU answers."""
         api = self._api
         try:
             handle = api.nvmlDeviceGetHandleByIndex(index)
@@ -169,7 +166,7 @@ class Nvml:
                 uuid, name = api.nvmlDeviceGetUUID(handle), api.nvmlDeviceGetName(handle)
                 yield self._device(handle, uuid, DeviceKind.MIG, index, name, part_of=gpu_uuid)
             except (api.NVMLError, LostError) as error:
-                # NVML's error "not found" means that this index has no MIG device.
+                # "not found": this index has no MIG device.
                 if getattr(error, "value", None) != api.NVML_ERROR_NOT_FOUND:
                     place = f"{gpu_uuid}/{index}"
                     yield Device(place, DeviceKind.MIG, index, "MIG", gpu_uuid, trouble=_words(error))
@@ -185,7 +182,7 @@ class Nvml:
             return _percent(rates.gpu), _percent(rates.memory)
 
         def memory() -> tuple[float, float]:
-            try:  # Use version 2 of the query. Version 2 excludes memory that the driver reserves, like nvidia-smi.
+            try:  # Version 2 of the query leaves out memory that the driver reserves, as nvidia-smi does.
                 found = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
             except (api.NVMLError, TypeError):
                 found = api.nvmlDeviceGetMemoryInfo(handle)
@@ -223,9 +220,7 @@ class Nvml:
         return float(self._api.nvmlDeviceGetPcieThroughput(handle, direction) * 1e3)
 
     def _nvlink(self, handle: Any, uuid: str, direction: str) -> float:
-        """Return the mean number of bytes per second in one direction, summed over all NVLinks. The driver's counter
-        is in KiB.
-        """
+        """Return the mean bytes per second in one direction over all NVLinks. The driver counts KiB."""
         field = getattr(self._api, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{direction}")
         (found,) = self._api.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])
         now_ns = self._clock_ns()
@@ -234,7 +229,7 @@ class Nvml:
         return self._rates.per_second((uuid, field), now_ns, found.value.ullVal * 1024.0)
 
     def _processes(self, handle: Any, uuid: str, told: Figures) -> tuple[DeviceProcess, ...]:
-        """Return the processes on the device. Return () if the driver's pids are not valid in our pid namespace."""
+        """Return the processes on the device. () if the driver's pids are not valid in our pid namespace."""
         api, asked = self._api, Figures(self._reason)
         asked.ask("compute", lambda: api.nvmlDeviceGetComputeRunningProcesses(handle))
         asked.ask("graphics", lambda: api.nvmlDeviceGetGraphicsRunningProcesses(handle))
@@ -271,15 +266,14 @@ class Nvml:
         )
 
     def _busy(self, handle: Any, uuid: str) -> dict[int, float]:
-        """Return the percentage of SM time of each process since the previous sample, by pid.
-
-        Processes without SM time are left out.
+        """Return the percentage of SM time of each process since the previous sample, by pid. Processes without any
+        are left out.
         """
         api = self._api
         try:
             samples = api.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
         except api.NVMLError as error:
-            # NVML's error "not found" means that no process has used the device.
+            # "not found": no process has used the device.
             if error.value == api.NVML_ERROR_NOT_FOUND:
                 return {}
             raise
@@ -305,8 +299,8 @@ def _slowed_by(reasons: int) -> str:
 def _are_ours(pids: Collection[int]) -> bool:
     """Whether the driver's pids belong to our pid namespace.
 
-    Outside of containers, the result is always true. In a container, the driver may report pids of the host. So the
-    result is true only if each pid is a process in our namespace that has an NVIDIA device open.
+    Outside of containers they do. In a container, the driver may report pids of the host. So each pid must be a
+    process of our namespace that has an NVIDIA device open.
     """
     return pid_namespace() in (None, INITIAL_PID_NAMESPACE) or all(map(_holds_gpu, pids))
 
@@ -314,7 +308,7 @@ def _are_ours(pids: Collection[int]) -> bool:
 def _holds_gpu(pid: int) -> bool:
     try:
         files = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # The process does not exist in our namespace, or its descriptors are not readable.
+    except OSError:  # Not a process of our namespace, or its descriptors are not readable.
         return False
     for file in files:
         with suppress(OSError):  # The process has closed the file in the meantime.

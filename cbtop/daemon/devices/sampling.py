@@ -1,7 +1,7 @@
-"""Run the device samplers while viewers listen. Each sampler has its own thread and its own interval.
+"""Run the device samplers while viewers listen, each in its own thread and at its own interval.
 
-A driver may take long to answer, or hang, so the daemon's loop never waits for it. Until the driver answers, viewers
-get the last sample and its time.
+A driver may be slow or hang, so the daemon's loop never waits for it. Meanwhile, viewers get the last sample and its
+time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from cbtop.daemon.devices.base import NO_ANSWER_YET, Sampler
 from cbtop.protocol.device_messages import DeviceSample
 
 INTERVAL_S = 1.0
-# When the daemon ends, wait at most this many seconds for the thread of a driver. A thread that takes longer ends
-# with the process.
+# At its end, the daemon waits this many seconds for a driver's thread. A slower one ends with the process.
 LEAVE_S = 1.0
 
 _log = logging.getLogger("cbtop.daemon")
@@ -31,7 +30,7 @@ class NewestSamples:
     def listen(self, pids: Collection[int]) -> None:
         """Start or continue sampling devices.
 
-        The samples include the processes `pids`, and all other processes that use a device.
+        The samples have the processes `pids`, and all others that use a device.
         """
         for run in self._runs:
             run.listen(frozenset(pids).union(*(other.pids_found for other in self._runs if other is not run)))
@@ -42,7 +41,7 @@ class NewestSamples:
             run.rest()
 
     def fresh(self) -> list[DeviceSample]:
-        """Return the samples that are new since the last call of this method."""
+        """Return the samples since the last call."""
         return [sample for run in self._runs if (sample := run.fresh()) is not None]
 
     def latest(self) -> list[DeviceSample]:
@@ -59,7 +58,7 @@ class NewestSamples:
 
 
 class _Run:
-    """A device sampler with its thread. The thread starts when the first viewer listens."""
+    """A device sampler and its thread, which starts when the first viewer listens."""
 
     def __init__(self, sampler: Sampler, interval_s: float) -> None:
         self.latest: DeviceSample | None = None
@@ -76,7 +75,7 @@ class _Run:
         self._pids = frozenset(pids)
         if self._is_heard.is_set():
             return
-        # Until the sampler has answered, viewers get this empty sample.
+        # Viewers get this empty sample until the sampler has answered.
         self.latest = DeviceSample(self._sampler.name, time.perf_counter_ns(), trouble=NO_ANSWER_YET)
         self._is_heard.set()
         if self._thread is None:
@@ -112,7 +111,7 @@ class _Run:
                 self.pids_found = frozenset(found.pid for device in sample.devices for found in device.processes)
             self._stop.wait(max(0.0, self._interval_s - (time.monotonic() - begun_s)))
             if not self._is_heard.is_set():
-                # Close the sampler while no viewer listens, because the driver may then power down an unused GPU.
+                # Without viewers, close the sampler, so that the driver may power down an unused GPU.
                 self._sampler.close()
                 self._is_heard.wait()
         self._sampler.close()

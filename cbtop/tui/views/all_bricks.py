@@ -64,7 +64,7 @@ def _histogram(row: BrickRow, begin_us: float, end_us: float, inner: int, tall: 
     for one in row.durations:
         first = _column(one.from_us, begin_us, end_us, inner)
         last = max(first + 1, _column(one.to_us, begin_us, end_us, inner))
-        # Distribute the count of a histogram bar over all cells that the bar covers.
+        # Distribute a bar's count over all cells that it covers.
         for column in range(first, min(last, inner)):
             counts[column] += one.count / (last - first)
     bars = [Bar(count or None, look.role) for count in counts]

@@ -29,9 +29,8 @@ class View(Vertical):
     wants_data: ClassVar[bool] = True  # whether the view is only useful for a process with recorded data
     needs_records: ClassVar[bool] = False  # whether the view needs every single record, and not only statistics
 
-    # Do not make `source` a Textual reactive. A reactive would repaint all lines, although drawings know the lines
-    # that have changed. A reactive would also compare sources, and this comparison would make all lazy parts of the
-    # sources.
+    # Not a Textual reactive: it would repaint all lines, although drawings know which have changed, and it would
+    # compare sources, which makes all their lazy parts.
     source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:

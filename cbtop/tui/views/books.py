@@ -47,9 +47,7 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
 
 
 def beside_books(source: SourceView) -> list[Line]:
-    """Return notes about the time breakdown, the worst first.
-
-    There is a note for each of these cases: the parts do not add up to the wall time, much time is not instrumented,
+    """Return notes about the time breakdown, worst first: its parts do not add up, much time is not instrumented,
     much time is between steps, or calls ran outside of the wall time.
     """
     trouble = breakdown_text.books_trouble(source.books)
@@ -89,9 +87,9 @@ def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> 
     """Return the equation of the time breakdown: `wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04
     (0.5 %)`.
 
-    The values are means over the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). Without a
-    breakdown, returns the reason. If there is little room, `?` replaces the name of the unattributed time, as in the
-    bar. If there is even less room, the gaps become one sum. No text is cut off.
+    Values are means over recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). Without a breakdown,
+    the reason. With little room, `?` replaces the name of unattributed time, as in the bar, and with less the gaps
+    become one sum. Nothing is cut off.
     """
     none = breakdown_text.no_books(source)
     line: Line = ((clean(f"n/a: {none}"), "dim"),) if none else _fitting(books, _recorded_steps(source), width)

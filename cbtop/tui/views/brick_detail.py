@@ -60,10 +60,10 @@ class BrickDetail(Drawing):
 def detail_lines(
     brick: BrickRow, source: SourceView, width: int, height: int, pictures: Pictures | None = None
 ) -> list[Line]:
-    """Return the panel of `brick` in at most `height` lines. If there is too little room, the least useful parts are
-    dropped.
+    """Return the panel of `brick` in at most `height` lines, without the least useful parts if there is too little
+    room.
 
-    `pictures` is a cache of drawings. Without `pictures`, each drawing is made again.
+    `pictures` caches drawings. Without it, each is made again.
     """
     pictures = pictures or Pictures()
     pictures.begin(source, brick.key)
@@ -118,8 +118,7 @@ def _modules(brick: BrickRow, width: int) -> list[Line]:
 def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> list[Fact]:
     """Return (name, value, colour role) of each statistic of the brick.
 
-    Some figures are measured over the whole time, but derived in a window. If they are derived, `derived` is added to
-    their names.
+    Figures that are derived in a window, but measured over the whole time, get `derived` in their names there.
     """
     facts = []
     for statistic in rows:

@@ -143,7 +143,7 @@ def kernels(found: Sequence[BrickKernels], width: int, height: int) -> list[Line
         lines.append(heading_line("kernels", "measured in a burst", width, about))
         for row in brick.kernels:
             times = f"{kernel_text.per_step(row.launches_per_step)} × {units.duration(row.mean_us)}"
-            figure = f"{times} ± {units.duration(row.deviation_us)}"
+            figure = times if row.deviation_us is None else f"{times} ± {units.duration(row.deviation_us)}"
             name = fit(clip(clean(row.name), width - len(figure) - 5), max(1, width - len(figure) - 5))
             lines.append(fit_line((("  " + name, ""), ("  " + figure, "strong")), width))
     return lines[:height]

@@ -93,8 +93,7 @@ def _of(source: SourceView) -> Line:
     recording are added.
     """
     sample = recording_text.sample(source.sample_every)
-    percent = source.overhead.high_percent if source.overhead else None
-    cost = f"up to {percent:.1f}%" if percent is not None else units.NOT_MEASURED
+    cost = recording_text.limit_of_overhead(source.overhead) if source.overhead else ""
     of_steps: Line = ()
     if sample:
         of_steps = ((f"  {sample}{f', costs {cost}' if source.overhead else ''}", "warn"),)

@@ -28,6 +28,7 @@ _SCALED = 3  # Bars of at least this height in lines have a scale on their left.
 AROUND = 6  # At most this many lines of the map are not bars.
 _ROOMY = 140  # In a map of at least this width in cells, the median has a column.
 WHOLE = "whole layer"
+BACKWARD_SIGN = "◂"  # the sign of the backward pass, as in the bar of a training step
 NUMBERED = 5  # Every fifth layer has its number above its bar.
 
 
@@ -42,6 +43,21 @@ class Strip:
     role: str
     us: tuple[float | None, ...]
     median_us: float | None
+
+
+def how_many(layers: LayersView) -> str:
+    """Return the number of layers as text: `12 layers`, or `6 layers, forward and backward` in training."""
+    backward = sum(row.is_backward for row in layers.rows)
+    forward = len(layers.rows) - backward
+    if not backward or not forward:
+        return units.counted(len(layers.rows), "layer")
+    passes = "forward and backward" if forward == backward else f"{backward} of them also backward"
+    return f"{units.counted(forward, 'layer')}, {passes}"
+
+
+def _number(row: LayerRow, before: str = "") -> str:
+    """Return the number of a layer. A sign marks its backward pass, because the forward pass has the same number."""
+    return f"{BACKWARD_SIGN if row.is_backward else ''}{before}{row.index}"
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
@@ -220,15 +236,15 @@ def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slo
 
     for at, row in enumerate(rows):
         if row.name == slower:
-            write(spacing.column(at), f"Δ{row.index}", "strong bad")
+            write(spacing.column(at), f"Δ{_number(row)}", "strong bad")
             write(spacing.column(at), "Δ", "strong bad")
     for at, row in enumerate(rows):
         if odd[at]:
-            write(spacing.column(at), f"▼{row.index}", "strong warn")
+            write(spacing.column(at), f"▼{_number(row)}", "strong warn")
             write(spacing.column(at), "▼", "strong warn")  # If the number does not fit, the mark is still written.
     for at, row in enumerate(rows):
         if at % NUMBERED == 0:
-            write(spacing.column(at), row.index, "dim")
+            write(spacing.column(at), _number(row), "dim")
     drawn = groupby(zip(cells, roles, strict=True), key=itemgetter(1))
     return tuple(("".join(cell for cell, _ in same), role) for role, same in drawn)
 
@@ -259,7 +275,7 @@ def _strip_lines(
             lines[-1] += (("  " + fit(units.duration(strip.median_us), _FIGURE_WIDTH, "right"), "dim"),)
         lines[-1] += (
             ("  " + fit(units.duration(strip.us[slowest]), _FIGURE_WIDTH, "right"), ""),
-            (f"  L{layers.rows[slowest].index}", "dim"),
+            (f"  {_number(layers.rows[slowest], 'L')}", "dim"),
         )
     return lines
 

@@ -23,7 +23,7 @@ from cbtop.tui.views.brick_columns import limit_cell
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.devices import Devices, busy_curve, machine_charts
 from cbtop.tui.views.figures import figure
-from cbtop.tui.views.layer_map import MAX_BAR_HEIGHT, SMALL_STRIP, layer_at, slowest_line, whole_layers
+from cbtop.tui.views.layer_map import MAX_BAR_HEIGHT, SMALL_STRIP, how_many, layer_at, slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.views.training import legend, lines_below, training_lines
@@ -404,7 +404,7 @@ def _layers(source: SourceView, width: int, height: int) -> list[Line]:
     layers = source.layer_times
     if layers is None:
         return []
-    title: Line = ((f"{len(layers.rows)} layers", "dim"),)
+    title: Line = ((how_many(layers), "dim"),)
     if height <= 3:  # With only three lines, the marks above the bars are more important than a rule.
         return [slowest_line(layers, width), *whole_layers(layers, width, height - 1)]
     return [rule(title, width), slowest_line(layers, width), *whole_layers(layers, width, height - 2)]

@@ -32,8 +32,7 @@ class Column(Generic[RowT]):
     sort_key: Callable[[RowT], float | str] | None = None
     # Whether the column only draws values of other columns. Such a column is not copied or exported.
     is_drawn: bool = False
-    # Whether the figures in the column scatter because they come from few calls. If the table is sorted by such a
-    # column, rows change places less often.
+    # Whether the figures scatter because they are of few calls. Rows sorted by this column change places less often.
     of_few: bool = False
 
 
@@ -111,10 +110,10 @@ class Cells:
 
 
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
-    """Return the head line of a table with the titles of its columns. An arrow marks the sort column.
+    """Return the head line of a table, with an arrow at the sort column.
 
-    The arrow follows the title of the column. If the title fills its column, the arrow is in the gap after it. If the
-    sort column is not visible, the first text column that is wide enough names it: `brick, by p95▼`.
+    It follows the title, or is in the gap after a title that fills its column. If the sort column is not visible, the
+    first wide enough text column names it: `brick, by p95▼`.
     """
     spans: list[Span] = []
     arrow = "▼" if descending else "▲"

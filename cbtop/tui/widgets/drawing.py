@@ -61,9 +61,8 @@ class Drawing(Widget):
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the painted strips of the region `crop`. Whole rows are painted once and cached.
 
-        Textual's own method takes twice as long, because it needs ten styles per row and filters each row in each
-        frame. Textual's method is used only for widgets with a border or padding. cbtop's stylesheet sets no opacity
-        and no tints.
+        Textual's own method takes twice as long: it needs ten styles per row, and filters each row in each frame. It
+        is used only for widgets with a border or padding. cbtop's stylesheet sets no opacity and no tints.
         """
         if self._has_gutter:
             return super().render_lines(crop)
@@ -85,8 +84,7 @@ class Drawing(Widget):
         if not regions:  # Without regions, repaint everything, because colours may have changed.
             self._strips.clear()
         elif self._room and repaint and not (self._has_gutter or layout or recompose):
-            # Do not call Textual's own method. It would also drop styles, sizes and painted strips, which are still
-            # valid.
+            # Textual's own method would also drop styles, sizes and painted strips, which are still valid.
             self._dirty_regions.update(regions)
             self._repaint_regions.update(regions)
             self._repaint_required = True
@@ -141,7 +139,7 @@ class Drawing(Widget):
             style += self.app.get_component_styles(role).partial_rich_style
         for one in self.get_line_filters():  # Reduce the style to what the terminal can show.
             style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
-        # If another role already has this style, use the _Look of that role, so that spans can be joined.
+        # If another role has this style already, use its _Look, so that spans can be joined.
         look = next((known for known in self._looks.values() if known.style == style), _Look(style))
         self._looks[roles] = look
         return look
@@ -167,9 +165,9 @@ def _cut(text: str, begin: int, end: int) -> str:
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
-    """Return the range of columns (within `width`) with all differences of the lines `now` and `before`, or None.
+    """Return one range of columns (within `width`) with all differences of the lines `now` and `before`, or None.
 
-    The result is a single range. With several ranges, Textual would also send everything to the left of each range.
+    With several ranges, Textual would also send everything to the left of each.
     """
     if before == now:
         return None

@@ -1,7 +1,7 @@
 """Lines of styled text as plain data. Drawing functions return lines, and widgets paint them."""
 
-# A role is a name in `ROLES` that tells how text looks. Only cbtop.tcss defines the look. Text from other programs
-# must pass `clean` before it becomes a span. Then no control character reaches the terminal.
+# A role is a name in `ROLES` for how text looks, which only cbtop.tcss defines. Text from other programs must pass
+# `clean` before it becomes a span, so that no control character reaches the terminal.
 
 from __future__ import annotations
 

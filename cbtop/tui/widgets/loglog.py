@@ -56,9 +56,9 @@ def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
 
 
 def usual(values: Sequence[float]) -> Span1D:
-    """Return a range of the positive `values` without outliers, because outliers would make the axis much longer.
+    """Return a range of the positive `values` without outliers, which would make the axis much longer.
 
-    The range ends at Tukey's fences of the logarithms. A fence is at least a decade away from its quartile.
+    It ends at Tukey's fences of the logarithms, at least a decade away from the quartiles.
     """
     ordered = sorted(map(math.log10, values))
     if not ordered:
@@ -77,10 +77,8 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A possible position of a label.
-
-    The label begins at a point or, if `right` is true, ends at the point. From there, the label may be moved by some
-    cells.
+    """A possible position of a label: it begins at a point or, with `right`, ends there. From there it may move by
+    some cells.
     """
 
     x: float
@@ -91,10 +89,10 @@ class Spot:
 
 
 class LogLogPlot:
-    """A canvas of `width` x `height` cells for lines and marks, including the axes.
+    """A canvas of `width` x `height` cells for lines and marks, with axes.
 
     A mark is exactly in the cell of its values. Nothing is written into a cell with a mark, title or label. So draw
-    the lines first, then the marks, then the title and the labels.
+    first the lines, then the marks, the title and the labels.
     """
 
     def __init__(self, width: int, height: int, x: Span1D, y: Span1D) -> None:

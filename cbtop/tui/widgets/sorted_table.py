@@ -84,10 +84,10 @@ class SortedTable(Table[RowT]):
         return True
 
     def show_rows(self, rows: Sequence[RowT], *, of: object = None) -> None:
-        """Replace the rows of the table.
+        """Replace the rows.
 
-        If `of` differs from its value in the last call, the rows are sorted exactly. Otherwise two rows swap only
-        after a lasting difference.
+        If `of` is not the same as in the last call, they are sorted exactly. Otherwise two rows swap only after a
+        lasting difference.
         """
         if of != self._of:
             self._of = of

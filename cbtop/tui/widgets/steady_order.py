@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from cbtop.tui.widgets.columns import Column, RowT
 
-# Two rows swap only if one of them was ahead by this share in all of the latest redraws. The second number is the
-# number of these redraws (20 s at the default rate). A single long call does not move a row, because the call leaves
-# the window after ten seconds. Figures of few calls (p99, max) differ from window to window. For such figures, only
-# every sixth redraw counts, so 40 redraws take two minutes.
+# Two rows swap only if one was ahead by this share in all of the latest redraws. The second number is how many (20 s
+# at the default rate). So a single long call moves no row, because it leaves the window after ten seconds. Figures of
+# few calls (p99, max) differ from window to window. For these, only every sixth redraw counts, so it takes two
+# minutes.
 STEADY_MARGIN = 0.15
 STEADY_REDRAWS = 40
 RARE_APART = 6
@@ -53,7 +53,7 @@ class SteadyOrder:
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
     """Return the row keys of the newest redraw in their new order.
 
-    Two keys that are in `previous` swap only if one of them was ahead of the other in all stored redraws.
+    Two keys of `previous` swap only if one was ahead of the other in all stored redraws.
     """
     values = redraws[-1]
     fresh = sorted(values, key=lambda key: _sortable(values[key]), reverse=descending)

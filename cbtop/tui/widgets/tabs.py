@@ -11,7 +11,7 @@ from textual.message import Message
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, Span, both_ends, width_of
 
-# If the note is kept, tabs leave room for the note at the right end, and for this many blank cells around the note.
+# Number of blank cells next to the note. If the note is kept, tabs leave room for it and these cells.
 NOTE_GAP = 4
 
 

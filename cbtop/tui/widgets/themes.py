@@ -67,9 +67,8 @@ LIGHT = Theme(
     },
 )
 
-# The 16 colours of a terminal. Rich maps each colour to the nearest of these 16 colours, so a theme with exactly
-# these colours is shown unchanged. Only one grey is readable on black, and one on white, so the roles faint and dim
-# look the same.
+# The 16 colours of a terminal. Rich maps each colour to the nearest of these, so a theme of exactly these does not
+# change. Only one grey is readable on black, and one on white, so the roles faint and dim look the same.
 _BLACK, _BROWN, _BLUE, _MAGENTA, _GREEN, _RED = "#000000", "#aa5500", "#0000aa", "#aa00aa", "#00aa00", "#aa0000"
 _GREY, _DARK_GREY, _WHITE = "#aaaaaa", "#555555", "#ffffff"
 _LIGHT_RED, _LIGHT_GREEN, _YELLOW = "#ff5555", "#55ff55", "#ffff55"

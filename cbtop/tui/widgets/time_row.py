@@ -1,11 +1,10 @@
-"""Draw blocks of time next to each other on one line.
+"""Draw blocks of time next to each other on one line. Each is drawn once, and never longer than it is.
 
-A block that covers at least one whole cell is drawn in its cells, with its name. Its ends are drawn in the adjacent
-cells, with a resolution of an eighth of a cell.
+A block with at least one whole cell is drawn in its cells, with its name. Its ends are drawn in the adjacent cells,
+by eighths of a cell.
 
-A block that covers no whole cell is counted in the cell of its middle. Adjacent cells with such blocks form a
-cluster. A cluster shows the number of its blocks if there is room. The shade of a cell shows how much of its time the
-blocks take. So each block is drawn only once, and no block is drawn longer than it is.
+A smaller block counts in the cell of its middle. Adjacent cells with such blocks are a cluster, which shows their
+number if there is room. The shade of a cell shows how much of its time they take.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ SHADES, GAP = "░▒▓", "·"
 
 
 class Block(NamedTuple):
-    """A block from `start_ns` to `end_ns`. Its label is the first name that fits. If none fits, it is the last name,
-    cut off.
+    """A block from `start_ns` to `end_ns`. Its label is the first name that fits, or the last one, cut off.
 
     `names` is a function, because most blocks are in clusters, which show no names. `role` colours text, and `fill`
-    the inside. A block without a `glyph` is a gap. Gaps are dotted and not counted.
+    the inside. A block without a `glyph` is a gap, dotted and not counted.
     """
 
     start_ns: int
@@ -110,10 +108,10 @@ class Scale:
 
 
 class CellSpan(NamedTuple):
-    """Some adjacent cells of a line, from `first` to before `end`, with the indices of their blocks: a single block,
-    or a cluster.
+    """Adjacent cells of a line, from `first` to before `end`, and the indices of their blocks: a single one, or a
+    cluster.
 
-    For a cluster, `cells` has the cell of each block. Otherwise `cells` is empty.
+    For a cluster, `cells` has the cell of each block. Otherwise it is empty.
     """
 
     first: int

@@ -1,6 +1,5 @@
-"""The rules for verdicts, one file each.
-
-A verdict is one sentence about a problem or limit of a source, with figures.
+"""The rules for verdicts, one file each. A verdict is a sentence about a problem or limit of a source, with
+figures.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ VERDICTS: tuple[Rule, ...] = (
 )
 
 OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS, NOT_FINITE, GRADIENT_NOT_FINITE)
-# The verdicts that are about the program's own speed. While the process waits for a processor, they would be wrong.
+# Verdicts about the program's own speed, which would be wrong while the process waits for a processor.
 OF_LATENCY = (
     SLOWER_THAN_BASELINE,
     INPUT_BOUND,
@@ -98,10 +97,9 @@ OF_LATENCY = (
 
 
 def _in_order(view: SourceView) -> list[Rule]:
-    """Return all rules for verdicts, in order.
+    """Return all rules in order.
 
-    If faulty gradients may be the origin of a faulty output, the rule for gradients comes before the rule for
-    outputs.
+    The rule for gradients comes first if faulty gradients may have caused a faulty output.
     """
     rules = list(VERDICTS)
     if may_follow_gradients(view):
@@ -111,11 +109,11 @@ def _in_order(view: SourceView) -> list[Rule]:
 
 
 def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
-    """Return `view` with its verdicts. Verdicts with an id in `silenced` are left out.
+    """Return `view` with its verdicts, without those in `silenced`.
 
-    The speed of a process is not judged if it has only warm-up steps. The verdicts OF_LATENCY are withheld while the
-    process waits for a processor. `withheld` names the verdicts that are missing for one of these reasons, and those
-    that waits for a processor may explain.
+    With only warm-up steps, the speed of a process is not judged. While it waits for a processor, the verdicts
+    OF_LATENCY are withheld. `withheld` names what is missing for either reason, and verdicts that waits for a
+    processor may explain.
     """
     wanted = [rule for rule in _in_order(view) if rule.id not in silenced]
     is_early = view.phase is not None and is_warm_up(view.phase)
@@ -134,7 +132,7 @@ def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
         kept = trusted()
         if not is_early and not view.waiting_percent and len(kept) == len(wanted):
             return None
-        # Waiting for a processor may explain what a rule finds. So evaluate the rules as if the waits were unknown.
+        # A wait for a processor may explain what a rule finds. So run the rules as if the waits were unknown.
         unexplained = view if is_early else with_parts(view, waiting_percent=None)
         shown = {verdict.id for verdict in made.value()}
         others = [rule for rule in wanted if rule.id not in shown and rule is not STARVED]

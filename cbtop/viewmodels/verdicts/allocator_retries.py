@@ -1,4 +1,4 @@
-"""The verdict "allocator-retries": torch empties its cache in training steps, because the GPU has no memory left."""
+"""Verdict "allocator-retries": torch empties its cache in training steps, because the GPU has no memory left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdicts memory-bound and compute-bound: a brick that takes much time is near its roof."""
+"""Verdicts memory-bound and compute-bound: a brick with much time is near its roof."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-# A brick is near a roof if it reaches at least this percentage of the roof. Any other brick is limited by latency or
-# overhead, at any intensity.
+# A brick is near a roof at this percentage of it. Below, latency or overhead limits it, at any intensity.
 NEAR_PERCENT = 60.0
-# A brick gets a verdict only if it takes at least this percentage of the time in steps. The limit of a smaller brick
-# hardly matters.
+# Only a brick with this percentage of the time in steps gets a verdict. The limit of a smaller one hardly matters.
 MIN_SHARE_PERCENT = 10.0
-# maps what limits a brick (memory or compute) to the kind of the roof
+# what limits a brick (memory or compute) -> kind of the roof
 _KINDS = {"memory": "bandwidth", "compute": "compute"}
 
 

@@ -1,9 +1,9 @@
-"""The common parts of all verdicts: the rules, their findings, and the tokens/s that a fix would gain."""
+"""What all verdicts have in common: rules, findings, and the tokens/s that a fix would gain."""
 
 # Rules
-# - A verdict is a pure function of one SourceView. A verdict covers the view's time range: a window, or all data.
-# - A verdict claims only facts that its figures show. If data is missing, no verdict is made.
-# - The thresholds of a verdict are constants, each with a reason. The verdict's description contains its thresholds.
+# - A verdict is a pure function of one SourceView, over its window or all data.
+# - A verdict claims only what its figures show. Without the data, there is no verdict.
+# - The thresholds of a verdict are constants with a reason. Its description contains them.
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
 from cbtop.viewmodels.verdict import Evidence, Severity, Subject, Verdict
 
-# Steps may begin before the window. A gain is derived only if little of their time was before the window: at most
-# this share of their time in the window, or at most one median step.
+# Steps may begin before the window. There is a gain only if little of their time was before it: at most this share of
+# their time in the window, or one median step.
 EDGE = 0.01
-# The mean recorded step may be this many times as long as the mean step, or this many times as short. Recording alone
-# costs less.
+# The mean recorded step and the mean step may differ by this factor. Recording alone costs less.
 LIKE_ALL = 1.10
-# At least this many steps are needed to judge the slowest ones, because one step in fifty is not a distribution.
+# The slowest steps are judged only among at least this many. A fiftieth of fewer is less than one step.
 MIN_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The problem that a rule has found in a view."""
+    """A problem that a rule has found in a view."""
 
     sentence: str
     evidence: tuple[Evidence, ...]
     about: Subject
     gain_tokens_per_sec: float | None = None
-    # The condition of the gain, to be written after "if", such as "it were as fast as the median layer".
+    # The condition of the gain after "if", such as "it were as fast as the median layer".
     gain_if: str = ""
-    advice: str = ""  # advice for this problem; "" means the advice of the rule
-    # Whether the finding is about what steps contain, which is known only for recorded steps.
+    advice: str = ""  # advice for this problem; "": the rule's advice
+    # Whether the finding is about the inside of steps, which is known only of recorded ones.
     is_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule for one verdict: its meaning, its condition, its advice, and the function that finds the problem."""
+    """The rule for a verdict: its meaning, condition and advice, and the function that finds the problem."""
 
     id: str
     severity: Severity
@@ -69,10 +68,10 @@ class Rule:
 
 
 def gain(view: SourceView, percent: float) -> float | None:
-    """Return the gain in wall-clock tokens/s if `percent` of the time in steps is saved (Amdahl's law).
+    """Return the gain in wall-clock tokens/s from saving `percent` of the time in steps (Amdahl's law).
 
-    Returns None if the gain cannot be derived: steps overlap, parts of the breakdown do not add up, or the rate is
-    unknown. Also returns None if steps spent more time before the time range than a median step takes.
+    None if it cannot be derived: steps overlap, parts of the breakdown do not add up, the rate is unknown, or steps
+    spent more than a median step before the time range.
     """
     steps, time_range = view.steps, view.time_range
     if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:
@@ -93,17 +92,15 @@ def gain(view: SourceView, percent: float) -> float | None:
 
 
 def gain_inside(view: SourceView, percent: float) -> float | None:
-    """Return the gain in tokens/s if `percent` of the recorded step time is saved.
-
-    Return None if recorded steps differ too much from the other steps.
+    """Return the gain in tokens/s from saving `percent` of the recorded step time. None if recorded steps are too
+    different from the others.
     """
     return None if _unlike_all(view.steps) else gain(view, percent)
 
 
 def _unlike_all(steps: StepsView | None) -> str:
-    """Return the end of a sentence, about how the mean recorded step differs from the mean of all steps.
-
-    Return "" if both means are about equal.
+    """Return the end of a sentence: how the mean recorded step differs from the mean of all steps. "" if they are
+    about equal.
     """
     if steps is None or not steps.mean_us or not steps.recorded_mean_us:
         return ""
@@ -116,7 +113,7 @@ def _unlike_all(steps: StepsView | None) -> str:
 
 
 def in_turn(view: SourceView) -> bool:
-    """Return whether the steps of all phases ran one after another in one process. Return True if this is unknown."""
+    """Return whether the steps of all phases ran one after another in one process. True if unknown."""
     steps, time_range = view.steps, view.time_range
     if steps is None or steps.overlap or view.merged is not None or time_range is None:
         return False
@@ -125,11 +122,10 @@ def in_turn(view: SourceView) -> bool:
 
 
 def steps_alike(view: SourceView) -> StepsView | None:
-    """Return the steps of the view if their times can be compared, otherwise None.
+    """Return the steps if their times can be compared, otherwise None.
 
-    The times can be compared if there are enough steps, and if all steps have the same number of tokens. The tokens
-    of single steps are not stored. So the steps' numbers count as equal if the mean tokens per step are equal in
-    every second.
+    There must be enough steps, all with the same number of tokens. Tokens of single steps are not stored, so equal
+    mean tokens per step in every second count as equal.
     """
     steps = view.steps
     if steps is None or steps.is_sample or steps.count < MIN_STEPS or steps.tokens % steps.count:

@@ -1,4 +1,4 @@
-"""The verdict "below timer resolution": calls are so short that the clock can hardly measure them."""
+"""Verdict "below timer resolution": calls are too short for the clock."""
 
 from __future__ import annotations
 

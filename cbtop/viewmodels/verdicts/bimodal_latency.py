@@ -1,4 +1,4 @@
-"""The verdict "bimodal latency": step times have a fast mode and one or more slower modes."""
+"""Verdict "bimodal latency": step times have a fast mode and one or more slower modes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
 from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-# For this verdict, a slow mode must take at least this many times as long as the fast mode. A smaller difference is
-# not worth mentioning.
+# The slow mode takes at least this many times as long as the fast one. A smaller difference does not matter.
 APART = 1.20
-# Each mode must have at least this percentage of the steps. Rarer steps are a tail and not a mode.
+# Each mode has at least this percentage of the steps. Rarer steps are a tail.
 MIN_PERCENT = 10.0
-VALLEY = 0.5  # The number of steps between two modes must be below this share of the smaller mode.
-# A valley or a mode must differ by this many standard deviations. A smaller difference may be due to chance.
+VALLEY = 0.5  # Between two modes there are fewer steps than this share of the smaller mode.
+# A valley or a mode differs by at least this many standard deviations, or it may be chance.
 BEYOND_CHANCE = 2.0
 _SHAPES = {2: "bimodal", 3: "trimodal"}
-# At least this many steps are needed, because with fewer the bars of the histogram vary too much by chance.
+# With fewer steps than this, the histogram's bars vary too much by chance.
 MIN_COUNT = 200
 
 
@@ -39,7 +38,7 @@ def _find(view: SourceView) -> Finding | None:
     mean_us = _mean_us(steps.durations)
     longer_percent = 100 * (mean_us - _mean_us(fast)) / mean_us
     if is_explained_by_waiting(view, longer_percent) or GROWS_WITH_CACHE.find(view) is not None:
-        return None  # Make no verdict here, because another verdict explains the slow steps better.
+        return None  # another verdict explains the slow steps better
     said = [f"{percent(share)} about {duration(us)}" for share, us in zip(shares[1:], slow_us, strict=True)]
     evidence = [Evidence("fast mode", fast_us, "µs")]
     for at, (share, us) in enumerate(zip(shares[1:], slow_us, strict=True)):
@@ -56,9 +55,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _kinds(bars: Sequence[DurationBar], total: int) -> list[Sequence[DurationBar]]:
-    """Return the bars of the histogram that belong to each mode, the fastest mode first. `total` is the number of all
-    steps.
-    """
+    """Return the histogram's bars of each mode, the fastest mode first. `total` is the number of all steps."""
     cut = _valley(bars, total)
     return [bars] if cut is None else [*_kinds(bars[:cut], total), *_kinds(bars[cut:], total)]
 
@@ -66,11 +63,11 @@ def _kinds(bars: Sequence[DurationBar], total: int) -> list[Sequence[DurationBar
 def _valley(bars: Sequence[DurationBar], total: int) -> int | None:
     """Return the index of the lowest bar between two modes of a histogram, or None.
 
-    A mode is valid only if it has enough of the `total` steps.
+    A mode needs enough of the `total` steps.
     """
     counts = [bar.count for bar in bars]
     size, those = len(counts), sum(counts)
-    # Use sums of three bars of the histogram, because single bars vary too much by chance.
+    # Single bars vary too much by chance, so use sums of three.
     smooth = [sum(counts[max(0, at - 1) : at + 2]) for at in range(size)]
     best: tuple[float, int] | None = None
     before, peak_before = 0, 0
@@ -99,12 +96,12 @@ def _at_least(count: int) -> float:
 
 
 def _mean_us(bars: Sequence[DurationBar]) -> float:
-    """Return the mean step time of the steps in `bars`. The time of a step is taken as the middle of its bar."""
+    """Return the mean time of the steps in `bars`. A step takes the middle of its bar."""
     return sum(bar.count * (bar.from_us + bar.to_us) / 2 for bar in bars) / sum(bar.count for bar in bars)
 
 
 def _mode_us(bars: Sequence[DurationBar]) -> float:
-    """Return the step time in the middle of the bar with the most steps."""
+    """Return the middle of the bar with the most steps."""
     fullest = max(bars, key=lambda bar: bar.count)
     return (fullest.from_us + fullest.to_us) / 2
 

@@ -1,4 +1,4 @@
-"""The verdict "clock throttled": a GPU of the process runs below its highest clock."""
+"""Verdict "clock throttled": a GPU of the process runs below its highest clock."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# The verdict is made only if the clock is more than this many percent below its maximum. The power limit always
-# lowers it by about one percent.
+# The clock is at least this many percent below its maximum. The power limit always lowers it by about one percent.
 SLOWED_PERCENT = 5.0
 
 
@@ -35,9 +34,9 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _slowed_percent(row: DeviceRow) -> float | None:
-    """Return how far a GPU's clock is below its maximum, in percent.
+    """Return how many percent a GPU's clock is below its maximum.
 
-    Returns None if the driver reports no reason for a lower clock, or if the difference is small or unknown.
+    None if the driver reports no reason, or if the difference is small or unknown.
     """
     device = row.device
     if not device.slowed_by or not device.clock_mhz or not device.clock_max_mhz:

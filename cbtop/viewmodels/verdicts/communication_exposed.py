@@ -1,4 +1,4 @@
-"""The verdict "communication exposed": training steps wait for communication that could overlap with computation."""
+"""Verdict "communication exposed": training steps wait for communication that could overlap with computation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 from cbtop.viewmodels.verdicts.input_bound import MIN_TRAINING_STEPS
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-# Communication is reported above this percentage of a step. A few percent are always exposed, because the last bucket
-# of gradients cannot overlap with computation.
+# A few percent of a step are always exposed, because the last bucket of gradients cannot overlap with computation.
+# Above this percentage it is reported.
 EXPOSED_PERCENT = 10.0
 
 
@@ -46,10 +46,10 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _exposed_us(training: TrainingView, part: TrainingPartRow) -> float:
-    """Return the time per step of communication that does not overlap with computation.
+    """Return the communication per step that does not overlap with computation: the mean or median over steps,
+    whichever is smaller.
 
-    The time is the mean or the median over steps, whichever is smaller. If all ranks are visible, the time that this
-    rank waits for slower ranks is subtracted.
+    If all ranks are visible, this rank's wait for slower ones is subtracted.
     """
     ranks = training.communication.ranks if training.communication else None
     return min(part.mean_us, part.p50_us) if ranks is None else ranks.communication_us

@@ -1,6 +1,4 @@
-"""The verdict "data incomplete": records were lost, parts of the time breakdown do not add up, or the daemon is
-silent.
-"""
+"""Verdict "data incomplete": records were lost, the time breakdown does not add up, or the daemon is silent."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# A loss below this percentage of the records does not change figures, because figures have three or four digits.
+# Figures have three or four digits, so a smaller percentage of lost records does not change them.
 LOST_PERCENT = 0.1
 
 
@@ -31,9 +29,8 @@ class Lost:
 
 
 def lost_records(view: SourceView) -> Lost:
-    """Return how many records were lost since the daemon found the process.
-
-    If the share of lost records is larger in the window, return the loss in the window.
+    """Return how many records were lost since the daemon found the process, or in the window if their share is larger
+    there.
     """
     window = view.window
     of_all = Lost(view.loss.lost, view.loss.seen, "")
@@ -72,7 +69,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _off_us(books: TimeBreakdownView) -> float:
-    """Return by how many µs the parts of the time breakdown are longer than their whole."""
+    """Return by how many µs parts of the time breakdown are longer than their whole."""
     return max(books.over_us, -books.unattributed_us, sum(one.us for one in books.exceeded))
 
 

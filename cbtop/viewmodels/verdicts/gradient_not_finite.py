@@ -1,4 +1,4 @@
-"""The verdict "gradient not finite": an optimizer used a gradient that was NaN or Inf."""
+"""Verdict "gradient not finite": an optimizer used a gradient that was NaN or Inf."""
 
 from __future__ import annotations
 

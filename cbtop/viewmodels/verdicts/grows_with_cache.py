@@ -1,4 +1,4 @@
-"""The verdict "grows with the cache": steps take longer with more cached positions, because of some bricks."""
+"""Verdict "grows with the cache": steps take longer with more cached positions, because of some bricks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from cbtop.viewmodels.steps import PaceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
-# For this verdict, at least this many seconds must contain steps. Each second gives one point, and a line through
-# fewer points proves little.
+# Each second with steps is a point. A line through fewer points than this proves little.
 MIN_SECONDS = 8
-# For this verdict, the cached positions must grow at least by this factor. If they grow less, there may be other
-# causes.
+# The cached positions grow at least by this factor. With less, there may be other causes.
 LONGER = 1.5
-# For this verdict, the step times must grow at least by this factor. A smaller growth is not worth mentioning.
+# The step times grow at least by this factor. Less does not matter.
 GROWTH = 1.2
-MOST = 0.8  # The bricks that the verdict names must explain at least this share of the growth.
-# Over seconds, cached positions and step times must have at least this correlation. Then the cache explains four
-# fifths of the variance.
+MOST = 0.8  # The named bricks explain at least this share of the growth.
+# Least correlation of cached positions and step times over the seconds. The cache then explains four fifths of the
+# variance.
 CORRELATION = 0.9
 NOT_ATTENTION = "The bricks that grow are not attention. Look at what they do with earlier positions."
 
@@ -42,7 +40,7 @@ def _find(view: SourceView) -> Finding | None:
     short_us, long_us = (begin_us + slope_us * positions for positions in (least, most))
     if most < LONGER * least or short_us <= 0 or long_us < GROWTH * short_us:
         return None
-    # All bricks became slower by the same factor. A growing cache does not slow down all bricks.
+    # All bricks became slower by the same factor, which a growing cache does not cause.
     if alike(view.brick_growth) is not None:
         return None
     growing = _growing(view)
@@ -64,9 +62,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _growing(view: SourceView) -> list[BrickGrowth]:
-    """Return the bricks that explain most of the growth of step times, the largest growth first. Return at most
-    three.
-    """
+    """Return the bricks that explain most of the growth of step times, largest growth first, at most three."""
     longer = [one for one in view.brick_growth if one.after_us > one.before_us]
     growth_us = sum(one.after_us - one.before_us for one in longer)
     found: list[BrickGrowth] = []
@@ -78,9 +74,8 @@ def _growing(view: SourceView) -> list[BrickGrowth]:
 
 
 def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
-    """Return slope (µs per position) and intercept (µs) of the line of step times over cached positions.
-
-    Return None if they are not correlated.
+    """Return the slope (µs per position) and intercept (µs) of step times over cached positions. None without
+    correlation.
     """
     points = [(one.cached, one.us) for one in pace if one.cached is not None]
     if len(points) < MIN_SECONDS:
@@ -89,7 +84,7 @@ def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
     try:
         if correlation(positions, us) < CORRELATION:
             return None
-    except StatisticsError:  # All cached positions or all step times are equal, so a correlation does not exist.
+    except StatisticsError:  # all cached positions or all step times are equal, so there can be no correlation
         return None
     slope, intercept = linear_regression(positions, us)
     return slope, intercept

@@ -1,4 +1,4 @@
-"""The verdict "host-bound": much of a step is outside of its bricks, and the GPU is often idle."""
+"""Verdict "host-bound": much of a step is outside of its bricks, and the GPU is often idle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-LATEST = 10  # Number of the newest samples of a GPU that are used. There is one sample a second.
+LATEST = 10  # Number of newest samples of a GPU that are used, one a second.
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -33,10 +33,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _idle_percent(view: SourceView) -> float | None:
-    """Return how much of the last seconds the busiest GPU was idle, in percent.
-
-    Return None if unknown or without a GPU.
-    """
+    """Return how many percent of the last seconds the busiest GPU was idle. None if unknown or without a GPU."""
     busy = []
     for row in [row for machine in view.machines for row in machine.gpus_of(view.key)]:
         known = [each for each in row.busy_percent[-LATEST:] if each is not None]

@@ -1,4 +1,4 @@
-"""The verdict "idle between steps": no step runs for much of the time."""
+"""Verdict "idle between steps": much of the time, no step runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 from cbtop.viewmodels.verdicts.data_incomplete import LOST_PERCENT, lost_records
 from cbtop.viewmodels.verdicts.launch_bound import LEAST_STEPS
 
-# Idle time is reported above this percentage. An ordinary loop spends a few percent between steps (sampling,
-# detokenizing).
+# An ordinary loop spends a few percent between steps (sampling, detokenizing). Above this percentage it is reported.
 IDLE_PERCENT = 20.0
 
 
@@ -20,15 +19,14 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or time_range is None or time_range.between_us is None or time_range.between_percent is None:
         return None
     if view.training is not None:
-        # A training step begins when the previous one ends. So the time between training steps is only evaluation or
-        # a new epoch.
+        # A training step begins when the previous one ends. So the time between them is evaluation or a new epoch.
         return None
     on_gpu_us = min(time_range.between_us, _kernels_after_steps_us(view))
     no_request_us = min(time_range.between_us - on_gpu_us, time_range.wall_us * _no_request_percent(view) / 100)
     idle_us = time_range.between_us - on_gpu_us - no_request_us
     idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0
     if idle_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
-        return None  # The lost records may be of steps that ran in the time that looks idle.
+        return None  # The lost records may be of steps in the time that looks idle.
     rate, ran_us = steps.tokens_per_sec, time_range.wall_us - idle_us
     ends = f", without {duration(on_gpu_us)} in which the GPU ended them (derived)" if on_gpu_us else ""
     ends += f", without {duration(no_request_us)} in which there was no request (derived)" if no_request_us else ""
@@ -49,10 +47,9 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _kernels_after_steps_us(view: SourceView) -> float:
-    """Return how long a GPU still ran kernels of steps after the calls of these steps had returned.
+    """Return how long a GPU still ran kernels of steps after the steps' calls had returned.
 
-    A call of a step returns when its kernels have been launched. The program may then wait for the kernels, which is
-    not idle time.
+    A call returns when its kernels are launched. The program may then wait for them, which is not idle time.
     """
     books, steps = view.books, view.steps
     if books is None or steps is None or BY_KERNELS not in (view.backend or "") or steps.recorded < LEAST_STEPS:
@@ -61,10 +58,7 @@ def _kernels_after_steps_us(view: SourceView) -> float:
 
 
 def _no_request_percent(view: SourceView) -> float:
-    """Return the share of its latest iterations' time that an engine had no request, in percent.
-
-    Return 0 without an engine.
-    """
+    """Return how many percent of its newest iterations' time an engine had no request. 0 without an engine."""
     parts = view.serving.parts if view.serving else ()
     return next((part.percent for part in parts if part.name == EnginePart.WAITING), 0.0)
 

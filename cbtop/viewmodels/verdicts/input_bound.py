@@ -1,4 +1,4 @@
-"""The verdict "input-bound": training steps wait for their data."""
+"""Verdict "input-bound": training steps wait for their data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import LIKE_ALL, Finding, Rule, gain
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-# For this verdict, at least this many training steps are needed. A loader may serve its first batches from a full
-# queue, or start its workers.
+# At least this many training steps are needed. At first, a loader may have a full queue, or start its workers.
 MIN_TRAINING_STEPS = 20
-# Waiting for data is reported above this percentage of a step. A few percent are normal, because even a fast loader
-# hands over a batch and copies the batch to a device.
+# Even a fast loader takes a few percent to hand over a batch and copy it to a device. A wait above this percentage of
+# a step is reported.
 WAIT_PERCENT = 10.0
 
 
@@ -46,7 +45,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _is_certain(view: SourceView, training: TrainingView, wait: TrainingPartRow) -> bool:
-    """Whether most training steps wait for data, and the latest steps took as long as all shown steps."""
+    """Whether most training steps wait for data, and the newest ones took as long as all shown steps."""
     mean_us, shown_us = training.mean_us, view.steps.mean_us if view.steps else None
     if not mean_us or not shown_us:
         return False
@@ -54,9 +53,9 @@ def _is_certain(view: SourceView, training: TrainingView, wait: TrainingPartRow)
 
 
 def _samples_per_sec(view: SourceView, wait: TrainingPartRow) -> float | None:
-    """Return the samples/s that the training would have without waiting for data.
+    """Return the training's samples/s without waits for data.
 
-    Return None if some steps do not report their samples, if steps overlap, or if the view is a merge.
+    None if steps do not report their samples or overlap, or in a merge.
     """
     steps = view.steps
     if steps is None or steps.samples_per_sec is None or steps.overlap or view.merged is not None:

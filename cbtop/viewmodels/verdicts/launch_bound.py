@@ -1,4 +1,4 @@
-"""The verdict "launch-bound": the device waits for its host."""
+"""Verdict "launch-bound": the device waits for its host."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cbtop.viewmodels.time_breakdown import GPU_WAITED
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
-# For this verdict, the device must wait for its host in at least this percentage of the time in steps. If steps are
-# recorded by stamps, the bricks that wait must also have this percentage of all calls. Otherwise a single step that
-# waited for long (the first step, or a pause) could cause the verdict.
+# The device waits for its host in at least this percentage of the time in steps. If stamps record the steps, the
+# bricks that wait must also have this percentage of all calls. Otherwise one long wait (the first step, a pause)
+# could cause the verdict.
 LAUNCH_BOUND_PERCENT = 20.0
 
 
-LEAST_STEPS = 3  # For this verdict, at least this many steps must have been recorded by the times of their kernels.
+LEAST_STEPS = 3  # At least this many steps were recorded by their kernels.
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -29,8 +29,7 @@ def _found_in_training(view: SourceView) -> Finding | None:
     idle = training.part(TrainingPart.NO_KERNEL) if training else None
     if steps is None or training is None or idle is None:
         return None
-    # The parts of a step are from the latest steps, even if the shown time is shorter. So count the recorded steps
-    # among the latest steps.
+    # The parts are of the newest steps, even if the shown time is shorter. So count the recorded ones among these.
     recorded = training.by_kernels or steps.recorded
     if recorded < LEAST_STEPS or idle.percent < LAUNCH_BOUND_PERCENT:
         return None
@@ -50,9 +49,9 @@ def _found_in_training(view: SourceView) -> Finding | None:
 
 
 def _found_by_kernels(view: SourceView) -> Finding | None:
-    """Find a wait for launches in steps that were recorded by the times of their kernels.
+    """Find waits for launches in steps that were recorded by their kernels.
 
-    The sum of their kernels is compared with the median of all steps, because the few recorded steps may be slow.
+    The few recorded steps may be slow, so their kernels are compared with the median of all steps.
     """
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or steps.recorded < LEAST_STEPS or not steps.p50_us:

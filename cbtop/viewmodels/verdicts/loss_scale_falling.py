@@ -7,8 +7,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# The verdict is made if the loss scale falls more often than is healthy. A healthy scale grows every 2,000 steps
-# (torch's default), and falls once when it is too large.
+# A healthy loss scale grows every 2,000 steps (torch's default), and falls once when it is too large. It falls at
+# least this often to be reported.
 MIN_FALLS = 4
 
 

@@ -1,4 +1,4 @@
-"""The verdict "memory-near-limit": a training step uses almost all memory of its GPU, or holds it in fragments."""
+"""Verdict "memory-near-limit": a training step uses almost all memory of its GPU, or holds it in fragments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 NEAR_PERCENT = 95.0  # in percent of the memory limit; a batch with 5 % more tokens needs about 5 % more memory
-# Percent of the reserved memory. Torch rounds sizes and keeps blocks for later steps, which takes 5 to 20 %.
+# Percent of the reserved memory. torch rounds sizes and keeps blocks for later steps, which takes 5 to 20 %.
 UNUSED_PERCENT = 30.0
 
 

@@ -1,4 +1,4 @@
-"""Verdict not-finite: the output of a brick was NaN, Inf, or over the bound of the guard."""
+"""Verdict not-finite: a brick's output was NaN, Inf, or over the guard's bound."""
 
 from __future__ import annotations
 
@@ -49,10 +49,9 @@ def _sentence(fault: GuardFaultView) -> str:
 
 
 def may_follow_gradients(view: SourceView) -> bool:
-    """Return whether the faulty weight that the guard named may come from a gradient that was not finite.
+    """Return whether the guard's faulty weight may come from a gradient that was not finite.
 
-    A forward pass with a faulty weight makes the gradients of the same step faulty. So only gradients of an earlier
-    step can be the origin of the faulty weight.
+    A faulty weight makes all gradients of its step faulty, so only gradients of an earlier step can have caused it.
     """
     guarded = view.guard.fault if view.guard else None
     if guarded is None or guarded.weight is None:

@@ -1,4 +1,4 @@
-"""The verdict "odd layer": one layer is slower than other layers that do the same work."""
+"""Verdict "odd layer": a layer is slower than others that do the same work."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 from cbtop.viewmodels.verdicts.input_bound import MIN_TRAINING_STEPS
 
-# The optimizer is reported above this percentage of a training step. Adam in float32 moves 28 bytes per weight, and
-# the passes of some hundred tokens take several times as long.
+# The optimizer is reported above this percentage of a training step. Adam in float32 moves 28 bytes per weight. The
+# passes of some hundred tokens take several times as long.
 OPTIMIZER_PERCENT = 25.0
 
 

@@ -10,11 +10,9 @@ from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
-# For this verdict, the mean step time must be this many times the median. Without outliers, mean and median differ by
-# a few percent.
+# The mean step time is this many times the median. Without outliers, they differ by a few percent.
 MEAN_OVER_MEDIAN = 1.10
-# For this verdict, at most this share of the steps may be long. A larger group of long steps would be a mode and not
-# outliers.
+# At most this percentage of the steps is long. More would be a mode, not outliers.
 RARE_PERCENT = 10.0
 
 
@@ -25,14 +23,14 @@ def _find(view: SourceView) -> Finding | None:
     if is_explained_by_waiting(view, 100 * (steps.mean_us - steps.p50_us) / steps.mean_us):
         return None
     if WARM_UP.find(view) is not None or RECOMPILATION.find(view) is not None:
-        return None  # Make no verdict here, because another verdict explains the long steps better.
+        return None  # another verdict explains the long steps better
     long = [bar for bar in steps.durations if bar.from_us > steps.mean_us]
     many = sum(bar.count for bar in long)
     rare_percent = 100 * many / steps.count
     if not many or rare_percent > RARE_PERCENT:
         return None
     over_us = sum(bar.count * ((bar.from_us + bar.to_us) / 2 - steps.p50_us) for bar in long)
-    # Limit the saved time to the difference of mean and median, because the bars of a histogram are not exact.
+    # A histogram's bars are not exact, so save at most the difference of mean and median.
     saved = 100 * min(over_us / steps.count, steps.mean_us - steps.p50_us) / steps.mean_us
     return Finding(
         f"A few {steps.phase} steps raise the mean: {percent(rare_percent)} take over {duration(long[0].from_us)}, "

@@ -1,4 +1,4 @@
-"""The verdict "over budget": a brick takes more time per token than its declared budget."""
+"""Verdict "over budget": a brick takes more time per token than its budget."""
 
 from __future__ import annotations
 

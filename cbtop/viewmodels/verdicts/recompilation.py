@@ -1,4 +1,4 @@
-"""The verdict "recompilation": code was compiled again because it did not fit its arguments."""
+"""Verdict "recompilation": code was compiled again because it did not fit its arguments."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 
-# Recompilation is reported above this percentage of the shown time. One second in a minute or two is not worth a
-# verdict.
+# One second in a minute or two does not matter. Recompilation above this percentage of the shown time is reported.
 SHARE_PERCENT = 5.0
 
 

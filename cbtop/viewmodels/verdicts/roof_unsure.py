@@ -1,4 +1,4 @@
-"""The verdict "roof unsure": the rounds that measured a roof differ too much."""
+"""Verdict "roof unsure": the measured rounds of a roof differ too much."""
 
 from __future__ import annotations
 

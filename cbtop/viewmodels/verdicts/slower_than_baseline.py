@@ -1,4 +1,4 @@
-"""The verdict "slower than the baseline": a brick takes longer than in the baseline.
+"""Verdict "slower than the baseline": a brick takes longer than in the baseline.
 
 The baseline is a time that the user marked, or a recording given by --baseline.
 """
@@ -12,8 +12,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-# For this verdict, a brick must have become slower by this percentage of a token's time. A smaller difference is not
-# worth mentioning.
+# A brick became slower by at least this fraction of a token's time. Less does not matter.
 LEAST_OF_ALL_PERCENT = 0.02
 
 
@@ -21,7 +20,7 @@ def _find(view: SourceView) -> Finding | None:
     found = view.baseline
     if found is None or found.step_us is None:
         return None
-    # `bricks` also has an entry for the time between bricks, so the sum covers the whole step.
+    # `bricks` has an entry for the time between bricks, too, so the sum is the whole step.
     all_us = sum(change.now for change in found.bricks.values())
     slower = [one for one in found.slower if one.change.delta >= LEAST_OF_ALL_PERCENT / 100 * all_us]
     if not slower:
@@ -51,7 +50,7 @@ def _find(view: SourceView) -> Finding | None:
 def _mean_us(view: SourceView, unit: str) -> float:
     """Return the mean time of a token or step in µs, or 0 if unknown.
 
-    If a few calls were long, this mean may be larger than the sum of the typical calls.
+    A few long calls may make it larger than the sum of typical calls.
     """
     steps = view.steps
     if steps is None or steps.mean_us is None:
@@ -61,9 +60,9 @@ def _mean_us(view: SourceView, unit: str) -> float:
 
 
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
-    """Return a text with the layer that has the largest part of a brick's change, or "".
+    """Return a text about the layer with the largest part of a brick's change, or "".
 
-    If a layer had half of the change or more, `worst` would already name this layer.
+    A layer with half of the change or more is already named by `worst`. Then the text is "".
     """
     if worst.layer is not None:
         return ""

@@ -1,6 +1,4 @@
-"""The verdict "slows down": the steps become longer with time, because every brick takes longer by the same
-factor.
-"""
+"""Verdict "slows down": steps become longer with time, because every brick does by the same factor."""
 
 from __future__ import annotations
 
@@ -12,10 +10,10 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
-MIN_SECONDS = 8  # For this verdict, at least this many seconds must contain steps.
-# For this verdict, steps must take this many times as long at the end of the window as at its beginning.
+MIN_SECONDS = 8  # At least this many seconds contain steps.
+# Steps take this many times as long at the end of the window as at its beginning.
 SLOWER = 1.2
-CORRELATION = 0.9  # For this verdict, the time and the mean step of each second must have at least this correlation.
+CORRELATION = 0.9  # Least correlation between the time and the mean step of each second.
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -27,7 +25,7 @@ def _find(view: SourceView) -> Finding | None:
         return None
     try:
         follows = correlation([-one.ago_s for one in shown], [one.us for one in shown])
-    except StatisticsError:  # All step times are equal, so a correlation does not exist.
+    except StatisticsError:  # all step times are equal, so there can be no correlation
         return None
     if follows < CORRELATION:
         return None

@@ -1,4 +1,4 @@
-"""The verdict "starved": the process waits for a processor because other programs use all of them."""
+"""Verdict "starved": the process waits for a processor, because other programs use all of them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# If the kernel does not report waits, all processors together must have at least this load in percent.
+# Least load in percent of all processors together, if the kernel does not report waits.
 BUSY_PERCENT = 95.0
-# For this verdict, the process must wait for a processor for at least this percentage of the last seconds. If the
-# kernel does not report waits, this is the time of steps in which the process has no processor.
+# The process waits for a processor in at least this percentage of the last seconds. If the kernel does not report
+# waits, this is the time of steps without a processor.
 MISSING_PERCENT = 20.0
-# Long steps take extra time. Waiting for a processor explains them if it takes at least this part of the extra time.
+# Waits for a processor explain long steps if they take at least this part of the extra time.
 EXPLAINED = 0.5
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:
-    """Return (steps ran, the process had a processor, all processors were busy), each in percent of the last seconds.
+    """Return in percent of the last seconds: steps ran, the process had a processor, all processors were busy.
 
-    Returns None if one of these percentages is unknown. Also returns None if the process uses a GPU, because the
-    process may then wait for the GPU.
+    None if one is unknown, or if the process uses a GPU, because it may wait for the GPU.
     """
     time_range = view.time_range
     if len(view.machines) != 1 or time_range is None or time_range.in_steps_us is None or not time_range.wall_us:
@@ -42,15 +41,14 @@ def processor_times(view: SourceView) -> tuple[float, float, float] | None:
 
 
 def is_explained_by_waiting(view: SourceView, longer_percent: float) -> bool:
-    """Return whether waiting for a processor may explain the extra time of long steps.
-
-    `longer_percent` is the extra time in percent of all step time.
+    """Return whether waits for a processor may explain the extra time of long steps, which is `longer_percent` of all
+    step time.
     """
     return view.waiting_percent is not None and view.waiting_percent >= EXPLAINED * longer_percent
 
 
 def why_starved(view: SourceView) -> str:
-    """Return a clause that states how long the process waited for a processor."""
+    """Return a clause that says how long the process waited for a processor."""
     waited = view.waiting_percent
     if waited is None:
         found = processor_times(view)

@@ -1,4 +1,4 @@
-"""The verdict "straggler": all other ranks wait for one rank."""
+"""Verdict "straggler": all other ranks wait for one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict "stuck": the process runs but makes no progress."""
+"""Verdict "stuck": the process runs but makes no progress."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _go_on(view: SourceView) -> str:
-    """Return the advice for a suspended process. Its stacks need not be inspected."""
+    """Return the advice for a suspended process, whose stacks need no inspection."""
     pid = "PID" if view.merged else view.pid
     return f"If a signal stopped it, `kill -CONT {pid}` on its host resumes it. A debugger resumes it by itself."
 

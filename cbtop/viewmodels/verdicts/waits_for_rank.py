@@ -19,7 +19,7 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or training is None or part is None or ranks is None or not training.mean_us:
         return None
     if view.straggler is not None and view.straggler.others_wait:
-        return None  # Make no verdict here, because the verdict "straggler" explains the same wait with more facts.
+        return None  # the verdict "straggler" says the same with more facts
     share = 100 * ranks.waiting_us / training.mean_us
     if training.steps < MIN_TRAINING_STEPS or share < EXPOSED_PERCENT or is_explained_by_waiting(view, share):
         return None

@@ -10,17 +10,15 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-# For this verdict, at least this many seconds must contain steps, because fewer seconds do not show the usual step
-# time.
+# At least this many seconds contain steps. Fewer do not show the usual step time.
 MIN_SECONDS = 4
-# For this verdict, the first steps must take this many times the usual time. A step that compiles, tunes or fills
-# caches takes several times as long.
+# The first steps take at least this many times the usual time. Steps that compile, tune or fill caches take several
+# times as long.
 FACTOR = 2.0
-# If the first second has more than this many times the usual number of steps, cbtop has found the process late. Then
-# the warm-up of the process is unknown.
+# With more than this many times the usual steps in its first second, cbtop has found the process late, and its
+# warm-up is unknown.
 FOUND_LATE = 2.0
-# For this verdict, the first steps must have cost this percentage of the time in steps. Less extra time hardly
-# changes a mean.
+# The first steps cost at least this percentage of the time in steps. Less hardly changes a mean.
 SHARE_PERCENT = 10.0
 
 
@@ -29,11 +27,10 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or view.window is not None or len(pace) < MIN_SECONDS:
         return None
     if pace[0].steps > FOUND_LATE * median(second.steps for second in pace[1:]):
-        # Steps may have run before cbtop found the process, so the first steps that it saw may not be the process's
-        # first.
+        # Steps may have run before cbtop found the process, so it may not have seen the first.
         return None
     if len({second.tokens / second.steps for second in pace}) > 1:
-        return None  # The numbers of tokens differ, so the first steps may be longer because they had more tokens.
+        return None  # Tokens differ, so the first steps may have taken longer because they had more.
     usual_us = median(second.us for second in pace[len(pace) // 2 :])
     first = 0
     while first < len(pace) and pace[first].us >= FACTOR * usual_us:

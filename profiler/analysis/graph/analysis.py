@@ -1,9 +1,8 @@
-"""Finds the critical path of an execution graph, and the slack of all nodes that are not on it."""
+"""Finds the critical path of an execution graph, and the slack of all other nodes."""
 
 # Rules
-# - A node counts with its exclusive time, which is its time minus the time of the nodes inside it. No nanosecond
-#   counts twice.
-# - The nodes inside a node begin after the node's own time and end before the node does.
+# - A node counts with its exclusive time: its time without the nodes inside it. No time counts twice.
+# - The nodes inside a node begin after the node's own time, and end before the node does.
 # - Only Sequence and DependsOn edges order nodes. A cycle raises an error.
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SHOWN_SLACKS = 5
 
 
 class CycleError(ValueError):
-    """Raised if nodes wait for each other in a cycle. `nodes` are the ids along the cycle, each once."""
+    """Raised if nodes wait for each other in a cycle. `nodes` are their ids along the cycle, each once."""
 
     def __init__(self, graph: RecordedGraph, nodes: Sequence[int]) -> None:
         self.nodes = tuple(nodes)
@@ -35,9 +34,9 @@ class CycleError(ValueError):
 class CriticalPath:
     """The chain of work that determines the total time.
 
-    `nodes` are the nodes of the chain with exclusive time, in order. `exclusive_ns` has the exclusive time of every
-    node of the graph. `slack_ns` has the slack of every node with exclusive time. The slack is how much later the
-    node could start without delaying the end of the graph. It is 0 for the nodes of the chain.
+    `nodes` are the chain's nodes with exclusive time, in order. `exclusive_ns` has the exclusive time of every node
+    of the graph. `slack_ns` says how much later a node could start without delaying the end of the graph. It is 0 on
+    the chain.
     """
 
     nodes: tuple[int, ...]
@@ -47,10 +46,10 @@ class CriticalPath:
 
 
 def exclusive_ns(graph: RecordedGraph) -> list[float]:
-    """Return the exclusive time of every node: its time minus the time of the nodes inside it.
+    """Return the exclusive time of every node: its time without the nodes inside it.
 
-    Parallel nodes (`is_beside`) are not subtracted. The exclusive time is 0 if the children add up to more than their
-    parent. This happens if the children overlap on a device or use a different clock.
+    Parallel nodes (`is_beside`) are not subtracted. If children overlap on a device or use a different clock, they
+    may add up to more than their parent. The exclusive time is then 0.
     """
     inside = [0.0] * len(graph.nodes)
     own = [0.0] * len(graph.nodes)
@@ -65,7 +64,7 @@ def exclusive_ns(graph: RecordedGraph) -> list[float]:
 
 
 def critical_path(graph: RecordedGraph) -> CriticalPath:
-    """Return the longest chain of nodes that wait for each other. Raises CycleError if there is a cycle."""
+    """Return the longest chain of nodes that wait for each other. Raises CycleError for a cycle."""
     own = exclusive_ns(graph)
     after = _events(graph)
     order = _topological(graph, after)
@@ -88,12 +87,12 @@ def critical_path(graph: RecordedGraph) -> CriticalPath:
         last = before[last]
     path.reverse()
     slack = {node: max(0.0, total - start[2 * node] - rest[2 * node]) for node, time in enumerate(own) if time}
-    slack.update(dict.fromkeys(path, 0.0))  # make the slack exactly 0 if it differs from 0 only by rounding
+    slack.update(dict.fromkeys(path, 0.0))  # the slack is exactly 0 here, apart from rounding
     return CriticalPath(tuple(path), total, tuple(own), slack)
 
 
 def critical_path_summary(graph: RecordedGraph) -> str:
-    """Return the path and the nodes with the most slack as text, in the layout of cbtop's predecessor.
+    """Return the path and the nodes with the most slack as text, laid out as in cbtop's predecessor.
 
     Raises CycleError.
     """
@@ -118,7 +117,7 @@ def _weight(own: Sequence[float], event: int) -> float:
 
 
 def _events(graph: RecordedGraph) -> list[list[int]]:
-    """Return the events after each event. Event 2n is the begin of node n, and event 2n + 1 is the end.
+    """Return which events follow each event. Event 2n is the begin of node n, and event 2n + 1 its end.
 
     A node's own time comes directly after its begin.
     """
@@ -135,7 +134,7 @@ def _events(graph: RecordedGraph) -> list[list[int]]:
 
 
 def _topological(graph: RecordedGraph, after: list[list[int]]) -> list[int]:
-    """Return the events in order, so that each event comes after those that it waits for."""
+    """Return the events in an order in which each comes after those that it waits for."""
     sorter = TopologicalSorter[int]()
     for event, laters in enumerate(after):
         sorter.add(event)

@@ -17,14 +17,11 @@ EDGE_CODES = {kind: code for code, kind in enumerate(EdgeKind)}
 
 @dataclass(frozen=True, slots=True)
 class Csr:
-    """The edges of a graph as arrays. Node n's outgoing edges are entries row_offsets[n] to row_offsets[n + 1]
-    (exclusive) of the other arrays.
+    """The edges of a graph as arrays. The edges of node n are the entries from row_offsets[n] up to row_offsets[n +
+    1] (exclusive).
 
-    - row_offsets: (nodes + 1,) i64.
-    - columns: (edges,) i64, the destinations.
-    - kinds: (edges,) u8, see EDGE_CODES.
-    - weights: (edges,) f64.
-    - dropped: number of nodes and edges that did not fit into the graph.
+    - row_offsets: (nodes + 1,) i64. - columns: (edges,) i64, the destinations. - kinds: (edges,) u8, see EDGE_CODES.
+      - weights: (edges,) f64. - dropped: nodes and edges that did not fit into the graph.
     """
 
     row_offsets: NDArray[np.int64]
@@ -36,7 +33,7 @@ class Csr:
 
 def to_csr(graph: RecordedGraph) -> Csr:
     """Return the graph's edges, sorted by source. Edges with the same source are in the order of `graph.edges()`."""
-    import numpy as np  # NumPy takes 0.1 s to import, which would delay the start of a profiled process
+    import numpy as np  # importing NumPy takes 0.1 s, which would delay the start of a profiled process
 
     edges = list(graph.edges())
     sources = np.fromiter((edge.source for edge in edges), np.int64, len(edges))

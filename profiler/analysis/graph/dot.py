@@ -17,7 +17,7 @@ from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
 from cbtop.profiler.analysis.graph.tree import dropped_text, label
 
 FILL_COLORS: dict[type[GraphNode], str] = {
-    Step: "white",  # steps have our own colour, because cbtop's predecessor did not show steps
+    Step: "white",  # cbtop's predecessor did not show steps, so this colour is our own
     Layer: "lightblue",
     Brick: "lightgreen",
     KernelLaunch: "lightyellow",
@@ -50,9 +50,9 @@ def to_dot(graph: RecordedGraph) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a quoted DOT string that shows exactly `text`. `text` is one printable line.
+    """Return a quoted DOT string that shows exactly `text`, one printable line.
 
-    In a label, Graphviz interprets escapes such as `\\N` and HTML entities. So backslash and & must be escaped.
+    Graphviz interprets escapes such as `\\N` and HTML entities in labels, so backslash and & are escaped.
     """
     escaped = text.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

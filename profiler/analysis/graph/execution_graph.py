@@ -1,4 +1,4 @@
-"""ExecutionGraph: what ran inside what, with its critical path, its slack, and its renderings."""
+"""ExecutionGraph: what ran inside what, and its critical path, slack and renderings."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ class ExecutionGraph(RecordedGraph):
         return to_csr(self)
 
     def critical_path(self) -> CriticalPath:
-        """Return the longest chain of nodes that wait for each other, with the exclusive times and the slack.
+        """Return the longest chain of nodes that wait for each other, with exclusive times and slack.
 
-        Raises CycleError, a ValueError, if nodes wait for each other in a cycle.
+        Raises CycleError (a ValueError) for a cycle.
         """
         return critical_path(self)
 
     def compute_slack(self) -> dict[int, float]:
-        """Return by node id how many ns later each node could start without delaying the end of the graph.
+        """Return for each node id how many ns later the node could start without delaying the end of the graph.
 
-        Only nodes with exclusive time are in the dict. Raises CycleError.
+        Nodes without exclusive time are left out. Raises CycleError.
         """
         return critical_path(self).slack_ns
 
@@ -84,9 +84,8 @@ class ExecutionGraph(RecordedGraph):
         return critical_path_summary(self)
 
     def roofline_distance(self, tflops: float, gb_per_sec: float) -> RooflineDistances:
-        """Return how far each brick and kernel, and all of them together, are from this roof.
-
-        A distance of 0 means that the roof is reached.
+        """Return how far each brick and kernel, and all of them together, are from a roof. 0 means that the roof is
+        reached.
 
         `tflops` is the peak in TFLOP/s, and `gb_per_sec` the peak bandwidth in GB/s. Raises ValueError unless both
         are positive.

@@ -29,13 +29,11 @@ def graph_of_nodes(
     elements: Mapping[int, int],
     dependencies: Iterable[Dependency] = (),
 ) -> tuple[ExecutionGraph, dict[int, int]]:
-    """Return the graph of `nodes`, and a dict from the nodes' ids in the node table to their ids in the graph.
+    """Return the graph of `nodes`, and a dict from ids in the node table to ids in the graph.
 
-    Parents must come first.
-
-    `count`, `total_ns` and `elements` (where known) are totals by node id over any number of runs. Times, elements
-    and work in the graph are means per call. A node is a root if its parent is not among `nodes`. If the parent of a
-    root is the step of a phase, the number of runs is the count of this step.
+    Parents come first in `nodes`. `count`, `total_ns` and `elements` (if known) are totals by node id over any number
+    of runs. The graph has means per call. A node is a root if its parent is not among `nodes`. If this parent is a
+    step, its count is the number of runs.
     """
     graph = ExecutionGraph()
     ids: dict[int, int] = {}
@@ -51,20 +49,17 @@ def graph_of_nodes(
 
 
 def runs_of(node: Node, runs_of_parent: int, count: Mapping[int, int]) -> int:
-    """Return the number of runs in the mean that the graph shows.
-
-    This number is how often the outermost node that contains `node` ran.
-    """
+    """Return over how many runs the graph's means are taken: how often the outermost node around `node` ran."""
     outer = runs_of_parent or count.get(node.parent or 0, 0)
     if node.kind is NodeKind.ASYNC_TASK and not outer:
-        return 1  # the count of an async task is how often it was polled, not how often it ran
+        return 1  # an async task's count says how often it was polled, not how often it ran
     return outer or count.get(node.id, 0)
 
 
 def mean_call(
     node: Node, runs: int, count: Mapping[int, int], total_ns: Mapping[int, int], elements: Mapping[int, int]
 ) -> GraphNode:
-    """Return `node` as a graph node with the values of its mean call. `runs` is the result of `runs_of`."""
+    """Return `node` as a graph node with the values of its mean call. `runs` comes from `runs_of`."""
     calls = count.get(node.id, 0)
     mean_ns = total_ns[node.id] / calls if calls else None
     mean_elements = elements[node.id] / calls if calls and node.id in elements else None
@@ -72,7 +67,7 @@ def mean_call(
 
 
 def _graph_node(node: Node, mean_ns: float | None, mean_elements: float | None, calls: float) -> GraphNode:
-    # The work of the mean call is computed from its elements, because `Work` is linear in the elements.
+    # `Work` is linear in the elements, so the mean elements give the mean work.
     flops = None if mean_elements is None else node.work.flops(1, mean_elements)
     moved_bytes = None if mean_elements is None else node.work.bytes(1, mean_elements)
     match node.kind:

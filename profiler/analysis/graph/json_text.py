@@ -11,8 +11,8 @@ from cbtop.profiler.analysis.graph.recorded_graph import RecordedGraph
 def to_json(graph: RecordedGraph) -> str:
     """Return `{"nodes": […], "edges": […], "dropped": 0}` as ASCII text.
 
-    A node has its id, the parent's id, its kind and the fields of its class. Times are in ns and sizes in bytes.
-    Unknown values are null. Raises ValueError for a time that is not finite, because JSON cannot express it.
+    A node has its id, its parent's id, its kind and the fields of its class. Times are in ns, sizes in bytes, and
+    unknown values null. Raises ValueError for a time that is not finite, which JSON cannot express.
     """
     nodes = [
         {"id": number, "parent": parent, "kind": type(node).__name__} | asdict(node)

@@ -1,4 +1,4 @@
-"""The node table of one source. Each node is checked when it is added."""
+"""The table of all nodes of one source. Each node is checked when it is added."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_NODES = 100_000
-MAX_DEPTH = 32  # nodes may be nested this deep: a step, a layer, a brick and a kernel, and bricks inside bricks
+MAX_DEPTH = 32  # deepest nesting: a step, a layer, a brick and a kernel, and bricks inside bricks
 
-# Kinds of nodes that count as parts of the time of the node around them. Kernels, copies and tasks do not count,
-# because they may run in parallel. In a brick, only bricks and steps count, because all other time in a brick is its
-# own work.
+# Kinds of nodes that are parts of the time of the node around them. Kernels, copies and tasks are not, because they
+# may run in parallel. In a brick, only bricks and steps are, because all other time is the brick's own work.
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind.STEP, NodeKind.BRICK})}
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """The ids of all nodes inside one node. In `ids`, parents come before their children. `by_depth` has an array of
-    ids for each depth.
+    """The ids of all nodes inside one node. In `ids`, parents come before children. `by_depth` has the ids of each
+    depth.
     """
 
     nodes: tuple[Node, ...]
@@ -40,28 +39,27 @@ class Inside:
 
 
 class NodeTable:
-    """Nodes by id (1, 2, 3, …). At most MAX_NODES nodes, at most MAX_DEPTH deep.
+    """Nodes by id (1, 2, 3, …), at most MAX_NODES, at most MAX_DEPTH deep.
 
-    Each node comes after its parent, so there are no cycles.
+    A node comes after its parent, so there are no cycles.
     """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
-        self.step_of = array("q", [-1])  # by id: the step that contains the node (a step contains itself), or -1
-        # by id, in a step: the parent if the parent's time includes the node's time; else -1
+        self.step_of = array("q", [-1])  # by id: the step around the node (for a step, itself), or -1
+        # by id, in a step: the parent, if its time includes the node's time; else -1
         self.part_of = array("q", [-1])
-        # by id: the first node of the same phase with the same kind, name, category and `own`
+        # by id: the first node of the same phase, kind, name, category and `own`
         self.first_of = array("q", [0])
-        self.like_of = array("q", [0])  # by id: the first node that also has the same work and the same budget
+        self.like_of = array("q", [0])  # by id: the first such node that also has the same work and budget
         self.parent_of = array("q", [0])  # 0 for a root
         self.kind_of = array("q", [-1])
         self.depth = array("q", [0])
-        # 1 if the node is for a module's own operations, otherwise 0; it becomes a row if the operations take enough
-        # time
+        # 1 for a module's own operations, else 0; they become a row if they take enough time
         self.has_own = array("q", [0])
         self.backends: set[str] = set()
-        # (phase, kind, name, category) -> first node; the phase is 0 outside of steps
+        # (phase, kind, name, category) -> first node; phase 0 is outside of steps
         self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}
         self._like: dict[tuple[int, Work, float | None, float | None], int] = {}
         self._phase: array[int] = array("q", [0])
@@ -96,8 +94,7 @@ class NodeTable:
         is_phase = node.parent is None and node.kind is NodeKind.STEP
         self._phase.append(node.id if is_phase else self._phase[node.parent or 0])
         category = BrickCategory.OTHER if node.category is None else node.category
-        # A layer's name is its number. The row of a layer's own operations has a different name, so the key contains
-        # `own`.
+        # A layer is named by its number, and the row of its own operations by `own`. So the key has both.
         name = node.name if node.kind is NodeKind.BRICK else f"{node.own}{node.name}"
         first = self._first.setdefault((self._phase[-1], node.kind, name, category), node.id)
         self.first_of.append(first)
@@ -113,17 +110,17 @@ class NodeTable:
         self._made.clear()
 
     def _outer_of(self, node: Node) -> int:
-        """Return the parent of `node` if the parent's time includes the time of `node`, else -1."""
+        """Return the parent of `node` if its time includes the time of `node`, else -1."""
         assert node.parent is not None
         return node.parent if node.kind in _PARTS_OF.get(self[node.parent].kind, ()) else -1
 
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return `step_of`, `part_of` and `first_of`, which are arguments of `NodeStats.add`."""
+        """Return `step_of`, `part_of` and `first_of`, for `NodeStats.add`."""
         return self.column("step_of"), self.column("part_of"), self.column("first_of")
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """Return one of the arrays of this class as a NumPy array. Returns the same object until a node is added."""
-        import numpy as np  # NumPy is imported here, because a process that only records does not need it
+        """Return one of the arrays of this class as a NumPy array. It is the same object until a node is added."""
+        import numpy as np  # imported here, because a process that only records does not need NumPy
 
         found = self._columns.get(name)
         if found is None:
@@ -131,7 +128,7 @@ class NodeTable:
         return found
 
     def inside(self, node: int | None) -> Inside:
-        """Return the nodes inside `node` (None: all nodes). Returns the same object until a node is added."""
+        """Return the nodes inside `node` (None: all nodes). It is the same object until a node is added."""
         import numpy as np
 
         found = self._inside.get(node)
@@ -145,10 +142,10 @@ class NodeTable:
         return found
 
     def made_of(self, what: str, step: int | None, nodes: NDArray[np.int64], make: Callable[[], T]) -> T:
-        """Return the result of `make`, which is stored for `what` and `step`.
+        """Return the result of `make`, which is cached for `what` and `step`.
 
-        `make` is called again if a node was added after the last call, or if `nodes` differ. The result may depend
-        only on `nodes`, which are inside `step`, and on this table.
+        `make` is called again after a node was added, or for other `nodes`. Its result may depend only on `nodes`,
+        which are inside `step`, and on this table.
         """
         import numpy as np
 

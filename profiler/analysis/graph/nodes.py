@@ -1,4 +1,4 @@
-"""The parts of an execution graph: kinds of nodes, edges, and the names of nodes."""
+"""The parts of an execution graph: its nodes and edges, and their names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer. `stack` names the stack of layers (encoder, decoder) in a model that has several."""
+    """A layer. `stack` names its stack (encoder, decoder) if the model has several."""
 
     index: int
     stack: str = ""
@@ -21,9 +21,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step: one forward pass, or the mean of many forward passes.
+    """A forward pass, or the mean of many.
 
-    Its name is the phase, such as `decode` or `prefill`. `model` is set if a process runs several models.
+    Its name is the phase, such as `decode` or `prefill`. `model` is set if the process runs several models.
     """
 
     name: str
@@ -32,11 +32,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Brick:
-    """A brick. `elements`, `flops` and `moved_bytes` are per call. `duration_ns` is None if the brick was never
-    timed.
+    """A brick. `elements`, `flops` and `moved_bytes` are per call. `duration_ns` is None if it was never timed.
 
-    `calls` is how often the brick runs in one run of its root node. It is 1 for a recorded brick, and a mean in a
-    graph of many runs. `label` is the caller's name for the place of this brick in the model.
+    `calls` is how often it runs in one run of its root node: 1 if it was recorded, and a mean in a graph of many
+    runs. `label` is the caller's name for its place in the model.
     """
 
     name: str
@@ -50,8 +49,8 @@ class Brick:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch(KernelAttributes):
-    """A kernel. A GPU launch has a grid and a block. A CPU kernel has only its backend. `Brick` describes `elements`,
-    `flops` and `moved_bytes`.
+    """A kernel. A launch on a GPU has a grid and a block, a CPU kernel only its backend. See `Brick` for the other
+    fields.
     """
 
     name: str
@@ -79,10 +78,10 @@ class Function(FunctionAttributes):
 
 @dataclass(frozen=True, slots=True)
 class AsyncTask:
-    """An async task, which runs in parallel with its siblings and starts where it was recorded.
+    """An async task. It runs in parallel with its siblings, and starts where it was recorded.
 
-    Nodes that need its result declare a dependency. The task was polled `polls` times. After `yields` of these polls,
-    the task was not done yet.
+    Nodes that need its result declare a dependency. It was polled `polls` times, and was not done after `yields` of
+    them.
     """
 
     name: str
@@ -92,9 +91,7 @@ class AsyncTask:
 
 
 def is_beside(node: GraphNode) -> bool:
-    """Return whether a node runs in parallel with its siblings. An async task does, and so does a copy with a
-    stream.
-    """
+    """Return whether a node runs in parallel with its siblings, as async tasks and copies with a stream do."""
     return isinstance(node, AsyncTask) or (isinstance(node, Transfer) and node.stream is not None)
 
 
@@ -112,16 +109,16 @@ class EdgeKind(StrEnum):
     TRANSFER = "Transfer"
 
 
-# Callers cannot add edges of these kinds, because such edges follow from the nesting and order of nodes.
+# Kinds of edges that follow from nesting and order, so callers cannot add them.
 DERIVED_KINDS = frozenset({EdgeKind.CONTAINS, EdgeKind.LAUNCHES, EdgeKind.SEQUENCE})
-# Kinds of edges that mean that `destination` starts after `source` has ended.
+# Edges of these kinds mean that `destination` starts after the end of `source`.
 ORDERING_KINDS = frozenset({EdgeKind.SEQUENCE, EdgeKind.DEPENDS_ON})
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge between the ids of two nodes. By default, the weight of a Transfer edge is its number of bytes, and any
-    other edge has weight 1.
+    """An edge between two nodes, given by id. The default weight is the number of bytes for a Transfer, and 1 for
+    other edges.
     """
 
     source: int
@@ -131,7 +128,7 @@ class Edge:
 
 
 def display_name(node: Node) -> str:
-    """Return a node's name as screens and files show it. A phase includes its model: `draft decode`."""
+    """Return a node's name as it is shown. A phase includes its model: `draft decode`."""
     return _labelled(node.kind, node.name, node.label)
 
 
@@ -154,7 +151,7 @@ def name_of(node: GraphNode) -> str:
 
 def _labelled(kind: NodeKind, name: str, label: str) -> str:
     match kind:
-        case NodeKind.LAYER:  # a layer has only its number as its name
+        case NodeKind.LAYER:  # a layer's only name is its number
             return f"Layer {name} ({label})" if label else f"Layer {name}"
         case NodeKind.STEP:
             return f"{label} {name}" if label else name
@@ -163,9 +160,7 @@ def _labelled(kind: NodeKind, name: str, label: str) -> str:
 
 
 def work_ns(node: GraphNode) -> float | None:
-    """Return the time of a node in one run of its root. The time includes the nodes inside the node. Returns None if
-    the node was not timed.
-    """
+    """Return the time of a node in one run of its root, with the nodes inside it. None if it was not timed."""
     match node:
         case Brick() | KernelLaunch() | Transfer():
             return None if node.duration_ns is None else node.duration_ns * node.calls
@@ -178,7 +173,7 @@ def work_ns(node: GraphNode) -> float | None:
 
 
 def printable(text: str) -> str:
-    """Return `text` with escapes in place of characters that would move a cursor, break a line or fail to encode."""
+    """Return `text` with escapes for characters that would move a cursor, break a line or fail to encode."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

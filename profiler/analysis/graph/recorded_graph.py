@@ -1,4 +1,4 @@
-"""The nodes that ran, their nesting and their edges. A graph is filled by recording, or later from a node table."""
+"""A graph of nodes, with their nesting and edges. It is filled by recording, or later from a node table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # The id of a node that did not fit into the graph. The nodes inside it and its edges are dropped, too.
-MAX_EDGES = MAX_NODES  # limit for edges that callers add; all other edges are computed from the nodes
+DROPPED = -1  # The id of a node that did not fit. The nodes inside it and its edges are dropped, too.
+MAX_EDGES = MAX_NODES  # limit for edges that callers add
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,
     TransferDirection.D2H: TransferDirection.H2D,
@@ -52,8 +52,7 @@ class RecordedGraph:
     _last_brick: int | None = None
 
     def add_node(self, node: GraphNode, parent: int | None = None) -> int:
-        """Add a node inside `parent`, or a root if `parent` is None. Returns the node's id, or DROPPED if there is no
-        room.
+        """Add a node inside `parent` (None: as a root). Returns its id, or DROPPED if there is no room.
 
         Raises ValueError for an unknown parent.
         """
@@ -67,9 +66,10 @@ class RecordedGraph:
         return len(self.nodes) - 1
 
     def add_edge(self, source: int, destination: int, kind: EdgeKind, weight: float = 1.0) -> None:
-        """Connect two nodes by an edge. Contains, Launches and Sequence follow from the scopes and cannot be added.
+        """Connect two nodes by an edge. Contains, Launches and Sequence edges follow from the scopes and cannot be
+        added.
 
-        Raises ValueError for these three kinds, for an unknown node, and for a weight that is not a finite number.
+        Raises ValueError for these kinds, for an unknown node, and for a weight that is not finite.
         """
         if kind in DERIVED_KINDS:
             raise ValueError(f"{kind.value} edges follow from the scopes; add Calls, DependsOn or Transfer")
@@ -85,7 +85,7 @@ class RecordedGraph:
         self.add_edge(first, then, EdgeKind.DEPENDS_ON)
 
     def push_scope(self, node: GraphNode) -> int:
-        """Add a node in the current scope and make it the current scope. Returns its id."""
+        """Add a node to the current scope, and make it the current scope. Returns its id."""
         added = self.add_node(node, self.current_scope)
         self._scopes.append(added)
         self._last_brick = None
@@ -115,7 +115,7 @@ class RecordedGraph:
         flops: float | None = None,
         moved_bytes: float | None = None,
     ) -> int:
-        """Add a timed brick in the current scope. Kernels recorded next are launches of this brick."""
+        """Add a timed brick to the current scope. The kernels recorded next are its launches."""
         name = brick.display_name if isinstance(brick, BrickId) else brick
         node = Brick(name, duration_ns, elements, flops, moved_bytes)
         self._last_brick = self.add_node(node, self.current_scope)
@@ -132,9 +132,9 @@ class RecordedGraph:
         flops: float | None = None,
         moved_bytes: float | None = None,
     ) -> int:
-        """Add a kernel launch to the last brick of this scope, or to the scope if the scope has no brick.
+        """Add a kernel launch to this scope's last brick, or to the scope if it has no brick.
 
-        To set other launch attributes, use `add_node(KernelLaunch(…))`.
+        For other launch attributes, use `add_node(KernelLaunch(…))`.
         """
         parent = self.current_scope if self._last_brick is None else self._last_brick
         kernel = KernelLaunch(
@@ -158,7 +158,7 @@ class RecordedGraph:
         duration_ns: float | None = None,
         stream: int | None = None,
     ) -> int:
-        """Add a copy between memories in the current scope. A copy on a `stream` is parallel to its siblings."""
+        """Add a copy between memories to the current scope. With a `stream`, it is parallel to its siblings."""
         copy = Transfer(source, destination, size_bytes, direction, duration_ns, stream=stream)
         return self.add_node(copy, self.current_scope)
 
@@ -184,17 +184,16 @@ class RecordedGraph:
         return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, KernelLaunch)]
 
     def slowest_kernel(self) -> tuple[int, KernelLaunch] | None:
-        """Return the kernel with the longest duration, as (id, kernel). If several are equally long, returns the
-        first one. Returns None if no kernel was timed.
-        """
+        """Return the first of the longest kernels as (id, kernel), or None if no kernel was timed."""
         timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
         return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
 
     def detect_ping_pong(self) -> list[tuple[int, int]]:
-        """Return pairs of transfers between host and device. The second transfer returns the data of the first one.
+        """Return pairs of transfers that move data from one memory to another and back. A transfer is in at most one
+        pair.
 
-        The two have the same number of bytes and opposite directions. The source of the second one is the destination
-        of the first one. A transfer is in at most one pair.
+        The second has as many bytes as the first and the opposite direction, and its source is the first one's
+        destination.
         """
         pairs: list[tuple[int, int]] = []
         gone: dict[tuple[int, str, TransferDirection], list[int]] = {}
@@ -209,11 +208,11 @@ class RecordedGraph:
         return pairs
 
     def edges(self) -> Iterator[Edge]:
-        """Yield every edge: first the edges that follow from the scopes, node by node, then the added edges.
+        """Yield every edge: first those that follow from the scopes, node by node, then the added ones.
 
-        A parent launches its kernels and contains its other nodes. Each sibling (or root) follows the sibling
-        recorded before it. A parallel node (`is_beside`) starts where it was recorded, and no sibling follows it.
-        Nodes that need its result declare a dependency.
+        A parent launches its kernels and contains its other nodes. A node follows the sibling (or root) recorded
+        before it. A parallel node (`is_beside`) starts where it was recorded, and nothing follows it. Nodes that need
+        its result declare a dependency.
         """
         before: dict[int | None, int] = {}
         for node, parent in enumerate(self.parents):

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def to_rich_tree(graph: RecordedGraph) -> Tree:
-    """Return a tree with the labels of the ASCII tree. If nodes were dropped, the last branch says so."""
-    from rich.text import Text  # Rich takes 50 ms to import, which would delay a profiled process
+    """Return the tree of `to_tree_node` with Rich's branches. If nodes were dropped, the last branch says so."""
+    from rich.text import Text  # importing Rich takes 50 ms, which would delay a profiled process
     from rich.tree import Tree
 
     root = to_tree_node(graph)
-    tree = Tree(Text(root.label))  # with a Text, Rich shows [brackets] in names as they are and not as markup
+    tree = Tree(Text(root.label))  # in a Text, Rich does not take [brackets] in names for markup
     waiting = [(root, tree)]
     while waiting:
         here, branch = waiting.pop()

@@ -1,6 +1,4 @@
-"""Compares the nodes of a graph with the roof of a machine: the rate that its peak FLOP/s and bandwidth allow. Uses
-the FLOP, bytes and times of the nodes.
-"""
+"""Compares the nodes of a graph with a machine's roof: the rate that its peak FLOP/s and bandwidth allow."""
 
 from __future__ import annotations
 
@@ -13,12 +11,11 @@ from cbtop.profiler.analysis.roofline import distance, intensity
 
 @dataclass(frozen=True, slots=True)
 class RooflineDistances:
-    """Distances of nodes from the roof (the highest rate that the machine allows). A distance of 0 is on the roof,
-    and 0.75 means that a quarter of the attainable rate was reached.
+    """How far nodes are from the roof (the highest rate that the machine allows). 0 is on or above the roof. 0.75 is
+    a quarter of the attainable rate.
 
-    A rate above the roof has the distance 0. `nodes` has the distance of each brick and kernel by its id. It does not
-    contain nodes with an unknown time, FLOP or bytes. `whole` is the distance of all counted work together, or None
-    if there is none.
+    `nodes` has the distance of each brick and kernel with known time, FLOP and bytes, by id. `whole` is the distance
+    of all counted work together, or None without any.
     """
 
     nodes: dict[int, float]
@@ -26,10 +23,10 @@ class RooflineDistances:
 
 
 def roofline_distance(graph: RecordedGraph, tflops: float, gb_per_sec: float) -> RooflineDistances:
-    """Return the distances from the roof of a machine with these peaks: `tflops` (TFLOP/s) and `gb_per_sec` (GB/s).
+    """Return the distances from the roof of a machine with the peaks `tflops` (TFLOP/s) and `gb_per_sec` (GB/s).
 
-    If a kernel is inside a counted brick, `whole` counts the kernel's FLOP and bytes only once, as part of the brick.
-    Raises ValueError unless both peaks are positive. Source: Williams et al., CACM 52(4), 2009.
+    In `whole`, a kernel inside a counted brick counts as a part of the brick. Raises ValueError unless both peaks are
+    positive. Source: Williams et al., CACM 52(4), 2009.
     """
     if not (tflops > 0 and gb_per_sec > 0):
         raise ValueError(f"the peaks are {tflops} TFLOP/s and {gb_per_sec} GB/s; both must be positive")
@@ -39,7 +36,7 @@ def roofline_distance(graph: RecordedGraph, tflops: float, gb_per_sec: float) ->
     for number, node in enumerate(graph.nodes):
         parent = graph.parents[number]
         if parent in counted:
-            counted.add(number)  # this node is inside a counted brick, so its work is part of that brick's work
+            counted.add(number)  # inside a counted brick, and so a part of the brick's work
         if not isinstance(node, (Brick, KernelLaunch)):
             continue
         found = _distance(node.flops, node.moved_bytes, node.duration_ns, tflops, gb_per_sec)

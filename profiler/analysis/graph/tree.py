@@ -1,8 +1,8 @@
-"""Renders the graph as a tree of labels and as text. The text has exactly the format of cbtop's predecessor.
+"""Renders the graph as a tree of labels, and as text in the format of cbtop's predecessor.
 
-Connectors are `├── ` and `└── `, and continuations are `│   ` or four spaces. Two spaces separate a name from its
-values. µ is U+00B5. Values have one decimal. A single root has no header. Several roots are below `Execution Graph`.
-A graph without nodes is `(empty graph)`. If nodes were dropped, a line at the end says so.
+Connectors are `├── ` and `└── `, and continuations `│ ` or four spaces. Two spaces separate a name from its values,
+which have one decimal. µ is U+00B5. A single root has no header, several roots are below `Execution Graph`, and a
+graph without nodes is `(empty graph)`. A last line tells about dropped nodes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MANY_ROOTS = "Execution Graph"
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A label and the nodes below it. `node` is the id of a graph's node, or None for a root that was added around
-    several nodes.
+    """A label and the nodes below it. `node` is the id in the graph, or None for a root that was added above several
+    nodes.
     """
 
     label: str
@@ -51,12 +51,9 @@ def dropped_text(graph: RecordedGraph) -> str:
 
 
 def to_tree_node(graph: RecordedGraph) -> TreeNode:
-    """Return the graph under one root. If the graph has several roots, a root is added around them. An empty graph is
-    a single label.
-    """
+    """Return the note about dropped nodes and edges, or ""."""
     below: dict[int | None, list[TreeNode]] = {}
-    # Go through the nodes backwards, because the nodes inside a node have higher ids and must be complete before the
-    # node.
+    # Return the graph as a tree. A root is added above several roots. An empty graph is a single label.
     for node in range(len(graph.nodes) - 1, -1, -1):
         children = tuple(reversed(below.pop(node, [])))
         below.setdefault(graph.parents[node], []).append(TreeNode(label(graph.nodes[node]), children, node))
@@ -67,7 +64,7 @@ def to_tree_node(graph: RecordedGraph) -> TreeNode:
 
 
 def to_ascii_tree(graph: RecordedGraph) -> str:
-    """Return the graph as text. Lines are joined by newlines, without a newline at the end."""
+    """Go backwards: the nodes inside a node have higher ids, and must be complete first."""
     lines = tree_lines(to_tree_node(graph)) if graph.nodes else [EMPTY_TEXT]
     if graph.dropped:
         lines.append(dropped_text(graph))
@@ -77,7 +74,7 @@ def to_ascii_tree(graph: RecordedGraph) -> str:
 def tree_lines(root: TreeNode) -> list[str]:
     """Return a tree of labels as lines of text, one per node."""
     lines: list[str] = []
-    waiting = [(root, "", "")]  # a node, the text before its own label, the text before the labels below it
+    waiting = [(root, "", "")]  # (node, prefix of its own line, prefix of the lines below it)
     while waiting:
         here, before, prefix = waiting.pop()
         lines.append(before + here.label)
@@ -120,7 +117,6 @@ def _elements(elements: int | None) -> str:
 def _launch(kernel: KernelLaunch) -> str:
     if kernel.grid is None or kernel.block is None:
         return kernel.backend
-    # The third number is block.y, as in the output of cbtop's predecessor. In CUDA's launch syntax, the third number
-    # is a size in bytes.
+    # The third number is block.y, as in cbtop's predecessor. In CUDA's launch syntax it would be a size in bytes.
     shape = f"<<<{kernel.grid[0]},{kernel.block[0]},{kernel.block[1]}>>>"
     return f"{shape} smem={kernel.shared_memory_bytes or 0}B"

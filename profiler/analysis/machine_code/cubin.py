@@ -17,14 +17,14 @@ MAX_KERNELS = 1 << 12
 MAX_NAME_BYTES = 1 << 14  # longest name of a kernel; names of C++ templates are long
 SYMBOL = struct.Struct("<IBBHQQ")
 SECTION = struct.Struct("<IIQQQQIIQQ")
-FUNCTION = 2  # kind of a symbol that is a function
-STO_CUDA_ENTRY = 0x10  # flag in a symbol's field `other`: the function is a kernel
+FUNCTION = 2  # symbol kind of a function
+STO_CUDA_ENTRY = 0x10  # flag in a symbol's `other`: the function is a kernel
 NOBITS = 8
-VALUE_IN_BYTES = 4  # form of an attribute in `.nv.info` whose value follows directly
+VALUE_IN_BYTES = 4  # form of a `.nv.info` attribute with the value directly after it
 ALLOCATED_BARRIERS = 0x4C
 REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID = 0x2F, 0x11, 0x05, 0x10
-# From compute capability 9.0, the driver reserves this much of each block's shared memory, and the cubin counts it as
-# memory of the kernel.
+# From compute capability 9.0, the driver reserves this much shared memory per block. The cubin counts it as the
+# kernel's.
 RESERVED_SHARED_BYTES = 1024
 
 
@@ -34,22 +34,22 @@ class CubinError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KernelCode:
-    """A kernel in a cubin, with the resources that it needs. A number is None if the cubin does not contain it."""
+    """A kernel in a cubin and its resources. None: the cubin does not tell."""
 
     name: str
     registers: int | None  # registers per thread
-    frame_bytes: int | None  # bytes of local memory that each thread needs
+    frame_bytes: int | None  # local memory per thread
     shared_bytes: int  # static shared memory per block, without the driver's part
     constant_bytes: int  # bytes in constant bank 0: the kernel's parameters, and what the driver adds
     barriers: int | None
-    max_threads: int | None  # most threads per block that .maxntid or .reqntid allows
+    max_threads: int | None  # most threads per block, by .maxntid or .reqntid
     required_threads: int | None  # threads per block that .reqntid requires
-    code_bytes: int  # bytes of the kernel's own code, without functions that follow it in the same section
+    code_bytes: int  # bytes of the kernel itself, without functions after it in the same section
 
 
 @dataclass(frozen=True, slots=True)
 class _Symbol:
-    name: str  # name of the kernel; empty for a function that is not a kernel
+    name: str  # name of the kernel; "" for any other function
     is_entry: bool
     section: int
     address: int  # address of the function in its section
@@ -84,7 +84,7 @@ def _kernels(cubin: bytes) -> tuple[KernelCode, ...]:
     symbols = _symbols(cubin, sections)
     of_module = dict(_per_symbol(cubin, sections))
     by_name = {section.name: section for section in sections}
-    # Section -> the lowest address of a function that is in the section and is not a kernel.
+    # section -> lowest address of a function in it that is not a kernel
     callees: dict[int, int] = {}
     for symbol in symbols.values():
         if not symbol.is_entry:
@@ -148,7 +148,7 @@ def _sections(cubin: bytes) -> list[_Section]:
 
 
 def _symbols(cubin: bytes, sections: list[_Section]) -> dict[int, _Symbol]:
-    """Return the functions by their number in the table of symbols."""
+    """Return the functions by their number in the symbol table."""
     table = next((section for section in sections if section.name == ".symtab"), None)
     if table is None or table.kind == NOBITS:
         raise CubinError("damaged cubin: no table of symbols")

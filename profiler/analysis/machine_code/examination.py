@@ -1,4 +1,4 @@
-"""Examine a PTX module: assemble it, and find the resources, the occupancy and the waste of each kernel."""
+"""Examine a PTX module: assemble it, and find the resources, occupancy and waste of each kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.model import Module
 from cbtop.profiler.analysis.ptx.summary import summary_of
 
-# The block sizes for which the occupancy is computed if a kernel does not declare its own.
+# Compute the occupancy for these block sizes if a kernel declares none.
 THREADS = (128, 256, 512, 1024)
 
 
@@ -36,14 +36,13 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The resources and memory accesses of a kernel. A value that is not known is None, or a text with the reason."""
+    """The resources and memory accesses of a kernel. An unknown value is None, or a text with the reason."""
 
     kernel: KernelCode | None  # the resources that the kernel's machine code needs; None without machine code
     spills: Spills | None
-    # The occupancy for the block size that the kernel declares, or for each size in THREADS. Empty if the GPU's
-    # limits are not known.
+    # The occupancy for the declared block size, or for each size in THREADS. Empty if the GPU's limits are unknown.
     occupancy: tuple[Occupancy, ...]
-    has_dynamic_shared: bool  # whether the launch adds shared memory; then the occupancy may be lower than computed
+    has_dynamic_shared: bool  # whether the launch may add shared memory, which may lower the occupancy
     code: Code | None
     lanes: LaneAddresses  # addresses computed from the PTX
     intensity: Intensity | str
@@ -55,7 +54,7 @@ class Examination:
     """The results for all kernels of a module, for one GPU architecture."""
 
     architecture: str
-    assembler: str  # name and version of the assembler; empty if no assembler made machine code
+    assembler: str  # name and version of the assembler; "" without machine code
     entries: Mapping[str, Entry]
     problems: tuple[str, ...]  # one line for each tool that is missing or failed
 
@@ -70,8 +69,8 @@ def examined(
     """Assemble the text `ptx` for a GPU architecture such as sm_90a, and examine its kernels. `module` is the parsed
     text.
 
-    `launches` has the threads of a block along x, y and z by entry, if they are known.
-    If a tool is missing or fails, the rest is examined, and `problems` names the tool.
+    `launches` has the block's threads along x, y and z for each entry, if known. If a tool is missing or fails,
+    `problems` says so, and the rest is examined.
     """
     result, instructions, problem = _machine_code(ptx, architecture, toolbox)
     kernels = {one.name: one for one in result.kernels} if result is not None else {}
@@ -91,7 +90,7 @@ def examined(
 def _machine_code(
     ptx: bytes, architecture: str, toolbox: Toolbox
 ) -> tuple[Assembled | None, dict[str, list[Instruction]], str]:
-    """Return the machine code and the instructions of each kernel, and a line about a disassembler that is missing or
+    """Return the machine code, the instructions of each kernel, and a line about a disassembler that is missing or
     failed.
     """
     if not toolbox.assemblers:
@@ -126,7 +125,7 @@ def _entry(
         occupancy = _occupancy(result.architecture, kernel, analysis.launch)
         spills, advisories = result.spills.get(kernel.name), of_function(result.advisories, kernel.name)
     has_dynamic_shared = summary_of(analysis.module, analysis.function).has_dynamic_shared
-    if has_dynamic_shared:  # the launch may add shared memory, so saving another resource may not give more blocks
+    if has_dynamic_shared:  # the launch may add shared memory, so saving something else may not give more blocks
         occupancy = tuple(replace(one, gain=None) for one in occupancy)
     lanes = lanes_of(analysis)
     declared = occupancy[0] if len(occupancy) == 1 else None

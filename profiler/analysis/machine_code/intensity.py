@@ -1,8 +1,8 @@
-"""Compute the arithmetic intensity of a kernel from its machine code, if the numbers of loop passes do not matter.
+"""Compute the arithmetic intensity of a kernel from its machine code, if it does not depend on how often loops run.
 
-The intensity is a number of FLOP divided by a number of bytes. The FLOP come from floating-point additions,
-multiplications and tensor-core products. The bytes are requested from global memory by a warp. An instruction with a
-condition counts as if the condition were true. Caches are not modelled: the memory itself may move fewer bytes.
+The intensity is FLOP per byte. Floating-point additions, multiplications and tensor-core products count as FLOP. The
+bytes are those that a warp requests from global memory. A conditional instruction counts as if it ran. Caches are not
+modelled, so the memory may move fewer bytes.
 """
 
 from __future__ import annotations
@@ -20,26 +20,23 @@ FLOP = {  # floating-point operations per instruction and thread
     "HADD2": 2, "HMUL2": 2, "HFMA2": 4, "DADD": 1, "DMUL": 1, "DFMA": 2,
 }  # fmt: skip
 INTEGER_TENSOR = ("IMMA", "IGMMA", "BMMA", "BGMMA")
-WARPS_OF_A_GROUP = 4  # warps that execute one wgmma instruction together
+WARPS_OF_A_GROUP = 4  # warps that run one wgmma instruction together
 GLOBAL = ("global load", "global store", "generic load", "generic store")
 GLOBAL_ATOMICS = ("ATOM", "ATOMG", "RED", "REDG")
-SAME = 1.05  # loops count as equally intensive if their intensities differ by at most this factor
-# Two bounds in FLOP/byte. Below the first bound, memory limits every GPU from V100 to B200. Above the second bound,
-# arithmetic limits every such GPU. The ratios of peak FLOP/s to bandwidth in NVIDIA's data sheets are 12 (A100) to 82
-# (RTX 4090) for float32, and 125 (V100) to 290 (B200) for dense float16 of tensor cores. Between the bounds, the
-# limit depends on the GPU.
+SAME = 1.05  # loops are equally intensive if they differ by at most this factor
+# Two bounds in FLOP/byte. Below the first, memory limits every GPU from V100 to B200. Above the second, arithmetic
+# limits every one. In between, it depends on the GPU. NVIDIA's data sheets have ratios of peak FLOP/s to bandwidth of
+# 12 (A100) to 82 (RTX 4090) for float32, and of 125 (V100) to 290 (B200) for dense float16 of tensor cores.
 SURELY_MEMORY, SURELY_COMPUTE = 10, 100
 SURELY_MEMORY_TENSOR, SURELY_COMPUTE_TENSOR = 100, 600
-# If a warp requests fewer bytes than this per instruction, issuing the instructions can take longer than the memory
-# does. An SM issues 4 instructions per clock, and the memory delivers at most 28 bytes per clock to each SM (B200).
+# If a warp requests fewer bytes per instruction, issuing instructions can take longer than memory. An SM issues 4
+# instructions per clock, and memory delivers at most 28 bytes per clock to an SM (B200).
 MEMORY_BYTES_PER_INSTRUCTION = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """The FLOP of a warp, and the bytes that it requests, in one pass of a loop, or in the whole kernel if it has no
-    loop.
-    """
+    """The FLOP of a warp and the bytes that it requests, in one pass of a loop (or in a kernel without loops)."""
 
     flop: float
     requested_bytes: int
@@ -52,8 +49,8 @@ class Intensity:
 
     @property
     def bound(self) -> str | None:
-        """The limit of the kernel on every GPU from V100 to B200: MEMORY, COMPUTE, or None if the limit depends on
-        the GPU. MEMORY assumes that no cache helps.
+        """What limits the kernel on every GPU from V100 to B200, if no cache helps: MEMORY or COMPUTE. None if it
+        depends on the GPU.
         """
         low, high = (
             (SURELY_MEMORY_TENSOR, SURELY_COMPUTE_TENSOR) if self.has_tensor else (SURELY_MEMORY, SURELY_COMPUTE)
@@ -64,10 +61,10 @@ class Intensity:
 
 
 def intensity_of(instructions: Sequence[Instruction]) -> Intensity | str:
-    """Return the intensity of a kernel, or the reason why it is not known.
+    """Return the intensity of a kernel, or the reason why it is unknown.
 
-    A kernel without loops counts as a whole. For a kernel with loops, the number of passes must not matter: all
-    innermost loops that access global memory must have the same intensity, and loops around them must not access it.
+    It is known for a kernel without loops. With loops, all innermost loops that access global memory must have the
+    same intensity, and loops around them must not access it.
     """
     if any(one.name in BULK_COPIES or one.name.startswith("UTC") for one in instructions):
         return "the sizes of bulk copies, or of tensor-core products, are not in the code"
@@ -92,7 +89,7 @@ def intensity_of(instructions: Sequence[Instruction]) -> Intensity | str:
 
 
 def _loops(instructions: Sequence[Instruction]) -> list[tuple[int, int]]:
-    """Return the first and the last address of each loop. A loop ends with a branch back to its first address."""
+    """Return the first and last address of each loop. A loop ends with a branch to its first address."""
     return sorted(
         {
             (target, one.address)
@@ -120,8 +117,8 @@ def _intensity(instructions: Sequence[Instruction]) -> Intensity | None:
 
 
 def _flop(one: Instruction) -> int:
-    """Return the FLOP of an instruction in one thread. Adding zero or multiplying by zero only moves a number, so
-    such an instruction counts as 0.
+    """Return the FLOP of an instruction in one thread. Adding zero or multiplying by zero counts as 0, because it
+    only moves a number.
     """
     count = FLOP.get(one.name, 0)
     operands = [part.strip(" -|") for part in one.operands.split(",")[1:3]]
@@ -138,8 +135,8 @@ def _bytes(instructions: Sequence[Instruction]) -> int:
 
 
 def _tensor_flop(one: Instruction) -> float:
-    """Return the FLOP of a warp in a tensor-core instruction. The shape in the instruction's name has m, n and k, for
-    example 16816 or 64x128x16.
+    """Return the FLOP of a warp in a tensor-core instruction. Its name contains m, n and k, such as 16816 or
+    64x128x16.
     """
     for part in one.opcode.split(".")[1:]:
         if match := re.fullmatch(r"(\d+)x(\d+)x(\d+)", part):

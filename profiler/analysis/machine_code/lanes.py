@@ -1,7 +1,7 @@
-"""Compute how many memory transactions the threads of a warp need, from the address in each thread.
+"""Compute how many memory transactions a warp needs, from the address in each thread.
 
-Addresses come from the PTX, and are known if they follow from thread ids and constants. Only the first warp of a
-block is examined. All of its threads count, unless the PTX shows which of them execute the instruction.
+Addresses come from the PTX. They are known if they follow from thread ids and constants. Only the first warp of a
+block is examined. All its threads count, unless the PTX shows which of them run the instruction.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from cbtop.profiler.analysis.ptx.lane_values import WARP_THREADS
 from cbtop.profiler.analysis.ptx.opcodes import is_plain_access, opcode
 
 SECTOR_BYTES = 32  # bytes of the smallest transaction of global memory
-BANKS, BANK_BYTES = 32, 4  # shared memory has this many banks, each of this many bytes
+BANKS, BANK_BYTES = 32, 4  # number of banks of shared memory, and bytes per bank
 PASS_BYTES = BANKS * BANK_BYTES  # most bytes that shared memory delivers in one pass
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A load or store that a warp executes, and the transactions that it causes. In global memory, a transaction is
-    the transfer of a sector. In shared memory, it is a pass over the banks.
+    """A load or store by a warp, and its transactions: sectors of global memory, or passes over the banks of shared
+    memory.
 
-    `needed` is the smallest number of transactions that could move the same bytes.
+    `needed` is the smallest number of transactions for the same bytes.
     """
 
     space: str  # global or shared
@@ -35,7 +35,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class LaneAddresses:
-    """The memory accesses of a kernel whose addresses are known, and the number of all accesses."""
+    """A kernel's accesses with known addresses, and the number of all accesses."""
 
     accesses: tuple[Access, ...]
     global_count: int
@@ -45,15 +45,13 @@ class LaneAddresses:
         return [one for one in self.accesses if one.space == space]
 
     def unknown(self, space: str) -> int:
-        """Return the number of accesses with an unknown address. An address is unknown if it does not follow from
-        thread ids and constants.
-        """
+        """Return the number of accesses with an address that does not follow from thread ids and constants."""
         return (self.global_count if space == "global" else self.shared_count) - len(self.of_space(space))
 
 
 def lanes_of(analysis: FunctionAnalysis) -> LaneAddresses:
-    """Return the accesses of a kernel with known addresses. Bytes that a different access to the same array uses do
-    not count as wasted.
+    """Return a kernel's accesses with known addresses. Bytes that another access to the same array uses are not
+    wasted.
     """
     found: list[Access] = []
     counts = {"global": 0, "shared": 0}
@@ -86,15 +84,15 @@ def sectors(addresses: Sequence[int], size: int) -> set[int]:
 def passes(addresses: Sequence[int], size: int) -> int:
     """Return how many passes over the banks of shared memory an access takes.
 
-    Threads that use the same word share it. Half a warp at a time does an access of 8 bytes, and a quarter of a warp
-    at a time does an access of 16 bytes.
+    Threads that use the same word share it. Half a warp at a time does an access of 8 bytes, and a quarter does an
+    access of 16 bytes.
     """
     threads = max(WARP_THREADS * BANK_BYTES // max(size, BANK_BYTES), 1)
     return sum(_passes(addresses[start : start + threads], size) for start in range(0, len(addresses), threads))
 
 
 def needed_passes(addresses: Sequence[int], size: int) -> int:
-    """Return how many passes over the banks the bytes of an access would take without bank conflicts."""
+    """Return how many passes over the banks an access would take without bank conflicts."""
     return -(-len(_words(addresses, size)) * BANK_BYTES // PASS_BYTES)
 
 
@@ -122,8 +120,8 @@ def _coalesced(group: Sequence[tuple[int, bool, list[int], int]]) -> Iterator[Ac
 
 
 def _addresses(analysis: FunctionAnalysis, at: int) -> list[int]:
-    """Return the address in each thread of the first warp. The addresses are relative to a base that is the same in
-    all threads. Returns an empty list if they are not known.
+    """Return the address in each thread of the first warp, relative to a base that is the same for all. [] if
+    unknown.
     """
     value, size = analysis.address(at), opcode(analysis.instructions[at].opcode).bytes
     values = analysis.data.lane_values

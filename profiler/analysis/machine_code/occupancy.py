@@ -1,7 +1,7 @@
-"""Compute how many blocks of a kernel fit on one SM, what limits the number of blocks, and which change of a resource
-would change this number.
+"""Compute how many blocks of a kernel fit on an SM, what limits this number, and which change of a resource would
+change it.
 
-The rules are those of NVIDIA's `cuda_occupancy.h` (CUDA 13.5). The limits are from the CUDA programming guide, table
+The rules are those of NVIDIA's `cuda_occupancy.h` (CUDA 13.5). The limits are in the CUDA programming guide, table
 "Technical specifications per compute capability". The shared memory of an SM is its largest carve-out.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 WARP = 32  # threads per warp
 KIB = 1024
 REGISTERS_PER_SM = 65536  # registers of an SM; a single block may use all of them
-REGISTER_UNIT = 256  # the registers of a warp are rounded up to a multiple of this
+REGISTER_UNIT = 256  # a warp's registers are rounded up to a multiple of this
 PARTITIONS = 4  # an SM has four partitions, each with a quarter of its registers
 MAX_THREADS_PER_BLOCK = 1024
 MAX_REGISTERS = 255  # most registers per thread
@@ -28,7 +28,7 @@ class Limits:
     warps: int
     blocks: int
     shared_bytes: int
-    barriers: int | None = None  # most barriers of an SM; None if they do not limit the number of blocks
+    barriers: int | None = None  # barriers of an SM; None if they do not limit the number of blocks
     shared_unit_bytes: int = 128
     reserved_shared_bytes: int = KIB  # shared memory that the driver reserves in each block
 
@@ -74,15 +74,15 @@ class OccupancyChange:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """The number of blocks and warps of a kernel that fit on one SM. With 0 blocks, the kernel cannot be launched."""
+    """How many blocks and warps of a kernel fit on one SM. With 0 blocks, it cannot be launched."""
 
     threads: int  # threads per block
     blocks: int
     warps: int
     max_warps: int
-    limiters: tuple[str, ...]  # the resources that do not allow one more block
-    gain: OccupancyChange | None  # the smallest saving of one resource that allows more blocks
-    loss: OccupancyChange | None  # the smallest increase of registers after which fewer blocks fit
+    limiters: tuple[str, ...]  # the resources that allow no further block
+    gain: OccupancyChange | None  # the smallest saving of one resource that lets more blocks fit
+    loss: OccupancyChange | None  # the smallest increase of registers that lets fewer blocks fit
 
     @property
     def percent(self) -> float:
@@ -90,7 +90,7 @@ class Occupancy:
 
 
 def capability_of(architecture: str) -> tuple[int, int] | None:
-    """Return the compute capability of an architecture such as "sm_90a", or None if the text has a different form."""
+    """Return the compute capability of an architecture such as "sm_90a". None for any other text."""
     digits = architecture.removeprefix("sm_").rstrip("af")
     if (
         not architecture.startswith("sm_")
@@ -103,7 +103,7 @@ def capability_of(architecture: str) -> tuple[int, int] | None:
 
 
 def occupancy_of(architecture: str, block: BlockShape) -> Occupancy | None:
-    """Return the occupancy of a kernel, or None if the limits of the architecture are not known.
+    """Return the occupancy of a kernel, or None if the architecture's limits are unknown.
 
     Raises ValueError if a block has no thread or no register.
     """
@@ -126,7 +126,7 @@ def occupancy_of(architecture: str, block: BlockShape) -> Occupancy | None:
 
 
 def _allowed(limits: Limits, block: BlockShape) -> dict[str, int]:
-    """For each resource, return how many blocks would fit on an SM if no other resource were limited."""
+    """Return for each resource how many blocks would fit on an SM if only this resource were limited."""
     allowed = {
         WARPS: limits.warps // block.warps if block.threads <= MAX_THREADS_PER_BLOCK else 0,
         BLOCKS: limits.blocks,
@@ -140,7 +140,7 @@ def _allowed(limits: Limits, block: BlockShape) -> dict[str, int]:
 
 def _by_registers(block: BlockShape) -> int:
     of_warp = _rounded_up(block.registers * WARP, REGISTER_UNIT)
-    # When a kernel is launched, the driver assumes that each partition of the SM gets the same number of warps.
+    # At a launch, the driver assumes equally many warps for each partition of the SM.
     of_block = of_warp * _rounded_up(block.warps, PARTITIONS)
     if of_block > REGISTERS_PER_SM or block.registers > MAX_REGISTERS:
         return 0
@@ -169,8 +169,8 @@ def _gain(limits: Limits, block: BlockShape, blocks: int) -> OccupancyChange | N
 
 
 def _smallest(limits: Limits, less: Callable[[int], BlockShape], most: int, blocks: int) -> tuple[int, int] | None:
-    """Return the smallest saving of a resource that lets more than `blocks` blocks fit, and how many then fit.
-    Returns None if no saving is enough.
+    """Return the smallest saving of a resource that lets more than `blocks` blocks fit, and how many then fit. None
+    if no saving is enough.
     """
 
     def blocks_with(amount: int) -> int:
@@ -178,7 +178,7 @@ def _smallest(limits: Limits, less: Callable[[int], BlockShape], most: int, bloc
 
     if most < 1 or blocks_with(most) <= blocks:
         return None
-    too_few, enough = 0, most  # a larger saving never allows fewer blocks, so use bisection
+    too_few, enough = 0, most  # more saving never means fewer blocks, so use bisection
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         too_few, enough = (too_few, middle) if blocks_with(middle) > blocks else (middle, enough)

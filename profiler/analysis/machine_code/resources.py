@@ -19,7 +19,7 @@ AT_LINE = re.compile(r"\bline (\d+)")
 ARCHITECTURE = re.compile(r"sm_[0-9]{2,3}[af]?")
 SERIALIZED = "wgmma.mma_async instructions are serialized due to "
 SETMAXNREG = "'setmaxnreg' ignored"
-REASONS = {  # a part of the assembler's message -> the reason in our words
+REASONS = {  # part of an assembler's message -> the reason in our words
     "insufficient register resources": "there are not enough registers for the accumulators",
     "defining accumulator registers": "another instruction writes an accumulator before wgmma.wait_group",
     "reading accumulator registers": "another instruction reads an accumulator before wgmma.wait_group",
@@ -34,8 +34,8 @@ INJECTED = "wgmma.wait_group is injected"
 
 @dataclass(frozen=True, slots=True)
 class Spills:
-    """The bytes of registers that a thread stores to local memory because registers are scarce, and the bytes that it
-    loads again. Each instruction counts once.
+    """The bytes that a thread stores to local memory and loads again, because it has too few registers. Each
+    instruction counts once.
     """
 
     store_bytes: int
@@ -47,15 +47,13 @@ class Spills:
 
 @dataclass(frozen=True, slots=True)
 class Advisory:
-    """A note of the assembler about a function. If the note names no function or line, `function` is empty and `line`
-    is None.
-    """
+    """A note of the assembler. Without a function or line, `function` is empty and `line` is None."""
 
-    code: str  # the assembler's number of the note, such as C7510
+    code: str  # the assembler's number, such as C7510
     function: str
     line: int | None  # line in the PTX
     text: str
-    is_loss: bool  # whether the assembler calls this a potential loss of performance
+    is_loss: bool  # whether the assembler expects a loss of performance
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +69,9 @@ class Assembled:
 
 
 def assembled(ptx: bytes, architecture: str, assemblers: Sequence[Tool]) -> Assembled:
-    """Assemble the text `ptx` for a GPU architecture such as sm_90a. Uses the first assembler that accepts the text.
+    """Assemble the text `ptx` for a GPU architecture such as sm_90a, by the first assembler that accepts it.
 
-    If all assemblers refuse the text, raises ToolError with the problem of the first one. Raises CubinError if the
-    result can't be read.
+    If none does, raises ToolError with the first one's problem. Raises CubinError if the result cannot be read.
     """
     if not ARCHITECTURE.fullmatch(architecture):
         raise ToolError(f"{architecture} is not an architecture such as sm_90")
@@ -97,7 +94,7 @@ def spills_of(log: str) -> dict[str, Spills]:
 
 
 def advisories_of(log: str) -> tuple[Advisory, ...]:
-    """Return the numbered notes in a report of `ptxas`. Known messages are replaced by plain words."""
+    """Return the numbered notes in a report of `ptxas`, with known messages in plain words."""
     return tuple(_advisory(code, text) for code, text in ADVISORY.findall(log))
 
 

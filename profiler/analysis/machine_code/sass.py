@@ -15,9 +15,9 @@ from cbtop.profiler.analysis.machine_code.tools import Tool, ToolError, run
 
 INSTRUCTION_BYTES = 16  # bytes of each instruction, from compute capability 7.0
 WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
-DEFAULT_WIDTH = 32  # bits per thread of an access whose name does not contain a width
-MAX_WIDTH = 128  # bits per thread that one access can move on every architecture
-SPACES = {  # first part of an instruction's name -> the kind of its memory access
+DEFAULT_WIDTH = 32  # bits per thread if an access has no width in its name
+MAX_WIDTH = 128  # most bits per thread in one access, on every architecture
+SPACES = {  # first part of an instruction's name -> kind of memory access
     "LDG": "global load",
     "STG": "global store",
     "LDGSTS": "global load",  # copies from global to shared memory without a register
@@ -29,7 +29,7 @@ SPACES = {  # first part of an instruction's name -> the kind of its memory acce
     "ST": "generic store",
 }
 MERGEABLE = ("global load", "global store")
-# Bulk copies have their size in memory, so the instruction does not show it.
+# The size of a bulk copy is in memory, so the instruction does not show it.
 BULK_COPIES = ("UBLKCP", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKRED")
 TENSOR = re.compile(r"(?:[HIBDQO]MMA|[HIBQ]GMMA|UTC[HIQO]MMA)$")
 REGISTER = re.compile(r"U?R\d+")
@@ -38,7 +38,7 @@ OFFSET = re.compile(r"\+?(-?0x[0-9a-f]+)$")
 PREDICATE = re.compile(r"!?U?P[T0-9]")
 WRITERS_OF_ONE = ("FADD", "FMUL", "FFMA", "MOV", "IADD3", "S2R", "LOP3", "SHF", "MUFU")
 LOADS = ("LDG", "LDS", "LDL", "LD", "LDC", "LDCU", "ULDC")
-WRITTEN_REGISTERS = 8  # most registers that an instruction may write, if it is neither a load nor one of WIDE_WRITERS
+WRITTEN_REGISTERS = 8  # most registers that an instruction writes, other than loads and WIDE_WRITERS
 WIDE_WRITERS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA", "LDTM", "CALL")
 
 
@@ -57,25 +57,25 @@ class Instruction:
 
     @property
     def width(self) -> int:
-        """How many bits per thread the instruction moves, if it accesses memory."""
+        """Bits per thread that the instruction moves, if it accesses memory."""
         return next((WIDTHS[part] for part in self.opcode.split(".")[1:] if part in WIDTHS), DEFAULT_WIDTH)
 
     @property
     def branch_target(self) -> int | None:
-        """The address that the instruction jumps to, or None if it is not a branch."""
+        """The address that a branch jumps to, or None for other instructions."""
         last = self.operands.rpartition(",")[2].strip()
         return int(last, 16) if self.name == "BRA" and re.fullmatch("0x[0-9a-f]{1,12}", last) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """Several accesses of a thread to adjacent addresses. Fewer and wider accesses could move the same bytes."""
+    """Several accesses of a thread to adjacent addresses, which could be merged into fewer and wider ones."""
 
     space: str  # a value of SPACES
     accesses: int
     width: int  # bits per access
-    possible_width: int  # bits per access that would be possible
-    # Address of the first of the instructions that could be merged, in bytes from the start of the function.
+    possible_width: int  # possible bits per access
+    # Address of the first instruction to merge, in bytes from the start of the function.
     address: int
 
     @property
@@ -87,7 +87,7 @@ class Narrow:
 class Code:
     """The memory accesses and tensor-core instructions of a kernel's machine code."""
 
-    # Kind of access (a value of SPACES) -> bits per thread -> number of instructions.
+    # Kind of access (see SPACES) -> bits per thread -> number of instructions.
     widths: dict[str, dict[int, int]]
     tensor: dict[str, int]  # name of a tensor-core instruction -> how many there are
     bulk_copies: int
@@ -97,12 +97,12 @@ class Code:
         return sum(self.widths.get(space, {}).values())
 
     def moved_bytes(self, space: str) -> int:
-        """Bytes per thread that all accesses of these kinds move, if each instruction runs once."""
+        """Bytes per thread of all accesses of these kinds, if each instruction runs once."""
         return sum(bits // 8 * number for bits, number in self.widths.get(space, {}).items())
 
 
 def disassembled(cubin: bytes, disassemblers: Sequence[Tool]) -> dict[str, list[Instruction]]:
-    """Return the instructions of each kernel, using the first disassembler that can read the machine code. Raises
+    """Return the instructions of each kernel, from the first disassembler that can read the machine code. Raises
     ToolError.
     """
     problem: ToolError | None = None
@@ -150,8 +150,7 @@ def _instructions(printed: Sequence[dict[str, str]]) -> Iterator[Instruction]:
 
 def _narrow(instructions: Sequence[Instruction]) -> Iterator[Narrow]:
     targets = {one.branch_target for one in instructions}
-    # Accesses that may be merged have the same key. The value of a key maps the offset of each access to the address
-    # of its instruction.
+    # Key of accesses that may be merged -> offset of each access -> address of its instruction.
     groups: dict[tuple[str, str, str, int], dict[int, int]] = {}
     for one in instructions:
         if one.address in targets:
@@ -189,9 +188,7 @@ def _merged(groups: dict[tuple[str, str, str, int], dict[int, int]]) -> Iterator
 
 
 def _base_and_offset(operands: str) -> tuple[str, int] | None:
-    """Return the registers of an address, and the constant that is added to them. Returns None if the address has no
-    register.
-    """
+    """Return the registers of an address, and the constant that is added. None if the address has no register."""
     match = ADDRESS.search(operands)
     if match is None or not REGISTER.search(match[1]):
         return None
@@ -200,7 +197,7 @@ def _base_and_offset(operands: str) -> tuple[str, int] | None:
 
 
 def _kind(opcode: str) -> str:
-    """Return the parts of an opcode that are not its width, for example the cache policy."""
+    """Return the parts of an opcode except its width, such as the cache policy."""
     return ".".join(part for part in opcode.split(".") if part not in WIDTHS)
 
 
@@ -239,7 +236,7 @@ def _may_write(one: Instruction, base: str) -> bool:
         count = 1
     for register in REGISTER.findall(base):
         number = int(register.lstrip("UR"))
-        # A 64-bit address is in two registers. The machine code names only the first.
+        # A 64-bit address is in two registers, and the machine code names only the first.
         if register.rstrip("0123456789") == kind and first - 1 <= number < first + count:
             return True
     return False

@@ -1,7 +1,6 @@
 """Find NVIDIA's `ptxas`, `nvdisasm` and `cuobjdump`, and run them with limits of time and output.
 
-Each run has a new temporary folder with files that cbtop names. No text from a file becomes an argument of the
-command.
+Each run has a new temporary folder, with file names chosen by cbtop. No text from a file becomes an argument.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from pathlib import Path
 MAX_SECONDS = 60.0  # time limit of one run
 MAX_OUTPUT_BYTES = 1 << 26
 VERSION_SECONDS = 10.0
-FILES = {  # name of a tool -> the file names of its program
+FILES = {  # name of a tool -> possible file names
     "ptxas": ("ptxas", "ptxas-blackwell"),  # Triton contains a second ptxas, for newer GPUs
     "nvdisasm": ("nvdisasm",),
-    "cuobjdump": ("cuobjdump",),  # not run by cbtop; users can extract a program's PTX with it
+    "cuobjdump": ("cuobjdump",),  # cbtop does not run it, but users can extract a program's PTX with it
 }
 HOW_TO_GET = {
     "ptxas": "pip install nvidia-cuda-nvcc",
@@ -35,7 +34,7 @@ HOW_TO_GET = {
 
 
 class ToolError(Exception):
-    """A tool failed, took too long or wrote too much. The message contains the first line of the tool's output."""
+    """A tool failed, took too long or wrote too much. The message has the first line of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """The output of a tool, and the content of the file that it was asked to write."""
+    """The output of a tool, and the file that it wrote."""
 
     output: bytes
     notes: bytes  # standard error
@@ -61,10 +60,10 @@ class ToolRun:
 
 
 def tools(name: str, environment: Mapping[str, str] | None = None, path: Sequence[str] | None = None) -> list[Tool]:
-    """Return all programs on this machine for the tool `name`, a key of FILES. The newest comes first.
+    """Return all programs on this machine for the tool `name` (a key of FILES), newest first.
 
-    They are searched in the folders of PATH, in the CUDA toolkit that CUDA_HOME or CUDA_PATH names, and in the
-    packages of NVIDIA and Triton below `path` (default: the folders that Python imports from).
+    Searches the folders of PATH, the CUDA toolkit in CUDA_HOME or CUDA_PATH, and the packages of NVIDIA and Triton in
+    `path` (default: the folders that Python imports from).
     """
     environment = os.environ if environment is None else environment
     folders = [*_toolkits(environment), *_packages(sys.path if path is None else path)]
@@ -78,7 +77,7 @@ def tools(name: str, environment: Mapping[str, str] | None = None, path: Sequenc
 
 
 def missing(name: str) -> str:
-    """Return a line for the user. The line says that a tool is missing, and how to get the tool."""
+    """Return a line for the user: this tool is missing, and how to get it."""
     return f"{name} was not found on the PATH, in CUDA_HOME, or in Python's packages: {HOW_TO_GET[name]}"
 
 
@@ -91,7 +90,7 @@ def run(
     max_seconds: float = MAX_SECONDS,
 ) -> ToolRun:
     """Run a tool on a temporary file "input" with this content. Returns its output, and the content of the file
-    `writes` if it is given.
+    `writes`, if given.
 
     Raises ToolError if the tool fails, exceeds `max_seconds` or writes more than MAX_OUTPUT_BYTES.
     """
@@ -109,7 +108,7 @@ def run(
 
 
 def _toolkits(environment: Mapping[str, str]) -> Iterator[str]:
-    # An empty entry of PATH is the current folder. Anybody may have put a program there, so this entry is left out.
+    # An empty entry of PATH is the current folder, where anybody may have put a program. So it is left out.
     yield from (folder for folder in environment.get("PATH", "").split(os.pathsep) if os.path.isabs(folder))
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if environment.get(variable):
@@ -133,9 +132,7 @@ def _version(program: str) -> tuple[int, ...]:
 
 
 def _run(command: Sequence[str], folder: str, max_seconds: float) -> tuple[int, bytes, bytes]:
-    """Run a command, and return its exit code, output and errors. If the command exceeds a limit, the command and its
-    child processes are killed.
-    """
+    """Run a command, and return its exit code, output and errors. Kills it and its child processes at a limit."""
     process = subprocess.Popen(
         command,
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Find waste in a kernel's machine code: what is wasted, how much, and how to avoid it."""
+"""Find waste in a kernel's machine code: what it is, how much, and how to avoid it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbtop.profiler.analysis.machine_code.occupancy import (
 from cbtop.profiler.analysis.machine_code.resources import Advisory, Spills
 from cbtop.profiler.analysis.machine_code.sass import Code
 
-WASTEFUL = 2  # an access is reported if it takes at least this many times as many transactions as it needs
+WASTEFUL = 2  # report an access that takes at least this many times the transactions that it needs
 LOW_PERCENT = 25  # percentage of an SM's warps; a kernel with fewer warps can seldom hide the latency of memory
 RESOURCES = {
     WARPS: "the number of warps",
@@ -45,7 +45,7 @@ OCCUPANCY_FIX = {
 ADVISORY_FIX = (
     "let no instruction but wgmma use its registers between wgmma.fence and wgmma.wait_group, in one function"
 )
-# id of each kind of waste -> what it means, in the order of the documentation
+# kind of waste -> what it means, in the order of the documentation
 WASTES = {
     "spills": "registers are spilled",
     "local-memory": "a thread's array is in local memory",
@@ -60,10 +60,9 @@ WASTES = {
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """One kind of waste in a kernel, its impact, and a way to avoid it.
+    """A kind of waste in a kernel: what is wasted, its impact, and a way to avoid it.
 
-    If `is_possible`, the waste may cost no time. `line` is a line of the PTX, or None if the waste concerns the whole
-    kernel.
+    `is_possible` says that it may cost no time. `line` is a line of the PTX, or None for the whole kernel.
     """
 
     id: str
@@ -82,9 +81,7 @@ def waste_of(
     code: Code | None,
     lanes: LaneAddresses,
 ) -> Iterator[Waste]:
-    """Return the waste in a kernel. Pass None for data that is not known. Waste that only this data would show is
-    then not reported.
-    """
+    """Return the waste in a kernel. Unknown data is None, and waste that only this data shows is not reported."""
     if spills:
         yield Waste(
             "spills",
@@ -146,8 +143,7 @@ def _uncoalesced(lanes: LaneAddresses) -> Iterator[Waste]:
             f"{len(wasteful)} loads and stores of global memory spread a warp's bytes over too many sectors",
             f"up to {_factor(worst):.1f}x the traffic: {_worst(worst, 'sectors')}",
             UNCOALESCED_FIX,
-            # An access with an unknown address may use the rest of these memory sectors. So it is not known whether
-            # the rest is wasted.
+            # The rest of these memory sectors is perhaps used, by an access with an unknown address.
             is_possible=len(lanes.of_space("global")) < lanes.global_count,
             line=worst.line,
         )

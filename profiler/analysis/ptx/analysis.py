@@ -1,6 +1,4 @@
-"""All results of the analyses of one PTX function. The lints use them. Each result is computed when it is first
-needed.
-"""
+"""The results of all analyses of one PTX function, for the lints. Each is computed when it is first needed."""
 
 from __future__ import annotations
 
@@ -24,16 +22,16 @@ from cbtop.profiler.analysis.ptx.opcodes import (
 from cbtop.profiler.analysis.ptx.thread_bits import shared_results
 
 FIRST_WITHOUT_EXITED = 70  # the architecture
-MAX_SHARED_ACCESSES = 400  # most accesses with known addresses; each of them is compared with each other one
+MAX_SHARED_ACCESSES = 400  # most accesses with known addresses, because each is compared with all others
 
 
 @dataclass(frozen=True, slots=True)
 class SharedAccess:
-    """A load or store of shared memory with a known address. `root` is the part of the address that is the same in
+    """A load or store of shared memory with known addresses. `root` is the part of the address that is the same in
     all threads, as (term, factor).
 
-    `offsets` has the first byte that each thread accesses, relative to `root`. `threads` has the numbers of the
-    threads that execute the instruction.
+    `offsets` has each thread's first byte, relative to `root`. `threads` has the numbers of the threads that run the
+    instruction.
     """
 
     at: int
@@ -45,14 +43,12 @@ class SharedAccess:
 
     @property
     def footprint(self) -> tuple[object, ...]:
-        """The bytes that each thread accesses. Accesses with the same footprint have the same conflicts."""
+        """The bytes that each thread accesses. Equal footprints have equal bank conflicts."""
         return self.offsets, self.size_bytes, self.threads
 
 
 class FunctionAnalysis:
-    """A function of a module with the results of the analyses. `launch` is the block size of the launch, if it is
-    known.
-    """
+    """A function of a module, and the results of the analyses. `launch` is the block size, if it is known."""
 
     def __init__(self, module: Module, function: PtxFunction, launch: Sequence[int] | None = None) -> None:
         self.module = module
@@ -87,16 +83,14 @@ class FunctionAnalysis:
         return {one.name: one for one in (*self.module.variables, *own.parameters, *own.variables)}
 
     def reachable(self) -> Iterator[tuple[int, PtxInstruction]]:
-        """Yield the instructions that a thread can reach, with their numbers."""
+        """Yield the instructions that a thread can reach, and their numbers."""
         for number in sorted(self.flow.reachable):
             block = self.flow.blocks[number]
             for at in range(block.start, block.end):
                 yield at, self.instructions[at]
 
     def place_of(self, index: int | None) -> tuple[int, tuple[str, int] | None]:
-        """Return the line of an instruction in the PTX. Also returns its file and line in the source, if the PTX has
-        debug lines.
-        """
+        """Return an instruction's line in the PTX, and its file and line in the source if the PTX has debug lines."""
         if index is None:
             return self.function.line, None
         one = self.function.instructions[index]
@@ -104,14 +98,14 @@ class FunctionAnalysis:
         return one.line, (path, one.source[1]) if path and one.source else None
 
     def address(self, at: int) -> LaneValue | None:
-        """Return the address of a memory access, as a value with one number per thread."""
+        """Return the address of a memory access in each thread."""
         values = self.data.lane_values
         return None if values is None else values.of_address(address_in(self.instructions[at]))
 
     @cached_property
     def barriers_wait_for_exited(self) -> bool:
-        """Whether a barrier waits for threads of the block that have already returned. From sm_70 on, a barrier does
-        not wait for them (CUDA Programming Guide, "Independent Thread Scheduling").
+        """Whether a barrier waits for threads that have already returned. It does not from sm_70 on (CUDA Programming
+        Guide, "Independent Thread Scheduling").
         """
         match = re.match(r"sm_([0-9]+)", self.module.target)
         return match is not None and int(match[1]) < FIRST_WITHOUT_EXITED
@@ -120,8 +114,8 @@ class FunctionAnalysis:
 
     @cached_property
     def divergent_branches(self) -> dict[int, Divergence]:
-        """The divergence of each block that ends with a divergent branch. The threads of a thread block can take such
-        a branch differently.
+        """Block that ends with a divergent branch -> the divergence. Threads of a thread block may take such a branch
+        differently.
         """
         found: dict[int, Divergence] = {}
         for number in sorted(self.flow.reachable):
@@ -133,27 +127,25 @@ class FunctionAnalysis:
         return found
 
     def is_split_by_ids(self, name: str) -> bool:
-        """Whether the value of a predicate certainly differs between threads of a thread block, because it depends
-        only on their ids.
+        """Whether a predicate certainly differs between the threads of a block, because only their ids decide it.
 
-        A predicate that also depends on a parameter, or on a block size that is not known, can be the same in all
-        threads.
+        If it also depends on a parameter or on an unknown block size, all threads may have the same value.
         """
         values = self.data.lane_values
         value = values.of_register(name) if values is not None else None
         return value is not None and value.is_number and not value.is_uniform
 
     def sides(self, branch: int) -> list[frozenset[int]]:
-        """Return the basic blocks on each side of a branch, until both sides join. `branch` is the block that ends
-        with the branch.
+        """Return the basic blocks on each side of a branch, until the sides join. Block number `branch` ends with the
+        branch.
         """
         join = self.flow.post_dominators[branch]
         stop = frozenset() if join is None else frozenset({join})
         return [self.flow.reached_from([one], stop) for one in self.flow.blocks[branch].successors]
 
     def is_early_return(self, branch: int) -> bool:
-        """Whether a divergent branch is an early return: its sides meet only at the end of the function, and one side
-        goes to this end directly. `branch` is the block that ends with the branch.
+        """Whether a divergent branch is an early return: one side goes directly to the end of the function, where the
+        sides meet. Block number `branch` ends with the branch.
         """
         join = self.flow.post_dominators[branch]
         if join is None or join == self.flow.exit:
@@ -164,10 +156,9 @@ class FunctionAnalysis:
 
     @cached_property
     def meeting_barriers(self) -> frozenset[int]:
-        """The barriers at which warps with different work meet. Each warp executes the barrier at an instruction of
-        its own.
+        """The barriers at which warps with different work meet, each at its own instruction.
 
-        Such barriers are not aligned, and both sides of a divergent branch contain a barrier with the same number.
+        These barriers are not aligned, and both sides of a divergent branch have one with the same number.
         """
         free = {at for at, one in self.reachable() if is_block_barrier(one) and may_diverge_at(one)}
         met: set[tuple[str, ...]] = set()
@@ -181,7 +172,7 @@ class FunctionAnalysis:
 
     @cached_property
     def _controllers(self) -> dict[int, list[int]]:
-        """Basic block -> the blocks with the divergent branches that decide whether it runs."""
+        """Basic block -> the blocks with divergent branches that decide whether it runs."""
         found: dict[int, list[int]] = {}
         for branch in self.divergent_branches:
             for number in self.flow.influence(branch):
@@ -189,7 +180,7 @@ class FunctionAnalysis:
         return found
 
     def threads_at(self, at: int) -> tuple[int, ...] | None:
-        """Return the numbers of the threads that execute an instruction, or None if they are not known."""
+        """Return the numbers of the threads that run an instruction, or None if unknown."""
         one = self.instructions[at]
         key = self.flow.block_of[at], one.guard, one.is_negated
         if key not in self._threads:
@@ -218,8 +209,8 @@ class FunctionAnalysis:
         return tuple(sorted(threads))
 
     def conditions(self, number: int) -> dict[int, tuple[str, bool]]:
-        """Return the conditions that must be true for a basic block to run. The result maps each block with a branch
-        to the register that decides the branch, and to the value that the register must have.
+        """Return what must be true for a basic block to run: block with a branch -> the register that decides the
+        branch, and the value that it must have.
         """
         found = {}
         blocks, dominators = self.flow.blocks, self.flow.dominators
@@ -235,19 +226,17 @@ class FunctionAnalysis:
         return found
 
     def facts(self, at: int) -> frozenset[tuple[object, ...]]:
-        """Return what is known to be true when an instruction runs. Equal comparisons give equal facts."""
+        """Return what is known when an instruction runs. Equal comparisons give equal facts."""
         conditions = self.conditions(self.flow.block_of[at]).values()
         return frozenset(self.fact_of(name, is_true=is_true) for name, is_true in conditions)
 
     def fact_of(self, name: str, *, is_true: bool) -> tuple[object, ...]:
-        """Return the fact that the predicate `name` is true, or that it is false if `is_true` is False."""
+        """Return the fact that the predicate `name` is true (or false, if `is_true` is False)."""
         writer = self.data.only_writer(name)
         return (writer.opcode, writer.operands[1:]) if writer else name, is_true
 
     def depends_on_threads_alone(self, at: int) -> bool:
-        """Whether only the ids of threads decide if an instruction runs. If so, no parameter or loaded value
-        matters.
-        """
+        """Whether thread ids alone decide if an instruction runs, without any parameter or loaded value."""
         number = self.flow.block_of[at]
         values = self.data.lane_values
         if values is None or self.flow.post_dominates(number, 0):
@@ -263,7 +252,7 @@ class FunctionAnalysis:
 
     @cached_property
     def shared_accesses(self) -> list[SharedAccess]:
-        """The first weak loads and stores of shared memory with known addresses and known threads."""
+        """The first weak loads and stores of shared memory with known addresses and threads."""
         values = self.data.lane_values
         if values is None:
             return []

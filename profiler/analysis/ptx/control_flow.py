@@ -10,17 +10,15 @@ from itertools import pairwise
 from cbtop.profiler.analysis.ptx.model import PtxError, PtxFunction
 from cbtop.profiler.analysis.ptx.opcodes import is_branch, is_end, opcode
 
-# A function with more basic blocks is not analysed, because the time of some analyses grows with the square of the
-# number of blocks. 2,000 blocks took up to 10 s (AMD EPYC). The largest kernel of cbtop has 627.
+# Some analyses take time that grows with the square of the number of blocks: 2,000 took up to 10 s (AMD EPYC). So a
+# larger function is not analysed. The largest kernel of cbtop has 627 blocks.
 MAX_BLOCKS = 2048
 MAX_STEPS = 4_000_000
 
 
 @dataclass(slots=True)
 class BasicBlock:
-    """A basic block: instructions that run one after the other. `start` is the index of the first instruction, and
-    `end` is the index after the last one.
-    """
+    """Instructions that run one after the other, from index `start` up to `end` (exclusive)."""
 
     start: int
     end: int
@@ -29,8 +27,8 @@ class BasicBlock:
 
 
 class ControlFlow:
-    """The graph of a function. Block 0 is the entry. The last block, `exit`, has no instructions and follows every
-    end of the function.
+    """The graph of a function's basic blocks. Block 0 is the entry. The last block, `exit`, has no instructions and
+    follows every end of the function.
     """
 
     def __init__(self, function: PtxFunction) -> None:
@@ -82,7 +80,7 @@ class ControlFlow:
         return _closure([self.exit], [block.predecessors for block in self.blocks])
 
     def reached_from(self, blocks: Iterable[int], without: frozenset[int] = frozenset()) -> frozenset[int]:
-        """Return `blocks`, and all basic blocks that they can reach without entering one of `without`."""
+        """Return `blocks` and all basic blocks that they can reach without entering one of `without`."""
         return _closure(blocks, [block.successors for block in self.blocks], without)
 
     @cached_property
@@ -102,15 +100,15 @@ class ControlFlow:
 
     @cached_property
     def dominators(self) -> list[int | None]:
-        """The immediate dominator of each basic block: the last block that runs on every path to it. The entry is its
-        own immediate dominator, and an unreachable block has None.
+        """The immediate dominator of each basic block: the last block on every path to it. The entry dominates
+        itself. An unreachable block has None.
         """
         return _dominators(0, [b.successors for b in self.blocks], [b.predecessors for b in self.blocks])
 
     @cached_property
     def post_dominators(self) -> list[int | None]:
-        """The immediate post-dominator of each basic block: the first block that runs on every path from it. `exit`
-        is its own immediate post-dominator. A block that never reaches `exit` has None.
+        """The immediate post-dominator of each basic block: the first block on every path from it. `exit` is its own.
+        A block that never reaches `exit` has None.
         """
         return _dominators(self.exit, [b.predecessors for b in self.blocks], [b.successors for b in self.blocks])
 
@@ -121,8 +119,8 @@ class ControlFlow:
         return _is_ancestor(self.post_dominators, one, other)
 
     def influence(self, number: int) -> frozenset[int]:
-        """Return the basic blocks between a branch and the block at which its sides join. The branch decides whether
-        they run. It ends the block `number`.
+        """Return the basic blocks on the sides of a branch, up to where they join. The branch decides whether they
+        run. It ends block `number`.
         """
         join = self.post_dominators[number]
         stop = frozenset() if join is None else frozenset({join})
@@ -236,7 +234,7 @@ def _postorder(root: int, edges: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _is_ancestor(tree: Sequence[int | None], one: int, other: int) -> bool:
-    """Whether the block `one` is the block `other`, or an ancestor of it, in a tree of immediate dominators."""
+    """Whether the block `one` is `other` or one of its ancestors in a tree of immediate dominators."""
     at: int | None = other
     while at is not None:
         if at == one:

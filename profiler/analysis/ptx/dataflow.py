@@ -1,4 +1,6 @@
-"""The registers of a PTX function: their reads and writes, differences between threads, and liveness."""
+"""The registers of a PTX function: where they are read and written, whether they differ between threads, and
+liveness.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,21 @@ _EXCHANGES = frozenset({"shfl", "vote", "match", "redux", "activemask", "call", 
 
 
 class Divergence(IntEnum):
-    """Whether the value of a register differs between the threads of a block, and how certain that is."""
+    """Whether a register may differ between the threads of a block, and how certain this is."""
 
     UNIFORM = 0
-    POSSIBLE = 1  # may differ: the value was loaded, comes from another thread, or depends on the path of a thread
+    POSSIBLE = 1  # may differ: the value was loaded, comes from another thread, or depends on a thread's path
     BY_THREAD = 2  # differs: the value is computed from the thread's id
 
 
 class Dataflow:
-    """The reads and writes of a function's registers. Instructions that no thread reaches are left out."""
+    """The reads and writes of a function's registers. Unreachable instructions are left out."""
 
     def __init__(
         self, function: PtxFunction, flow: ControlFlow, variables: dict[str, Variable], launch: Sequence[int] | None,
         shared: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        """`shared` are the instructions with a result that is the same in all threads, as found by `thread_bits`."""
+        """`shared` are the instructions with the same result in all threads, found by `thread_bits`."""
         self._function = function
         self._flow = flow
         self._variables = variables
@@ -44,9 +46,8 @@ class Dataflow:
         self.reads = [inputs(one, registers) for one in function.instructions]
         self.writers: dict[str, list[int]] = defaultdict(list)
         self.readers: dict[str, list[int]] = defaultdict(list)
-        # A read in `_readers_of_write` certainly gets the value of one known write. No other write is between the
-        # two, and both are in one block, or in adjacent blocks that always follow each other and are outside of
-        # loops.
+        # Write -> the reads that certainly get its value. No other write is in between. Both are in one block, or in
+        # adjacent blocks outside of loops that always follow each other.
         self._readers_of_write: dict[int, list[int]] = defaultdict(list)
         self._other_readers: dict[str, list[int]] = defaultdict(list)
         latest: dict[str, int] = {}
@@ -66,7 +67,7 @@ class Dataflow:
                     latest[name] = at
 
     def _only_follows(self, number: int) -> bool:
-        """Whether a block has only the block before it as predecessor, and that predecessor is not in a loop."""
+        """Whether the block before this one is its only predecessor, and is not in a loop."""
         return self._flow.blocks[number].predecessors == [number - 1] and number - 1 not in self._flow.in_loop
 
     def _reachable_indexes(self) -> Iterator[int]:
@@ -75,9 +76,7 @@ class Dataflow:
             yield from range(block.start, block.end)
 
     def only_writer(self, name: str) -> PtxInstruction | None:
-        """Return the only instruction that writes a register, or None if there are several or if the instruction is
-        conditional.
-        """
+        """Return the only instruction that writes a register. None if there are several, or if it is conditional."""
         writers = self.writers.get(name, ())
         if len(writers) != 1 or name in self._function.registers.given:
             return None
@@ -85,9 +84,7 @@ class Dataflow:
         return None if one.guard else one
 
     def has_same_turn(self, write: int, read: int) -> bool:
-        """Whether a read always gets the value that was written in the same pass of a loop. True for a write outside
-        of loops.
-        """
+        """Whether a read always gets the value of the same pass of a loop. True if the write is outside of loops."""
         number = self._flow.block_of[write]
         return number not in self._flow.in_loop or number == self._flow.block_of[read]
 
@@ -95,7 +92,7 @@ class Dataflow:
 
     @cached_property
     def divergence(self) -> dict[str, Divergence]:
-        """The divergence of each register that may differ between threads: register name -> divergence."""
+        """Register that may differ between threads -> its divergence."""
         divergent = self._divergent()
         proved = set(divergent)
         work = list(divergent)
@@ -108,8 +105,8 @@ class Dataflow:
         return {name: Divergence.BY_THREAD if name in proved else Divergence.POSSIBLE for name in sorted(divergent)}
 
     def _is_by_thread(self, at: int, proved: set[str]) -> bool:
-        """Whether the results of an instruction certainly differ by thread, if the registers in `proved` certainly
-        differ by thread.
+        """Whether the results of an instruction certainly differ by thread, given that the registers in `proved`
+        do.
         """
         one = self._function.instructions[at]
         parsed = opcode(one.opcode)
@@ -152,20 +149,20 @@ class Dataflow:
         return found
 
     def _written_by_some(self, number: int) -> Iterator[str]:
-        """Yield the registers that may differ because threads take the branch at the end of a block differently."""
+        """Yield registers that may differ because threads take the branch at the end of a block differently."""
         for block_number in self._flow.influence(number):
             block = self._flow.blocks[block_number]
             for at in range(block.start, block.end):
                 yield from [name for name in self.writes[at] if self._leaves_region(name, at)]
 
     def _leaves_region(self, name: str, at: int) -> bool:
-        """Whether a register that is written in a divergent region may differ between threads after the region. A
-        register that is written only once may differ if threads leave a loop at different times.
+        """Whether a register that is written in a divergent region may still differ after it. With a single write, it
+        may differ if threads leave a loop at different times.
         """
         return len(self.writers[name]) > 1 or self._flow.block_of[at] in self._flow.in_loop
 
     def _branches(self) -> dict[int, int]:
-        """Return the branches: the number of each branch instruction -> the block that it ends."""
+        """Return each branch instruction's number -> the block that it ends."""
         return {
             block.end - 1: number
             for number, block in enumerate(self._flow.blocks)
@@ -181,10 +178,9 @@ class Dataflow:
         return any(_names(one, ids) for ids in (*_THREAD_IDS, *_OTHER_IDS))
 
     def divergence_of(self, name: str) -> Divergence:
-        """Return the divergence of a register. The register is uniform if its value is known to be the same in all
-        threads.
+        """Return the divergence of a register. It is uniform if its value is known to be the same in all threads.
 
-        If the block size is not known, the value must be the same in all threads of the largest possible block.
+        If the block size is unknown, this must be so in the largest possible block.
         """
         found = self.divergence.get(name, Divergence.UNIFORM)
         if found is Divergence.UNIFORM or self.most_lane_values is None:
@@ -201,14 +197,14 @@ class Dataflow:
 
     @cached_property
     def lane_values(self) -> LaneValues | None:
-        """The values of registers in each thread of a block, or None if the shape of the block is not known."""
+        """The values of registers in each thread of a block. None if the block's shape is unknown."""
         threads = threads_of(self._function, self._launch)
         return None if threads is None else self._values_in(threads)
 
     @cached_property
     def most_lane_values(self) -> LaneValues | None:
-        """The values of registers in each thread of the largest possible block, or None if a row of the block may
-        have any length.
+        """The values of registers in each thread of the largest possible block. None if a row of the block may have
+        any length.
         """
         if self.lane_values is None or self.lane_values.threads.is_whole_block:
             return self.lane_values
@@ -226,9 +222,7 @@ class Dataflow:
     # --- liveness ---------------------------------------------------------------------------------------------------
 
     def live_at_ends(self, names: Sequence[str]) -> list[int]:
-        """Return a bit mask for each basic block. It has a bit for each register in `names`: whether the register's
-        value is still read after the block.
-        """
+        """Return a bit mask for each basic block: which registers in `names` are still read after it."""
         bit = {name: 1 << place for place, name in enumerate(names)}
         blocks = self._flow.blocks
         needed, written = [0] * len(blocks), [0] * len(blocks)
@@ -252,8 +246,8 @@ class Dataflow:
 
     @cached_property
     def possibly_unwritten(self) -> list[tuple[int, str, bool]]:
-        """The reads of registers that are not written on some path to the read: instruction, register, and whether no
-        path writes the register.
+        """Reads of registers that some path does not write before: instruction, register, and whether no path writes
+        it.
 
         A write with a guard may leave a register unwritten.
         """

@@ -1,7 +1,7 @@
 """Loops with counters, and comparisons in them that change at most once.
 
-A counter is a register that each iteration changes by the same amount. If a comparison is between a counter and a
-value that the loop does not change, its result changes at most once, unless the counter overflows.
+A counter is a register that each iteration changes by the same amount. A comparison of a counter with a value that
+the loop does not change can change its result only once, unless the counter overflows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ _OR_EQUAL = ("le", "ls", "ge", "hs")
 
 @dataclass(frozen=True, slots=True)
 class NaturalLoop:
-    """A loop that can be entered only at its header. It has its blocks, and its latches: the blocks that jump back to
-    the header.
-    """
+    """A loop that can be entered only at its header. Its latches are the blocks that jump back to the header."""
 
     header: int
     blocks: frozenset[int]
@@ -55,13 +53,14 @@ def natural_loops(flow: ControlFlow) -> list[NaturalLoop]:
 
 
 class CountedLoop:
-    """A loop with the counters that each iteration changes by the same amount, and the values that follow from them.
+    """A loop with counters (registers that each iteration changes by the same amount), and the values that follow
+    from them.
 
-    `steps` has the amount of each counter, or None if this amount is in a register that the loop does not change.
+    `steps` has the amount of each counter. It is None if a register that the loop does not change has the amount.
     """
 
     def __init__(self, analysis: FunctionAnalysis, loop: NaturalLoop, inner: frozenset[int]) -> None:
-        """`inner` are the blocks of loops inside of this one."""
+        """`inner` are the blocks of loops inside this one."""
         self.loop = loop
         self._analysis = analysis
         self._flow, self._data = analysis.flow, analysis.data
@@ -89,8 +88,8 @@ class CountedLoop:
         return not self._writers_inside(name)
 
     def _add_counter(self, at: int) -> None:
-        """Store the counter that an instruction such as `add %r1, %r1, 4` changes. The result may reach the counter
-        by a copy: `add %r2, %r1, 4; mov %r1, %r2`.
+        """Store the counter that an instruction such as `add %r1, %r1, 4` changes. A copy may follow: `add %r2, %r1,
+        4; mov %r1, %r2`.
         """
         one = self._analysis.instructions[at]
         if one.guard or len(self._data.writes[at]) != 1:
@@ -114,9 +113,7 @@ class CountedLoop:
             self._updates[name] = at
 
     def _values_of_counters(self) -> LaneValues:
-        """Return the values of registers as sums. The terms of a sum are counters, and registers that the loop does
-        not change.
-        """
+        """Return the values of registers as sums of counters and of registers that the loop does not change."""
         base = self._data.most_lane_values
         known = {name: LaneValue({name: 1}, (0,)) for name in self.steps}
         writers: dict[str, PtxInstruction] = {}
@@ -133,10 +130,9 @@ class CountedLoop:
         return LaneValues(threads, writers, frozenset(), self._analysis.variables, known)
 
     def margin(self, name: str, *, is_negated: bool = False) -> LaneValue | None:
-        """Return a value that is above 0 if and only if a predicate holds, or None if no such value is known.
+        """Return a value that is above 0 exactly when a predicate holds, or None if unknown.
 
-        Its terms are counters and registers that the loop does not change. The value of a counter is taken at the
-        start of an iteration.
+        It is a sum of counters (at the start of an iteration) and of registers that the loop does not change.
         """
         at = self._only_write(name)
         one = None if at is None else self._analysis.instructions[at]
@@ -177,8 +173,8 @@ class CountedLoop:
         )
 
     def _is_never_negative(self, value: LaneValue) -> bool:
-        """Whether a value contains no counter, or is the sum of one counter and numbers of 0 or above. The counter
-        must start at 0 or above and grow.
+        """Whether a value is free of counters, or is one counter plus numbers of 0 or above. The counter must start
+        at 0 or above and grow.
         """
         counters = [name for name in value.terms if name in self.steps]
         if not counters:
@@ -203,8 +199,9 @@ class CountedLoop:
         return min(*value.lanes, *factors, 0) >= 0
 
     def slope(self, margin: LaneValue) -> int | None:
-        """Return a number with the sign of a value's change in an iteration: 0 if it never changes, None if it is not
-        known whether it always changes in the same direction."""
+        """Return the sign of a value's change per iteration, or 0 if it never changes. None if its direction is
+        unknown.
+        """
         change = 0
         for term, factor in margin.terms.items():
             if term in self.steps:
@@ -217,9 +214,10 @@ class CountedLoop:
         return change
 
     def direction(self, name: str, depth: int = 0) -> int | None:
-        """Return 1 if a predicate is false first and then true, -1 for the reverse, 0 if it does not change.
+        """Return 1 if a predicate goes from false to true at most once, -1 for the reverse, and 0 if it does not
+        change.
 
-        Returns None if none of these is certain.
+        Returns None if nothing is certain.
         """
         if self.is_invariant(name):
             return 0
@@ -237,7 +235,7 @@ class CountedLoop:
         given = [self.direction(operand, depth + 1) for operand in one.operands[1:]]
         changing = [one for one in given if one]
         directions = set(changing)
-        # If a step is in a register, its sign is not known. Then two counters may change in different directions.
+        # The sign of a step in a register is unknown, so two counters may change in different directions.
         if None in given or len(directions) > 1 or (len(changing) > 1 and None in self.steps.values()):
             return None
         direction = directions.pop() if directions else 0
@@ -271,8 +269,8 @@ class CountedLoop:
                 yield from self._reads_of(name, one, write, depth + 1)
 
     def _is_updated(self, name: str, read: int) -> bool | None:
-        """Whether an instruction reads a counter after the iteration has updated it. None if this depends on the path
-        to the instruction.
+        """Whether an instruction reads a counter after the iteration has updated it. None if this depends on the
+        path.
         """
         update = self._updates[name]
         before, after = self._flow.block_of[update], self._flow.block_of[read]
@@ -285,7 +283,7 @@ class CountedLoop:
 
 
 def counted_loops(analysis: FunctionAnalysis) -> Iterator[CountedLoop]:
-    """Yield the loops of a function that have a counter."""
+    """Yield the loops of a function that have counters."""
     loops = natural_loops(analysis.flow)
     for one in loops:
         inner = [other.blocks for other in loops if other is not one and other.header in one.blocks]
@@ -306,9 +304,7 @@ def _amount(text: str) -> int | None:
 
 
 def exit_margins(analysis: FunctionAnalysis, counted: CountedLoop) -> dict[int, LaneValue | None]:
-    """For each block that can leave a loop, return a value that is above 0 if and only if the loop continues
-    there.
-    """
+    """Return for each block that can leave a loop a value that is above 0 exactly when the loop continues there."""
     flow = analysis.flow
     found: dict[int, LaneValue | None] = {}
     for at in sorted(counted.loop.blocks):

@@ -1,7 +1,7 @@
 """Computes the values of registers in each thread of a block, if they follow from thread ids and constants.
 
-A value is a sum: a known number of each thread, plus multiples of terms that are the same in all threads and all the
-time, such as a parameter or the address of a shared variable. Usually, such a value is a·tid.x + b.
+A value is a sum: a known number in each thread, plus multiples of terms that never change and are the same in all
+threads, such as a parameter or the address of a shared variable. Usually it is a·tid.x + b.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cbtop.profiler.analysis.ptx.model import TYPE_BITS, PtxFunction, PtxInstruc
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 WARP_THREADS = 32
-# The number of threads to assume if the block size is unknown: with two warps, one warp can wait for the other.
+# Number of threads if the block size is unknown. With two warps, one can wait for the other.
 ASSUMED_THREADS = 64
 MAX_THREADS = 1024  # most threads of a block (CUDA Programming Guide, "Technical Specifications")
-MAX_CHAIN = 200  # most instructions between a thread id and a value that is computed from it
-# Most values of single threads that are computed for a function; most functions need a few 10,000.
+MAX_CHAIN = 200  # most instructions from a thread id to a value that is computed from it
+# Most values of single threads that are computed for a function. Most functions need a few 10,000.
 MAX_WORK = 4_000_000
 _ADDRESS = re.compile(r"([\w$%#]+)\s*(?:\+\s*(-?\w+))?")
 
@@ -32,9 +32,8 @@ Lanes = tuple[int, ...]
 class LaneValue:
     """The value of a register in each thread: a sum of terms, plus a number.
 
-    `terms` maps each term, which is the same in all threads, to its factor. A term is a name: `shared:NAME` or
-    `generic:NAME` for an address, `param:NAME+OFFSET`, or a special register. `lanes` has the number for each thread,
-    or a single number for all threads.
+    `terms` has the factor of each term. A term is the same in all threads: `shared:NAME` or `generic:NAME` for an
+    address, `param:NAME+OFFSET`, or a special register. `lanes` has the number in each thread, or one number for all.
     """
 
     terms: Mapping[str, int]
@@ -46,7 +45,7 @@ class LaneValue:
 
     @property
     def is_same_in_warps(self) -> bool:
-        """Whether each warp has the same value in all of its threads."""
+        """Whether all threads of a warp have the same value, in each warp."""
         return all(
             len(set(self.lanes[start : start + WARP_THREADS])) == 1
             for start in range(0, len(self.lanes), WARP_THREADS)
@@ -63,7 +62,7 @@ def number(value: int) -> LaneValue:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The threads that get computed values: a whole block, or its first warps if the block size is not known."""
+    """The threads with computed values: a whole block, or its first warps if the block size is unknown."""
 
     shape: tuple[int, int, int]
     is_whole_block: bool
@@ -79,8 +78,8 @@ class Threads:
 
 
 def threads_of(function: PtxFunction, launch: Sequence[int] | None) -> Threads | None:
-    """Return the threads that get computed values. Returns None if the block size is not known and its rows can have
-    any length.
+    """Return the threads to compute values for. None if the block size is unknown and its rows may have any
+    length.
     """
     shape = tuple(launch or function.limits.get("reqntid", ()))
     if shape:
@@ -102,14 +101,14 @@ _OTHER_ROWS = ("%tid.y", "%tid.z", "%ntid.y", "%ntid.z")
 
 
 class LaneValues:
-    """The values of those registers of a function that only one instruction writes."""
+    """The values of the registers that only one instruction of the function writes."""
 
     def __init__(
         self, threads: Threads, writer_of: Mapping[str, PtxInstruction], steady: frozenset[str],
         variables: Mapping[str, Variable], known: Mapping[str, LaneValue] | None = None,
     ) -> None:  # fmt: skip
-        """`writer_of` has the only instruction that writes a register. `steady` has such registers with a value that
-        never changes and is the same in all threads. `known` has values to use instead of computed values.
+        """`writer_of` has the only instruction that writes a register. `steady` has the registers with a value that
+        never changes and is the same in all threads. `known` has values that are used instead of computed ones.
         """
         self.threads = threads
         self._writer_of = writer_of
@@ -119,7 +118,7 @@ class LaneValues:
         self._work = 0
 
     def of_register(self, name: str) -> LaneValue | None:
-        """Return the value of a register, or None if it does not follow from thread ids and constants."""
+        """Return the value of a register. None if it does not follow from thread ids and constants."""
         return self._register(name, 0)
 
     def of_address(self, text: str) -> LaneValue | None:
@@ -141,7 +140,7 @@ class LaneValues:
                 self._work += len(found.lanes)
         if found is None and name in self._steady:
             found = LaneValue({name: 1}, (0,))
-        # A value at a greater depth may be unknown merely because MAX_CHAIN was reached, so do not store it.
+        # Deeper values may be unknown only because of MAX_CHAIN, so do not store them.
         if depth < MAX_CHAIN // 2:
             self._known[name] = found
         return found
@@ -215,7 +214,7 @@ def added(a: LaneValue, b: LaneValue, factor: int = 1) -> LaneValue:
 
 
 def product(a: LaneValue, b: LaneValue) -> LaneValue | None:
-    """Return the product of two values, or None if the product is not a sum of terms and a number."""
+    """Return the product of two values, or None if it is not a sum of terms and a number."""
     if a.terms or len(a.lanes) > 1:
         a, b = b, a
     if a.terms:
@@ -237,7 +236,7 @@ def _product_name(a: LaneValue, b: LaneValue) -> str:
 
 
 def numbers(function: Callable[[int, int], int], a: LaneValue, b: LaneValue) -> LaneValue | None:
-    """Apply a function to two values, thread by thread. Returns None unless both are plain numbers without terms."""
+    """Apply a function to two values in each thread. None if one of them has terms."""
     return None if a.terms or b.terms else LaneValue({}, _each(function, a.lanes, b.lanes))
 
 
@@ -249,7 +248,7 @@ def _each(function: Callable[[int, int], int], a: Lanes, b: Lanes) -> Lanes:
     return tuple(map(function, a, b))
 
 
-# A rule computes the value of an instruction. It gets the instruction and the values of its inputs.
+# Computes the value of an instruction, from the instruction and the values of its inputs.
 Rule = Callable[[PtxInstruction, Sequence[LaneValue]], LaneValue | None]
 
 
@@ -284,7 +283,7 @@ def _typed(one: PtxInstruction) -> Callable[[int], int]:
 
 
 def _wrapped(one: PtxInstruction, value: LaneValue | None) -> LaneValue | None:
-    """Return a value converted to the type of an instruction. Values with terms are assumed not to overflow."""
+    """Return a value converted to the type of an instruction. If it has terms, it is assumed not to overflow."""
     if value is None or value.terms:
         return value
     return LaneValue({}, tuple([_signed(lane, bits_of(one)) for lane in value.lanes]))
@@ -295,7 +294,7 @@ def _move(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
 
 
 def _convert(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """Compute the integer conversion `cvt`. `cvt.u64.u32` reads the bits of its second type."""
+    """Compute `cvt` between integers. `cvt.u64.u32` reads the bits of its second type."""
     parts = opcode(one.opcode).parts
     types = [part for part in parts if part in TYPE_BITS]
     if len(types) != 2 or any(part[0] not in "sub" or part[:2] == "bf" for part in types):
@@ -310,7 +309,7 @@ def _convert(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | Non
 
 
 def _convert_address(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """Compute `cvta`. `cvta.shared` converts a shared address to a generic one, and `cvta.to.shared` does the
+    """Compute `cvta`. `cvta.shared` makes a generic address from a shared one, and `cvta.to.shared` does the
     reverse.
     """
     parts = opcode(one.opcode).parts
@@ -365,7 +364,7 @@ def _bitwise(function: Callable[[int, int], int]) -> Rule:
 
 
 def _or(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """Compute `or`. If one value has only bits above all bits of the other, the result is their sum."""
+    """Compute `or`. If all bits of one value are above all bits of the other, it is their sum."""
     if result := numbers(operator.or_, given[0], given[1]):
         return result
     high, low = given if given[0].terms else (given[1], given[0])
@@ -405,9 +404,7 @@ def _divide(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None
 
 
 def _compare(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """Compare two values, thread by thread. Terms that both values contain are ignored, because the sums are assumed
-    not to overflow.
-    """
+    """Compare two values in each thread. Terms in both are ignored, because the sums are assumed not to overflow."""
     parts = opcode(one.opcode).parts
     function = _COMPARISONS.get(parts[1])
     if function is None or len(parts) != 3:
@@ -420,9 +417,7 @@ def _compare(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | Non
 
 
 def _compare_with_size(function: Callable[[int, int], bool], a: LaneValue, b: LaneValue) -> LaneValue | None:
-    """Compare a number in each thread with the size of a block of one row. The size is greater than the id of every
-    thread.
-    """
+    """Compare a number in each thread with the size of a block of one row. The size is above every thread id."""
     if b.is_number:
         return _compare_with_size(lambda x, y: function(y, x), b, a) if a.terms else None
     if a.terms or dict(b.terms) != {"%ntid.x": 1} or min(*a.lanes, *b.lanes, 0) < 0:
@@ -441,7 +436,7 @@ def _select(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None
 
 
 def _extract(one: PtxInstruction, given: Sequence[LaneValue]) -> LaneValue | None:
-    """Compute `bfe`, which extracts a field of bits."""
+    """Compute `bfe`, which extracts a bit field."""
     if given[1].terms or given[2].terms or len(given[1].lanes) + len(given[2].lanes) > 2:
         return None
     start, length = given[1].lanes[0], given[2].lanes[0]
@@ -454,7 +449,7 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge,
 }  # fmt: skip
-# Name of an instruction -> its rule, and the number of its inputs.
+# Name of an instruction -> its rule, and its number of inputs.
 _RULES: dict[str, tuple[Rule, int]] = {
     "mov": (_move, 1), "cvt": (_convert, 1), "cvta": (_convert_address, 1), "not": (_not, 1), "neg": (_negate, 1),
     "add": (_add, 2), "sub": (_subtract, 2), "mul": (_multiply, 2), "mad": (_multiply_add, 3),

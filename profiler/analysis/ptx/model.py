@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# Separates the name of something in an inner scope from the scope's number; no PTX identifier contains it.
+# Comes before a scope's number in the name of something in an inner scope. No PTX identifier contains it.
 SCOPE_MARK = "#"
 
-# Bits of each fundamental type (PTX ISA, "Fundamental Types"). A predicate has no size.
+# Bits of each fundamental type (PTX ISA, "Fundamental Types"). Predicates have no size.
 TYPE_BITS: dict[str, int] = {
     **{f"{kind}{bits}": bits for kind in "bsu" for bits in (8, 16, 32, 64)},
     "b128": 128,
@@ -32,7 +32,7 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,9})")
 
 
 class PtxError(Exception):
-    """The text is not PTX, or exceeds a limit of the analysis. The message contains the line, counted from 1."""
+    """The text is not PTX, or too large for the analysis. The message has the line, from 1."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(f"line {line}: {problem}")
@@ -40,10 +40,10 @@ class PtxError(Exception):
 
 
 class PtxInstruction(NamedTuple):
-    """An instruction. Names of inner scopes end with SCOPE_MARK and the number of their scope.
+    """An instruction. A name of an inner scope ends with SCOPE_MARK and the scope's number.
 
-    `guard` is the predicate register, or empty. `operands` are texts as written: a register, an immediate, an address
-    in brackets, a vector in braces. `source` is the number of a source file in `Module.files`, and a line in it.
+    `guard` is the predicate register, or "". `operands` are texts: a register, an immediate, an address in brackets,
+    a vector in braces. `source` is the number of a file in `Module.files`, and a line in it.
     """
 
     line: int
@@ -55,8 +55,8 @@ class PtxInstruction(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A variable or parameter that the PTX declares. The size is None for an array without a length, such as dynamic
-    shared memory.
+    """A declared variable or parameter. The size is None for an array without a length, such as dynamic shared
+    memory.
     """
 
     name: str
@@ -67,9 +67,7 @@ class Variable(NamedTuple):
 
 
 class Registers:
-    """The declared registers of a function, with their types. `given` has the registers that a caller sets or
-    reads.
-    """
+    """The declared registers of a function with their types. `given` are those that a caller sets or reads."""
 
     def __init__(self) -> None:
         self.given: set[str] = set()
@@ -83,7 +81,7 @@ class Registers:
         self._ranges[prefix] = count, type_name
 
     def type_of(self, name: str) -> str | None:
-        """Return the type of a register, such as `b32` or `pred`, or None if no register has this name."""
+        """Return the type of a register, such as `b32` or `pred`, or None for an unknown name."""
         known = self._names.get(name)
         if known is None and (parts := _NUMBERED.fullmatch(name.partition(SCOPE_MARK)[0])):
             mark = name[parts.end() :]
@@ -95,10 +93,10 @@ class Registers:
 
 @dataclass(frozen=True, slots=True)
 class PtxFunction:
-    """A function or an entry. `labels` gives the index of the instruction that follows a label.
+    """A function or an entry. `labels` has the index of the instruction after each label.
 
-    `branch_targets` gives the labels of a `.branchtargets` list. `limits` has the performance directives, such as
-    `reqntid` with the number of threads along x, y and z. A declaration without a body has no instructions.
+    `branch_targets` has the labels of each `.branchtargets` list. `limits` has the performance directives, such as
+    `reqntid` with the threads along x, y and z. A declaration without a body has no instructions.
     """
 
     name: str
@@ -118,9 +116,7 @@ class PtxFunction:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A PTX module. `variables` are the variables that are declared outside of functions. `files` are the source
-    files that debug lines name.
-    """
+    """A PTX module. `variables` are those outside of functions. `files` are the source files in debug lines."""
 
     version: str
     target: str
@@ -135,8 +131,8 @@ class Module:
         return [one for one in self.functions if one.is_entry and not one.is_declaration]
 
     def source_of(self, entry: str, line: int | None) -> tuple[str, int] | None:
-        """Return the source file and line for a line of an entry. If the line is None, uses the first line of the
-        entry that has a source line.
+        """Return the source file and line of a line of an entry. If the line is None, the entry's first line with a
+        source counts.
         """
         for function in self.entries:
             for one in function.instructions if function.name == entry else ():
@@ -146,5 +142,5 @@ class Module:
 
 
 def shown(name: str) -> str:
-    """Return a name or an operand as it is written in the PTX text."""
+    """Return a name or operand as it is in the PTX text."""
     return re.sub(f"{SCOPE_MARK}[0-9]+", "", name)

@@ -8,13 +8,13 @@ from functools import lru_cache
 
 from cbtop.profiler.analysis.ptx.model import TYPE_BITS, PtxInstruction, Registers
 
-# Instructions that write no register. An instruction with an address as its first operand also writes no register.
+# Instructions that write no register. Neither does one with an address as its first operand.
 NO_RESULT = frozenset({
     "st", "stmatrix", "red", "membar", "fence", "bra", "brx", "ret", "exit", "trap", "brkpt", "prefetch", "prefetchu",
     "applypriority", "discard", "cp", "pmevent", "nanosleep", "setmaxnreg", "griddepcontrol", "sust", "sured",
     "stackrestore", "tensormap", "multimem", "wgmma", "tcgen05", "bar", "barrier",
 })  # fmt: skip
-ROW_BYTES = 16  # bytes of a row of a matrix that ldmatrix loads or stmatrix stores
+ROW_BYTES = 16  # bytes of a matrix row for ldmatrix or stmatrix
 STATE_SPACES = frozenset({"global", "shared", "local", "param", "const"})
 STRONG_ORDERS = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc")
 _WITH_RESULT = re.compile(r"wgmma\.mma_async|tcgen05\.ld\b|multimem\.ld_reduce|(?:bar|barrier)(?:\.cta)?\.red")
@@ -27,9 +27,9 @@ _IDENTIFIER = re.compile(r"[a-zA-Z_$%][\w$#]*")
 
 @dataclass(frozen=True, slots=True)
 class Opcode:
-    """The parts of an opcode. `space` is a state space, or empty for generic addresses and other instructions.
+    """The parts of an opcode. `space` is a state space, or "" for generic addresses and other instructions.
 
-    `type` is the last type, such as `f32`; `bytes` is the size of a memory access, with all elements of a vector.
+    `type` is the last type, such as `f32`. `bytes` is the size of a memory access, with all elements of a vector.
     """
 
     base: str
@@ -89,9 +89,7 @@ def is_branch(one: PtxInstruction) -> bool:
 
 
 def is_block_barrier(one: PtxInstruction) -> bool:
-    """Whether the instruction is a barrier that all threads of the block must execute, because it gives no number of
-    threads.
-    """
+    """Whether this is a barrier for all threads of the block, because it gives no number of threads."""
     parts = opcode(one.opcode).parts
     if parts[0] not in ("bar", "barrier") or "warp" in parts or "cluster" in parts or "arrive" in parts:
         return False
@@ -99,7 +97,7 @@ def is_block_barrier(one: PtxInstruction) -> bool:
 
 
 def may_diverge_at(one: PtxInstruction) -> bool:
-    """Whether threads of one warp may execute a barrier at different places: `barrier.sync` without `.aligned`."""
+    """Whether threads of a warp may run a barrier at different instructions: `barrier.sync` without `.aligned`."""
     parts = opcode(one.opcode).parts
     return parts[0] == "barrier" and "aligned" not in parts
 
@@ -117,7 +115,7 @@ def may_order(one: PtxInstruction) -> bool:
 
 
 def is_strong(one: PtxInstruction) -> bool:
-    """Whether the instruction is a load or store that takes part in synchronisation, or a fence."""
+    """Whether this is a load or store for synchronisation, or a fence."""
     parts = opcode(one.opcode).parts
     return parts[0] in ("fence", "membar") or any(part in STRONG_ORDERS for part in parts[1:])
 
@@ -129,8 +127,8 @@ def is_plain_access(one: PtxInstruction, space: str) -> bool:
 
 
 def matrix_rows(one: PtxInstruction) -> int:
-    """Return how many threads of a warp give a row address to `ldmatrix` or `stmatrix`: 8 per matrix. Returns 0 for
-    other instructions.
+    """Return how many threads of a warp give a row address to `ldmatrix` or `stmatrix` (8 per matrix), or 0 for other
+    instructions.
     """
     parts = opcode(one.opcode).parts
     if parts[0] not in ("ldmatrix", "stmatrix") or "m8n8" not in parts:

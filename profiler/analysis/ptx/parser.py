@@ -1,4 +1,4 @@
-"""Parse PTX text. The work is linear in the length of the text, whatever it contains."""
+"""Parse PTX text, in time linear in its length."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ MAX_INNER_REGISTERS = 1 << 16
 
 SPACES = frozenset({"reg", "shared", "local", "global", "const", "param", "tex"})
 
-# The repetitions in these patterns are possessive (`*+`). So no text can make the regular expressions backtrack for a
-# long time.
+# Repetitions in these patterns are possessive (`*+`), so no text can make them backtrack for long.
 _NAME = r"[a-zA-Z_$%][\w$]*+"
 _COMMENT = re.compile(r'"[^"\n]*+"?|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(?:\*/)?')
 _STATEMENT = re.compile(
@@ -57,7 +56,7 @@ _TOP = re.compile(
     )""",
     re.VERBOSE,
 )
-_HEADER = re.compile(  # the head of a function, after `.entry` or `.func`
+_HEADER = re.compile(  # a function's head, after `.entry` or `.func`
     rf"""(?P<attributes>(?:\s*+\.(?:noreturn|unified|attribute\s*+\([^()]*+\)))*+)
     \s*+(?:\((?P<results>[^()]*+)\))?
     \s*+(?P<name>{_NAME})
@@ -75,14 +74,14 @@ _FLAT = re.compile(r"[^{}()\[\]]*+")
 
 
 def parse(text: str) -> Module:
-    """Return the module of a PTX text. Raises PtxError, with the line, if the text is not PTX."""
+    """Return the module of a PTX text. Raises PtxError with the line if it is not PTX."""
     if len(text) > MAX_BYTES:
         raise PtxError(1, f"the text has more than {MAX_BYTES >> 20} MiB")
     return _Parser(text).module()
 
 
 def _without_comments(text: str) -> str:
-    """Return the PTX text with its comments replaced by spaces. Line breaks and quoted texts stay."""
+    """Return the PTX text with spaces for its comments. Line breaks and quoted texts stay."""
 
     def blank(match: re.Match[str]) -> str:
         found = match[0]
@@ -92,7 +91,7 @@ def _without_comments(text: str) -> str:
 
 
 class _Scope:
-    """A pair of braces inside a function. `names` are the names that this scope and its outer scopes declare."""
+    """A pair of braces in a function. `names` are the names that it and its outer scopes declare."""
 
     def __init__(self, number: int, parent: _Scope | None) -> None:
         self.mark = f"{SCOPE_MARK}{number}" if parent else ""
@@ -101,9 +100,7 @@ class _Scope:
         self.labels: dict[str, str] = {}
 
     def declared(self, name: str) -> str:
-        """Declare `name` in this scope. Returns its name in the function, which has a suffix if this is an inner
-        scope.
-        """
+        """Declare `name` in this scope. Returns its name in the function, which has a suffix in an inner scope."""
         if not self.mark:
             return name
         self.names[name] = name + self.mark
@@ -113,7 +110,7 @@ class _Scope:
         return _IDENTIFIER.sub(lambda match: self.names.get(match[0], match[0]), operands)
 
     def label(self, name: str) -> str:
-        """Return the name that a label gets in the function, if the label is visible in this scope."""
+        """Return a label's name in the function, if the label is visible in this scope."""
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.labels:
@@ -123,7 +120,7 @@ class _Scope:
 
 
 class _Parser:
-    """The state of one parse: the text without comments, a position in it, and its line."""
+    """The state of a parse: the text without comments, the position in it, and its line."""
 
     def __init__(self, text: str) -> None:
         self._text = _without_comments(text)
@@ -272,7 +269,7 @@ class _Body:
         self._source: tuple[int, int] | None = None
 
     def read(self, head: PtxFunction) -> PtxFunction:
-        """Read to the closing brace. Returns `head` with its body."""
+        """Read up to the closing brace. Returns `head` with its body."""
         label = ""
         line = head.line
         while self._depth:
@@ -345,9 +342,7 @@ class _Body:
                 self._declare_range(match[1], int(match[2]), type_name, line)
 
     def _declare_range(self, prefix: str, count: int, type_name: str, line: int) -> None:
-        """Declare each register of a range such as `%r<10>` in an inner scope, because there each register gets a new
-        name.
-        """
+        """Declare each register of a range such as `%r<10>` in an inner scope. Each gets a new name there."""
         self._inner_registers += count
         if self._inner_registers > MAX_INNER_REGISTERS:
             raise PtxError(line, f"more than {MAX_INNER_REGISTERS} registers in inner scopes")
@@ -366,7 +361,7 @@ class _Body:
         self._scope = self._scope.parent or self._scope
 
     def _resolve_jumps(self) -> None:
-        """Replace the label of every jump by the name that the label has in the function."""
+        """Replace the label of each jump by its name in the function."""
         for index, scope in self._jumps:
             one = self._instructions[index]
             label = scope.label(one.operands[-1])

@@ -1,13 +1,11 @@
-"""Finds the paths that one thread can take through a function. The conditions on such a path do not contradict each
-other.
-"""
+"""Finds the paths that a thread can take through a function without contradictory conditions."""
 
 from __future__ import annotations
 
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
 
-MAX_STATES = 20_000  # most pairs of a block and its known conditions, in one search
+MAX_STATES = 20_000  # most pairs of a block and known conditions in one search
 
 Conditions = frozenset[tuple[object, bool]]
 
@@ -15,10 +13,10 @@ Conditions = frozenset[tuple[object, bool]]
 def has_unordered_path(
     analysis: FunctionAnalysis, first: int, second: int, *, in_warps: bool, thread: int | None = None
 ) -> bool:
-    """Whether a thread can go from one instruction to another without an instruction that orders accesses.
+    """Whether a thread can go from one instruction to another without one that orders memory accesses.
 
-    A condition that does not change has the same value at each branch on the path. If `thread` is given, conditions
-    that depend on its id have the value in this thread.
+    A condition that does not change is the same at each branch of the path. With `thread`, conditions on its id are
+    known.
     """
     flow = analysis.flow
     start = flow.block_of[first], first + 1, _known_before(analysis, flow.block_of[first])
@@ -49,9 +47,7 @@ def _known_before(analysis: FunctionAnalysis, number: int) -> Conditions:
 def _ways(
     analysis: FunctionAnalysis, number: int, known: Conditions, thread: int | None
 ) -> list[tuple[int, Conditions]]:
-    """Return the blocks that can follow a block. Each block comes with the conditions that are known when a thread
-    enters it.
-    """
+    """Return the blocks that can follow a block, each with the conditions that are known on entering it."""
     block = analysis.flow.blocks[number]
     last = analysis.instructions[block.end - 1] if block.end > block.start else None
     condition = _condition(analysis, last.guard) if last is not None and len(block.successors) == 2 else None
@@ -75,8 +71,8 @@ def _value_in(analysis: FunctionAnalysis, name: str, thread: int | None) -> bool
 
 
 def _condition(analysis: FunctionAnalysis, name: str) -> object | None:
-    """Return a description of the comparison that computes a predicate, or None if the predicate can change. Equal
-    comparisons have equal descriptions.
+    """Return a description of the comparison that gives a predicate, equal for equal comparisons. None if the
+    predicate can change.
     """
     data, flow = analysis.data, analysis.flow
 

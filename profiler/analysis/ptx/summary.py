@@ -1,5 +1,5 @@
-"""Count the instructions, barriers and shared memory in a kernel's text. The counts do not show how often an
-instruction runs.
+"""Count the instructions, barriers and shared memory in a kernel's text. An instruction counts once, however often it
+runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _IDENTIFIER = re.compile(r"[a-zA-Z_$%][\w$]*")
 
 @dataclass(frozen=True, slots=True)
 class EntrySummary:
-    """The counts for an entry (a kernel). `has_dynamic_shared` means that a launch adds memory to `shared_bytes`."""
+    """The counts of an entry (kernel). `has_dynamic_shared` says that a launch adds to `shared_bytes`."""
 
     name: str
     line: int
@@ -27,15 +27,15 @@ class EntrySummary:
     has_dynamic_shared: bool
     required_threads: tuple[int, ...] | None  # the block size that .reqntid requires
     max_threads: tuple[int, ...] | None  # the largest block size that .maxntid allows
-    # The lints compute addresses in this many threads. None if the shape of the block is not known.
+    # Lints compute addresses in this many threads. None if the block's shape is unknown.
     checked_threads: int | None
     is_assumed: bool  # whether the block size is assumed, because neither a launch nor .reqntid gives it
 
 
 def summary_of(module: Module, entry: PtxFunction, launch: Sequence[int] | None = None) -> EntrySummary:
-    """Return the summary of an entry. Shared variables of the module count if the entry names them.
+    """Return the counts of an entry. Shared variables of the module count if the entry names them.
 
-    `launch` is the number of threads of a block along x, y and z, if it is known.
+    `launch` has the threads of a block along x, y and z, if known.
     """
     outside = {one.name: one for one in module.variables if one.space == "shared"}
     named: set[str] = set()

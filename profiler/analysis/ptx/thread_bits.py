@@ -1,9 +1,8 @@
 """Finds the bits of a thread's number that a register depends on.
 
 This shows that a reduction over a block has the same result in all threads, although the result comes from memory and
-from other threads. At the end of such a reduction, each warp reads the same partial results and combines them. Each
-exchange between threads removes bits. A loaded value depends on the same bits as its address, because threads that
-read the same address at the same instruction get the same value.
+from other threads. At its end, each warp reads and combines the same partial results, and each exchange between
+threads removes bits. A loaded value depends on the same bits as its address.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 ALL_BITS = -1
 LANE_BITS = WARP_THREADS - 1
-MAX_DEPTH = 200  # most instructions between a thread's id and a value that is computed from it
+MAX_DEPTH = 200  # most instructions from a thread's id to a value computed from it
 _COMMUTATIVE = frozenset({"add", "mul", "min", "max", "and", "or", "xor"})
 _OTHERS = frozenset({"atom", "call", "elect", "activemask", "mbarrier", "match", "tex", "mma", "wgmma", "ldmatrix"})
 _IDS = ("%tid", "%laneid", "%warpid", "%lanemask", "%clock", "%globaltimer", "%pm")
@@ -34,9 +33,7 @@ def shared_results(data: Dataflow) -> frozenset[int]:
 
 
 class ThreadBits:
-    """The bits of the thread's number that each register depends on, as a mask. If they are not known, the mask has
-    all bits.
-    """
+    """For each register, a mask of the bits of the thread's number that it depends on. All bits if unknown."""
 
     def __init__(self, data: Dataflow) -> None:
         self._data = data
@@ -44,8 +41,7 @@ class ThreadBits:
 
     def of_register(self, name: str, depth: int = 0) -> int:
         if name not in self._known:
-            # While the mask of a register is computed, the register counts as having all bits. It may depend on
-            # itself.
+            # A register may depend on itself. While its mask is computed, it counts as depending on all bits.
             self._known[name] = ALL_BITS
             if depth < MAX_DEPTH:
                 self._known[name] = self._computed(name, depth + 1)
@@ -69,7 +65,7 @@ class ThreadBits:
         for read in data.reads[at]:
             writers = data.writers.get(read, ())
             if not all(data.has_same_turn(write, at) for write in writers):
-                # Threads can leave a loop after different numbers of passes, so the value may depend on all bits.
+                # Threads may leave a loop after different numbers of passes, so the value may depend on all bits.
                 return ALL_BITS
             bits |= self.of_register(read, depth)
         if parsed.base in ("redux", "vote", "shfl"):
@@ -79,8 +75,8 @@ class ThreadBits:
         return bits
 
     def _exchanged(self, one: PtxInstruction, parts: tuple[str, ...], bits: int) -> int:
-        """Return the bits that a value depends on after an exchange between all threads of a warp. After any other
-        exchange, the value depends on all bits.
+        """Return the bits that a value depends on after an exchange between all threads of a warp. After other
+        exchanges, all bits.
         """
         if self._number(one.operands[-1]) not in (-1, (1 << WARP_THREADS) - 1):
             return ALL_BITS
@@ -94,8 +90,8 @@ class ThreadBits:
         return bits & ~LANE_BITS
 
     def _partner(self, a: str, b: str) -> int:
-        """If a butterfly exchange makes one of `a` and `b` from the other, return the distance of the lanes that
-        exchange values. Otherwise return 0.
+        """Return the distance of the exchanging lanes if a butterfly exchange makes one of `a` and `b` from the
+        other, else 0.
         """
         for own, other in ((a, b), (b, a)):
             one = self._data.only_writer(self._source(other))
@@ -106,7 +102,7 @@ class ThreadBits:
         return 0
 
     def _source(self, name: str) -> str:
-        """Return the register from which a register was copied."""
+        """Return the register that a register was copied from."""
         for _ in range(MAX_DEPTH):
             one = self._data.only_writer(name)
             if one is None or not one.opcode.startswith("mov.") or len(one.operands) != 2:
@@ -127,7 +123,7 @@ class ThreadBits:
 
 
 def _bits_of(lanes: tuple[int, ...]) -> int:
-    """Return the bits of a thread's number that decide the thread's value in `lanes`."""
+    """Return the bits of a thread's number that decide its value in `lanes`."""
     bits, bit = 0, 1
     while bit < len(lanes):
         if any(lane != lanes[at ^ bit] for at, lane in enumerate(lanes) if at ^ bit < len(lanes)):

@@ -3,21 +3,22 @@
 Python imports a module `sitecustomize` at its start, and `cbtop run` puts this directory first on PYTHONPATH.
 
 Rules
-- This file runs in each Python (3.6 or later) that a program starts, even if cbtop is not installed there. So it
-  imports only modules that Python has already loaded. It imports no other module of cbtop before the program imports
-  torch.
-- The program finds sys.path, sys.modules and its own sitecustomize as it would without cbtop. Only PYTHONPATH still
-  has this directory first, so that child processes run this file, too (see `stay_first`).
+- Each Python that a program starts runs this file, from version 3.6 on, even without cbtop. So it imports only
+  modules that Python has already loaded. It imports no module of cbtop before the program imports torch.
+- sys.path, sys.modules and the program's own sitecustomize are as without cbtop. Only PYTHONPATH keeps this directory
+  first, so that child processes run this file, too (see `stay_first`).
 - If cbtop fails, it prints one line on stderr, and the program runs on.
-- If a Python has no cbtop, this file loads the cbtop that contains this file, by its path. From the same environment,
-  it loads only one other package: msgpack, under a different name (`cbtop.protocol.packing`). So the program's
-  imports find the same modules as without cbtop.
+- For a Python without cbtop, this file loads the cbtop that it belongs to, by its path. It loads only one other
+  package from there: msgpack, under a different name (`cbtop.protocol.packing`). So the program's imports find the
+  same modules as without cbtop.
 
-The environment variable CBTOP_RUN is the allowed overhead in percent. 0 switches everything off. CBTOP_RUN_ID is
-`PID:FILE`, and later `PID,PID:FILE`. The first PID is the process of the command. The second PID is the first Python
-process among the descendants of that process, in this branch of the process tree. FILE exists until a process of the
-run has recorded a step of a model. A process that has imported torch and recorded nothing writes the reason into
-FILE, one per line. If there is a FIFO FILE.end, a process waits there to print a summary.
+Environment
+- CBTOP_RUN is the allowed overhead in percent. 0 switches everything off.
+- CBTOP_RUN_ID is `PID:FILE`, and later `PID,PID:FILE`. The first PID is the process of the command. The second is the
+  first Python process below it, in this branch of the process tree.
+- FILE exists until a process of the run has recorded a step of a model. A process that has imported torch and
+  recorded nothing writes the reason into FILE, one per line.
+- If there is a FIFO FILE.end, a process waits there to print a summary.
 """
 
 import atexit
@@ -38,7 +39,7 @@ NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
 
 
 class TorchFinder:
-    """An import finder that comes first until torch has been imported. Finds torch through the other finders."""
+    """An import finder that comes first until torch is imported. It finds torch through the other finders."""
 
     def __init__(self, overhead_percent: float, run_id: str) -> None:
         self._overhead_percent = overhead_percent
@@ -53,10 +54,7 @@ class TorchFinder:
         self._is_lent = False
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        """Find a module by the finders after this one.
-
-        If the module is torch, its loader also reports the end of the import.
-        """
+        """Find a module by the finders after this one. For torch, its loader also reports the end of the import."""
         if name != "torch" or self not in sys.meta_path:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -84,7 +82,7 @@ class TorchFinder:
     def at_exit(self) -> None:
         """Print one line if nothing was instrumented.
 
-        Only the launched process, or the first process with torch, prints the line.
+        Only the launched process or the first process with torch prints it.
         """
         if self._saw_torch and os.path.exists(self._nothing_yet):
             self._note_why()
@@ -118,7 +116,7 @@ class TorchFinder:
 
     def _failed(self, error: Exception) -> None:
         reraise_host_error(error)
-        self._nothing_yet = ""  # from here on, the reason is logged and not written into the file
+        self._nothing_yet = ""  # from here on, log the reason instead of writing it into the file
         print_line(f"{sys.executable} (process {os.getpid()}) runs uninstrumented: {error}")
 
     def _note_why(self) -> None:
@@ -130,7 +128,7 @@ class TorchFinder:
             reraise_host_error(error)
 
     def _await_summary(self) -> None:
-        """Wait until the summary of the run is printed. A shell shows its prompt as soon as this process ends."""
+        """Wait until the run's summary is printed, because a shell shows its prompt as soon as this process ends."""
         try:
             fifo = os.open(self._nothing_yet + ".end", os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:  # with --quiet, the run has no FIFO to wait for
@@ -141,7 +139,7 @@ class TorchFinder:
             import select  # the module is loaded already, because the program has imported torch
 
             waiting = select.poll()
-            # The poll asks for no events, so it returns only on an error: when the reader has closed the FIFO.
+            # The poll asks for no events. It returns only when the reader has closed the FIFO.
             waiting.register(fifo, 0)
             waiting.poll(SUMMARY_WITHIN_MS)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
@@ -162,7 +160,7 @@ class TorchFinder:
         loader.exec_module = exec_module
 
     def _note(self, why: str) -> None:
-        """Add the reason `why` to the run's file. The file exists until something was recorded."""
+        """Add the reason `why` to the run's file, if nothing was recorded yet."""
         try:
             file = os.open(self._nothing_yet, os.O_WRONLY | os.O_APPEND)
             try:
@@ -174,9 +172,7 @@ class TorchFinder:
             reraise_host_error(error)
 
     def _reason(self) -> str:
-        """Return why the run has recorded nothing. Returns "" if it has recorded something, or if the reason was
-        printed already.
-        """
+        """Return why the run has recorded nothing. "" if it has recorded something, or if the reason was printed."""
         try:
             file = os.open(self._nothing_yet, os.O_RDONLY)
             try:
@@ -187,7 +183,7 @@ class TorchFinder:
         except OSError as error:
             reraise_host_error(error)
             return ""
-        if said or self._saw_torch:  # if the disk is full, the file does not get the reason
+        if said or self._saw_torch:  # the disk may be full; the file then has no reason
             return [NO_CALL, *(why for why in said if why != NO_CALL)][-1]
         times = os.times()
         if times.children_user + times.children_system > 0:
@@ -198,8 +194,8 @@ class TorchFinder:
 
 
 def lacks_cbtop() -> bool:
-    """Return whether this Python has no package cbtop. A directory of that name without `__init__.py` does not
-    count.
+    """Return whether this Python has no package cbtop. A directory of that name without `__init__.py` is not a
+    package.
     """
     from importlib.util import find_spec
 
@@ -208,7 +204,7 @@ def lacks_cbtop() -> bool:
 
 
 def load_package(directory: str) -> None:
-    """Load the package cbtop from `directory`, without a change to sys.path.
+    """Load the package cbtop from `directory` without changing sys.path.
 
     Raises RuntimeError if cbtop cannot run in this Python.
     """
@@ -235,7 +231,7 @@ def load_package(directory: str) -> None:
 def reraise_host_error(error: Exception) -> None:
     """Raise `error` again if a signal handler of the program raised it while cbtop's code ran."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
-        return  # the caller of this function has raised the error, not a signal handler
+        return  # raised by the caller of this function, not by a signal handler
     try:
         from cbtop.protocol import signals
     except (ImportError, SyntaxError):  # this Python has no cbtop installed
@@ -266,11 +262,11 @@ def begin() -> None:
 
 
 def stay_first(directory: str) -> None:
-    """Keep `directory` first on the PYTHONPATH that child processes get.
+    """Keep `directory` first on the PYTHONPATH of child processes.
 
-    Python imports only the first sitecustomize, and wrappers such as opentelemetry-instrument put their own directory
-    first. Only the environment of the C library, which children inherit, is changed. In os.environ, the program still
-    reads its own value.
+    Python imports only the first sitecustomize. Wrappers such as opentelemetry-instrument put their own directory
+    first. Only the C library's environment is changed, which children inherit. The program still reads its own value
+    in os.environ.
     """
     own, real = os.fsencode(directory), os.putenv
 
@@ -291,7 +287,7 @@ def leave(directory: str) -> None:
     sys.path_importer_cache.pop(directory, None)
     if (
         getattr(sys.modules.get("sitecustomize"), "__file__", None) == __file__
-    ):  # if the file is different, another sitecustomize has imported this file
+    ):  # if the file differs, another sitecustomize has imported this one
         del sys.modules["sitecustomize"]
 
 

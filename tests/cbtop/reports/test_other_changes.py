@@ -62,7 +62,7 @@ def test_a_change_of_one_brick_is_one_line_not_a_line_for_each_row() -> None:
     )
     text = diff_text(replace(steady(), parts=(replace(part, places=places),)))
     assert [line.partition(" is ")[0] for line in text.splitlines() if line.startswith("faster: ")] == [
-        "faster: decode: DownProjection"
+        "faster: decode: DownProjection in Layer 4"
     ]
 
 

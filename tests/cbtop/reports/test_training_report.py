@@ -45,6 +45,16 @@ def test_a_layer_with_both_passes_has_a_column_for_each(tmp_path: Path) -> None:
     assert all(row.split()[2:5] == ["9,000", "3,000", "6,000"] for row in rows)
 
 
+def test_the_work_of_cbtop_is_below_the_step_and_in_no_part(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(steps=30, own_us=410)).one()
+    rows = [line.split() for line in REPORTS["text"]([view], ["training"]).splitlines()]
+    at = next(number for number, row in enumerate(rows) if row[:1] == ["step"])
+    assert rows[at][1] == "100.0"
+    assert rows[at + 1] == ["cbtop", "itself,", "in", "no", "part", "0.41"]
+    (source,) = json.loads(REPORTS["json"]([view], [OVERVIEW]))["sources"]
+    assert source["training"]["own_us"] == 410.0
+
+
 def communication_line(view: SourceView) -> str:
     lines = REPORTS["text"]([view], ["training"]).splitlines()
     return next(line for line in lines if line.startswith("communication, exposed"))

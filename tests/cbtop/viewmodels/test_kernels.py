@@ -17,6 +17,7 @@ from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.kernel_messages import KernelBurst, KernelTimes
 from cbtop.protocol.messages import Node, SourceCatalog
 from cbtop.protocol.vocabulary import NodeKind
+from cbtop.text.kernel_text import in_burst
 from cbtop.viewmodels.kernel_findings import findings_of
 from cbtop.viewmodels.kernels import kernels_of, waves_of
 
@@ -44,6 +45,14 @@ def test_a_brick_has_the_kernels_of_all_its_layers_and_their_spread() -> None:
     assert (row.launches_per_step, row.mean_us, row.deviation_us) == (4, 2, 1)
     assert (row.min_us, row.max_us, row.us_per_step) == (1, 3, 8)
     assert phase.us_per_step == brick.us_per_step == 8
+
+
+def test_a_single_launch_has_no_deviation() -> None:
+    once = times(4, 1000.0, launches=1, steps=1)
+    (phase,) = kernels_of(NODES, KernelBurst(1, 1, (once,)))
+    assert phase.bricks[0].kernels[0].deviation_us is None
+    assert in_burst(once) == "1.00 µs, 1 a step, in a burst of 1 step"
+    assert in_burst(times(4, 1000.0)) == "1.00 µs ± 0.00, 2 a step, in a burst of 2 steps"
 
 
 def test_what_names_no_kernel_in_a_step_is_passed_over() -> None:

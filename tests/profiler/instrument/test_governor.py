@@ -27,6 +27,7 @@ from cbtop.profiler.instrument.governor import (
     GovernedProfiler,
     Governor,
     Sort,
+    interval_of,
 )
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import CatalogMessage, Node, Sampling
@@ -399,6 +400,11 @@ def test_every_view_says_of_how_many_steps_it_is_and_what_recording_costs(runtim
     assert (view.sample_every, view.overhead) == (FIRST_EVERY, Sampling(FIRST_EVERY, None, None, None, 1.0))
     text = REPORTS["text"]([view], ["bricks"], None)
     assert "what recording costs its steps is n/a: too few were compared yet (at most 1 is allowed)" in text
+    profiler.announce(Sampling(20, 8.34, None, None, 1.0))
+    view = source_view(record_of(source_of(runtime)))
+    text = REPORTS["text"]([view], ["bricks"], None)
+    assert "of its steps' time (too few recorded steps for an interval; at most 1 is allowed)" in text
+    assert '"low_percent": null' in REPORTS["json"]([view], ["bricks"], None)
     profiler.announce(Sampling(20, 0.62, 0.41, 0.8, 1.0))
     profiler.close()
     view = source_view(record_of(source_of(runtime)))
@@ -406,6 +412,14 @@ def test_every_view_says_of_how_many_steps_it_is_and_what_recording_costs(runtim
     assert "a sample: one step in 20;" in text
     assert "recording costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; at most 1 is allowed)" in text
     assert '"overhead_percent": 0.62' in REPORTS["json"]([view], ["bricks"], None)
+
+
+def test_fewer_than_six_costs_have_no_interval() -> None:
+    assert interval_of(8.34, [1.0]) == (None, None)
+    assert interval_of(8.34, [1.0, 2.0, 3.0, 4.0, 5.0]) == (None, None)
+    low, high = interval_of(4.0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert (low, high) == (1.0, 6.0)
+    assert interval_of(4.0, [0.0] * 6) == (0.0, 4.0)
 
 
 def test_one_interrupted_look_does_not_raise_the_estimated_cost_of_looks() -> None:

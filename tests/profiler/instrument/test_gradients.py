@@ -23,7 +23,7 @@ from cbtop.profiler.instrument import (  # noqa: E402
     optimizer_gradients,
     uninstall,
 )
-from cbtop.profiler.instrument.gradients import gradients_here, measured  # noqa: E402
+from cbtop.profiler.instrument.gradients import gradients_here, measured, seem_finite  # noqa: E402
 from cbtop.profiler.instrument.parameter_names import name_of_last  # noqa: E402
 from cbtop.profiler.instrument.training import training_here  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
@@ -117,11 +117,11 @@ class Loop:
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     """Yield a recorder of messages. Gradients are measured and announced in every step."""
-    monkeypatch.setattr(gradients, "SHARE", math.inf)
     monkeypatch.setattr(optimizer_gradients, "ANNOUNCE_NS", 0)
     monkeypatch.setattr(loss_scale, "ANNOUNCE_NS", 0)
     monkeypatch.setattr(Factor, "factor", 1.0)
-    gradients_here().budget = gradients.Budget()
+    here = gradients_here()
+    here.budget, here.small_budget = gradients.Budget(math.inf), gradients.Budget(math.inf)
     kept = Memory()
     install(BrickProfiler(recorder=kept))
     try:
@@ -248,7 +248,7 @@ def test_small_gradients_show_a_fault_in_a_step_that_is_not_due(
 ) -> None:
     loop = Loop()
     loop.steps(5)
-    monkeypatch.setattr(gradients, "SHARE", 1e-9)
+    gradients_here().budget.share = 1e-9
     loop.steps(4)
     measured_until = said(heard, GradientNorm)[-1].step
     assert measured_until < 9
@@ -258,12 +258,27 @@ def test_small_gradients_show_a_fault_in_a_step_that_is_not_due(
     assert (fault.step, fault.finite_step, fault.last_step) == (10, 9, 11)
 
 
-def test_if_all_gradients_are_nan_the_step_is_certain_only_after_a_measured_one(
+def test_if_steps_are_short_a_fault_is_found_in_the_next_checked_step(
     heard: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loop, here = Loop(), gradients_here()
+    loop.steps(5)
+    here.budget.share = here.small_budget.share = 1e-9
+    loop.steps(2)  # the budgets are spent in the first of these steps
+    finite = said(heard, GradientNorm)[-1].step
+    monkeypatch.setattr(Factor, "factor", math.nan)
+    loop.steps(3)
+    assert not said(heard, GradientFault)
+    here.small_budget = gradients.Budget(math.inf)
+    loop.step()
+    fault = said(heard, GradientFault)[-1]
+    assert (fault.step, fault.finite_step) == (11, finite)
+
+
+def test_if_all_gradients_are_nan_the_step_is_certain_only_after_a_measured_one(heard: Memory) -> None:
     loop = Loop()
     loop.steps(5)
-    monkeypatch.setattr(gradients, "SHARE", 1e-9)
+    gradients_here().budget.share = 1e-9
     loop.steps(4)
     finite = said(heard, GradientNorm)[-1].step
     loop.factor = math.nan
@@ -357,8 +372,8 @@ def arrive_late(monkeypatch: pytest.MonkeyPatch) -> None:
         return None
 
     monkeypatch.setattr(late_figures.LateFigures, "read", read_late)
-    for module in (gradients, optimizer_gradients):
-        monkeypatch.setattr(module, "are_finite", lambda parameters: None)
+    monkeypatch.setattr(gradients, "is_finite", lambda parameter: None)
+    monkeypatch.setattr(optimizer_gradients, "seem_finite", lambda parameters: None)
 
 
 @pytest.mark.usefixtures("arrive_late")
@@ -389,6 +404,34 @@ def test_an_infinite_norm_that_arrives_late_is_no_fault_until_an_element_is_infi
             assert not said(heard, GradientFault)
     fault = said(heard, GradientFault)[0]  # After this step, the weights are NaN.
     assert (fault.kind, fault.step, fault.finite_step) == ("NaN", 8, 6)
+
+
+def test_a_sum_of_small_gradients_is_finite_only_if_each_element_is() -> None:
+    weights = [nn.Parameter(torch.zeros(shape)) for shape in ((3,), (2, 2), ())]
+    assert seem_finite([]) is None
+    assert seem_finite(weights) is None
+    for dtype in (torch.float32, torch.float16):
+        for weight in weights:
+            weight.data = weight.data.to(dtype)
+            weight.grad = torch.full_like(weight, 60_000)
+        assert seem_finite(weights) is True
+        for value in (math.nan, math.inf):
+            for weight in weights:
+                before = weight.grad.clone()
+                weight.grad.view(-1)[-1] = value
+                assert seem_finite(weights) is False
+                weight.grad = before
+
+
+def test_large_gradients_are_added_up_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "MOST_JOINED", 3)
+    monkeypatch.setattr(torch, "cat", None)
+    weights = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    assert seem_finite(weights) is True
+    weights[1].grad = torch.tensor([math.inf, -math.inf])
+    assert seem_finite(weights) is False
 
 
 def test_sparse_gradients_are_not_measured(heard: Memory) -> None:
@@ -429,8 +472,7 @@ def test_only_the_own_part_of_a_dtensor_is_measured(tmp_path: Path) -> None:
 
 
 def test_norms_take_no_more_than_their_share_of_the_time(heard: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, now_ns = gradients.Budget(), 1_000
-    monkeypatch.setattr(gradients, "SHARE", 0.002)
+    budget, now_ns = gradients.Budget(0.002), 1_000
     monkeypatch.setattr(gradients.clock, "perf_counter_ns", lambda: now_ns)
     for began_ns, cost_ns, due_ns in (
         (1_000, 900, 1_000),  # The first measurement is always allowed, whatever it costs.

@@ -114,6 +114,8 @@ def test_the_highest_of_several_steps_is_shown_with_its_brick(allocator: Allocat
     found = said_of(*steps)
     assert (found.steps, found.parts[0].allocated_bytes) == (3, 180)
     assert [*PART_OF][found.node - 1] == ("down",)
+    # A step ends when it is added. By then the allocator has reserved 200 bytes.
+    assert (found.lowest_allocated_bytes, found.lowest_reserved_bytes) == (20, 200)
 
 
 def test_retries_are_counted_since_the_first_recorded_step(allocator: Allocator) -> None:

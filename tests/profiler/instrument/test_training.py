@@ -21,7 +21,9 @@ from tests.representatives import first_by_default
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import install, timed_model, training, training_calls, uninstall  # noqa: E402
-from cbtop.profiler.instrument.training import StepClock, training_here  # noqa: E402
+from cbtop.profiler.instrument.gradient_hooks import GradientHooks  # noqa: E402
+from cbtop.profiler.instrument.step_clock import StepClock  # noqa: E402
+from cbtop.profiler.instrument.training import training_here  # noqa: E402
 from cbtop.profiler.instrument.training_calls import StepCalls  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.profiler.recorder import RingRecorder  # noqa: E402
@@ -30,6 +32,7 @@ from cbtop.protocol.messages import Goodbye, Manifest, Node  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_LOOSE, FLAG_PLAIN  # noqa: E402
 from cbtop.protocol.training_messages import TrainingTimes  # noqa: E402
 from cbtop.protocol.vocabulary import NodeKind, TrainingPart, is_training  # noqa: E402
+from tests.profiler.instrument.dynamo_state import forget_compiled  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
 
 from torch import nn  # noqa: E402  # isort: skip
@@ -276,6 +279,101 @@ def test_an_infinite_gradient_that_the_scaler_leaves_out_ends_a_step(memory: Mem
     assert steps_of(memory)["train"] == 3
 
 
+def parts_ns(memory: Memory) -> dict[str, int]:
+    """Return the median time in ns of each part in the latest report."""
+    times = [one for one in memory.said if isinstance(one, TrainingTimes)][-1]
+    return {part.name: part.p50_ns for part in times.parts}
+
+
+def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `function` after a wait of 100 ms."""
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.1)
+        return function(*args, **kwargs)
+
+    return slow
+
+
+@pytest.mark.parametrize(("name", "part"), [("unscale_", TrainingPart.OPTIMIZER), ("update", TrainingPart.OTHER)])
+def test_what_the_scaler_does_in_its_step_is_a_part_of_the_optimizer(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, name: str, part: TrainingPart
+) -> None:
+    monkeypatch.setattr(training, "ANNOUNCE_NS", 0)
+    monkeypatch.setattr(torch.amp.GradScaler, name, slowly(getattr(torch.amp.GradScaler, name)))
+    loop = Training()
+    scaler = torch.amp.GradScaler("cpu", enabled=True)
+    for _ in range(4):
+        scaler.scale(loop.loss()).backward()
+        scaler.step(loop.optimizer)
+        scaler.update()
+        loop.optimizer.zero_grad()
+    assert parts_ns(memory)[part] >= 100e6
+
+
+@pytest.mark.parametrize("name", ["optimizer_begins", "optimizer_ended"])
+def test_our_own_work_in_the_hooks_of_an_optimizer_is_in_no_part(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(training, "ANNOUNCE_NS", 0)
+    monkeypatch.setattr(GradientHooks, name, slowly(getattr(GradientHooks, name)))
+    loop = Training()
+    other = torch.optim.SGD(loop.model.parameters(), lr=0.0)  # a second optimizer ends no step
+    for _ in range(5):
+        loop.step()
+        other.step()
+    assert max(parts_ns(memory).values()) < 100e6
+    times = [one for one in memory.said if isinstance(one, TrainingTimes)][-1]
+    assert times.own_ns >= 100e6 * times.steps
+
+
+@pytest.mark.parametrize("has_scheduler", [False, True])
+def test_the_work_of_torch_around_the_hooks_of_an_optimizer_is_a_part_of_its_step(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, has_scheduler: bool
+) -> None:
+    monkeypatch.setattr(training, "ANNOUNCE_NS", 0)
+    loop = Training()
+    scheduler = torch.optim.lr_scheduler.ConstantLR(loop.optimizer) if has_scheduler else None
+    loop.step()
+    around = torch.autograd.profiler.record_function
+    monkeypatch.setattr(around, "__enter__", slowly(around.__enter__))
+    monkeypatch.setattr(around, "__exit__", slowly(around.__exit__))
+    for _ in range(5):
+        loop.step()
+        if scheduler is not None:
+            scheduler.step()
+    assert parts_ns(memory)[TrainingPart.OPTIMIZER] >= 200e6
+
+
+def test_an_optimizer_that_calls_another_ends_one_step(memory: Memory) -> None:
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, inner: Any) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step()
+
+    loop = Training()
+    loop.optimizer = Outer(loop.optimizer)
+    loop.steps(5)
+    assert steps_of(memory)["train"] == 4
+    assert not training_here().stepping
+
+
+def test_an_optimizer_that_raises_leaves_the_next_steps_alone(memory: Memory) -> None:
+    loop = Training()
+    loop.steps(3)
+    group, loop.optimizer.param_groups[0]["betas"] = loop.optimizer.param_groups[0]["betas"], None
+    with pytest.raises(TypeError):
+        loop.step()
+    assert not training_here().stepping
+    assert training_here().clock.is_in is None
+    loop.optimizer.param_groups[0]["betas"] = group
+    loop.steps(2)
+    assert steps_of(memory)["train"] == 4
+
+
 def test_a_step_whose_model_raises_is_dropped_and_the_next_one_counts(memory: Memory) -> None:
     loop = Training()
     loop.steps(3)
@@ -378,12 +476,15 @@ def test_a_model_that_is_gone_has_announced_its_last_steps(memory: Memory) -> No
 
 
 def test_without_attached_models_no_optimizer_hook_and_no_wrapper_stays(memory: Memory) -> None:
+    code = torch.optim.AdamW.step.__code__
     Training().steps(2)
+    assert torch.optim.AdamW.step.__code__ is not code
     uninstall()
     from torch.optim import optimizer
 
     assert not optimizer._global_optimizer_pre_hooks
     assert not optimizer._global_optimizer_post_hooks
+    assert torch.optim.AdamW.step.__code__ is code
 
 
 PARTS = [
@@ -393,22 +494,28 @@ PARTS = [
     TrainingPart.OPTIMIZER,
     TrainingPart.EVALUATION,
 ]
+OWN_WORK = "cbtop's own work"
 
 
-@given(st.lists(st.tuples(st.sampled_from([*PARTS, None]), st.integers(0, 1000))))
-def test_the_parts_of_any_step_add_up_to_its_time(events: list[tuple[TrainingPart | None, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from([*PARTS, OWN_WORK, None]), st.integers(0, 1000))))
+def test_the_parts_of_any_step_add_up_to_its_time(events: list[tuple[Any, int]]) -> None:
     clock, now_ns, begun_ns = StepClock(), 0, None
+    left_out_ns = 0
     for part, passed_ns in events:
         now_ns += passed_ns
         if part is None:
             clock.end(now_ns)
+        elif part is OWN_WORK:
+            clock.leave_out(now_ns, now_ns + passed_ns)
+            now_ns += passed_ns
+            left_out_ns += 0 if begun_ns is None else passed_ns
         else:
             begun_ns = now_ns if begun_ns is None else begun_ns
             clock.begin(part, now_ns)
     begun, parts, ranges = clock.finish(now_ns + 5)
     assert begun == (now_ns + 5 if begun_ns is None else begun_ns)
-    assert sum(parts.values()) == now_ns + 5 - begun
-    assert sum(until - since for _, since, until in ranges) == now_ns + 5 - begun
+    assert sum(parts.values()) == now_ns + 5 - begun - left_out_ns
+    assert sum(until - since for _, since, until in ranges) == now_ns + 5 - begun - left_out_ns
 
 
 def test_a_failing_clock_does_not_reach_the_host(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -678,5 +785,6 @@ def test_a_wrapped_model_has_the_name_of_what_it_wraps(memory: Memory) -> None:
     trained = Training()
     trained.model = torch.compile(trained.model, backend="eager")
     trained.steps(2)
+    forget_compiled()  # functions that compiled code may call are not replaced, but other tests need them
     (said, *_) = [one for one in memory.said if isinstance(one, Manifest)]
     assert (said.model, said.architecture) == ("Model", "Model")

@@ -1,6 +1,4 @@
-"""The list of all lints. First come lints that prove errors, then lints that find likely errors, then lints that give
-advice.
-"""
+"""All lints: first those that prove errors, then those that find likely errors, then those that give advice."""
 
 from __future__ import annotations
 
@@ -48,9 +46,9 @@ def findings(
     severities: Sequence[LintSeverity] = tuple(LintSeverity),
     launches: Mapping[str, Sequence[int]] | None = None,
 ) -> list[LintFinding]:
-    """Run the lints with these severities on all functions of a module. Returns their findings, ordered by line.
+    """Run the lints of these severities on all functions of a module. Returns their findings by line.
 
-    `launches` has the threads of a block along x, y and z by function, if they are known.
+    `launches` has each function's threads of a block along x, y and z, if known.
     """
     found = []
     for function in module.functions:

@@ -1,4 +1,4 @@
-"""Addresses that an access can't have, because they are not multiples of its size."""
+"""Lint: addresses that are not multiples of the access's size."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cbtop.profiler.analysis.ptx.opcodes import ROW_BYTES, matrix_rows, opcode
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield accesses if the addresses in two threads can't both be aligned, wherever the array begins.
+    """Yield an access if the addresses of two threads cannot both be aligned, wherever the array begins.
 
-    An access is left out if its addresses are not known, or if the threads that execute it are not known.
+    Accesses with unknown addresses or threads are left out.
     """
     for at, one in analysis.reachable():
         parsed = opcode(one.opcode)

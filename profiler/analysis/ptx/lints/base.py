@@ -11,17 +11,17 @@ from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 
 
 class LintSeverity(StrEnum):
-    """The certainty of a lint that it has found an error. The most certain comes first."""
+    """How certain a lint is that it has found an error. The most certain comes first."""
 
     # Proved on a path through the code: a result can be wrong, or a thread can wait forever.
     CORRECTNESS = "correctness"
-    LIKELY = "likely"  # an error, unless a condition holds that the PTX does not show
-    ADVICE = "advice"  # the result is right, and the code is only slower or longer than necessary
+    LIKELY = "likely"  # an error, unless something holds that the PTX does not show
+    ADVICE = "advice"  # the result is right, but the code is slower or longer than necessary
 
 
 class Problem(NamedTuple):
-    """A place in a function that a lint reports, and a message about it. `instruction` is the number of the
-    instruction, or None for the function as a whole.
+    """A place in a function that a lint reports, and the message. `instruction` is its number, or None for the whole
+    function.
     """
 
     instruction: int | None
@@ -30,9 +30,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lint:
-    """A check of a PTX function. `what` describes the error that the check finds, and `fix` says how to repair the
-    error.
-    """
+    """A check of a PTX function. `what` describes the error, and `fix` how to repair it."""
 
     id: str
     severity: LintSeverity
@@ -43,8 +41,8 @@ class Lint:
 
 @dataclass(frozen=True, slots=True)
 class LintFinding:
-    """A problem that a lint has found in a function. `line` is a line of the PTX, from 1. `source` is the file and
-    line of the source code, if the PTX has debug lines.
+    """A problem that a lint has found. `line` is a line of the PTX, from 1. `source` is the file and line of the
+    source, if the PTX has debug lines.
     """
 
     lint: Lint

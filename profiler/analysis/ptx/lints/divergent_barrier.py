@@ -1,4 +1,4 @@
-"""Lint: a barrier for the whole block that some threads of the block do not reach."""
+"""Lint: a barrier for the whole block that some of its threads do not reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIX = "move the barrier out of the branch, so that all threads of the block exec
 
 
 class DivergentBarrier(NamedTuple):
-    """A barrier that only some threads may reach, because of a branch. If `branch` is None, the barrier itself is
+    """A barrier that perhaps only some threads reach, because of a branch. If `branch` is None, the barrier itself is
     conditional.
     """
 
@@ -25,8 +25,8 @@ class DivergentBarrier(NamedTuple):
 
 
 def _proved(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield barriers that some threads certainly do not reach. Such a barrier is on one side of a branch that depends
-    only on thread ids, and the other side has no barrier. The threads at the barrier wait forever.
+    """Yield barriers that some threads certainly do not reach, so the others wait forever. Only thread ids decide the
+    branch before the barrier, and its other side has no barrier.
     """
     for at, branch, severity in divergent_barriers(analysis):
         if severity is LintSeverity.CORRECTNESS:
@@ -47,8 +47,8 @@ def _condition(analysis: FunctionAnalysis, branch: int | None) -> str:
 
 
 def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]:
-    """Yield barriers that depend on a divergent branch or condition. A barrier is reported as advice if it does not
-    wait for exited threads, and all threads that do not reach it exit.
+    """Yield barriers that depend on a divergent branch or condition. It is only advice if the other threads exit, and
+    the barrier does not wait for exited threads.
     """
     barriers = {at for at, one in analysis.reachable() if is_block_barrier(one)}
     seen: set[int] = set()
@@ -65,10 +65,10 @@ def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]
         region = flow.influence(branch)
         inside = [at for at in sorted(barriers - seen) if flow.block_of[at] in region]
         if not inside or flow.post_dominators[branch] in (None, flow.exit):
-            continue  # one side leaves the function, so the lint `exit-before-barrier` checks this branch
+            continue  # one side leaves the function, so `exit-before-barrier` checks this branch
         by_thread = analysis.divergent_branches[branch] is Divergence.BY_THREAD
         if by_thread and branch not in flow.in_loop and analysis.is_early_return(branch):
-            # The compiler has joined two returns, so the lint `exit-before-barrier` checks this branch.
+            # The compiler has joined two returns, so `exit-before-barrier` checks this branch.
             seen.update(inside)
             continue
         last = flow.blocks[branch].end - 1
@@ -85,9 +85,8 @@ def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]
 
 
 def _others_only_exit(analysis: FunctionAnalysis, branch: int, barrier_blocks: set[int]) -> bool:
-    """Whether the threads that do not reach a barrier exit, and the barrier does not wait for exited threads. If
-    these threads work before they exit, they must be whole warps, because `bar.sync` is undefined if only a part of a
-    warp executes it.
+    """Whether all threads that do not reach a barrier exit, and the barrier does not wait for exited threads. Threads
+    that work before they exit must be whole warps, because `bar.sync` is undefined for a part of a warp.
     """
     if analysis.barriers_wait_for_exited:
         return False

@@ -1,4 +1,4 @@
-"""Lint: threads that exit before a barrier at which the other threads of the block wait for them."""
+"""Lint: threads that exit before a barrier, while the other threads of the block wait there for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _possible(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _harmless(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the barriers before which threads may exit, if the barriers do not wait for exited threads."""
+    """Yield the barriers before which threads may exit, if barriers do not wait for exited threads."""
     yield from _with_severity(analysis, LintSeverity.ADVICE)
     for at, branch, severity in divergent_barriers(analysis):
         if severity is LintSeverity.ADVICE and branch is not None:
@@ -35,9 +35,7 @@ def _with_severity(analysis: FunctionAnalysis, severity: LintSeverity) -> Iterat
 
 
 def _exits(analysis: FunctionAnalysis) -> Iterator[tuple[LintSeverity, Problem]]:
-    """Yield the first branch by thread id after which some threads exit without a barrier, while the other threads
-    reach a barrier.
-    """
+    """Yield the first branch by thread id after which some threads exit without a barrier, while others reach one."""
     barriers = sorted(at for at, one in analysis.reachable() if is_block_barrier(one))
     if not barriers:
         return
@@ -45,14 +43,14 @@ def _exits(analysis: FunctionAnalysis) -> Iterator[tuple[LintSeverity, Problem]]
     blocks = {flow.block_of[at] for at in barriers}
     for branch, level in analysis.divergent_branches.items():
         if level is not Divergence.BY_THREAD or branch in flow.in_loop or not analysis.is_early_return(branch):
-            continue  # the sides join and continue, so the lint `divergent-barrier` checks this branch
+            continue  # the sides join and go on, so `divergent-barrier` checks this branch
         sides = [flow.reached_from([one]) for one in flow.blocks[branch].successors]
         leaving = [side for side in sides if not side & blocks and not _traps(analysis, side)]
         waiting = [side for side in sides if side & blocks]
         if leaving and waiting:
             at = next(at for at in barriers if flow.block_of[at] in waiting[0])
             last = flow.blocks[branch].end - 1
-            # If the other threads return at the same instruction, report the branch instead of the return.
+            # If the other threads return at the same instruction, report the branch instead.
             is_shared = flow.post_dominators[branch] != flow.exit
             place = last if is_shared else _end_of(analysis, last, leaving[0])
             is_proved = analysis.is_split_by_ids(analysis.instructions[last].guard)
@@ -63,7 +61,7 @@ def _exits(analysis: FunctionAnalysis) -> Iterator[tuple[LintSeverity, Problem]]
 
 
 def _written(analysis: FunctionAnalysis, at: int) -> str:
-    """Return the source line of an instruction, or its line in the PTX if there are no debug lines."""
+    """Return the source line of an instruction, or its PTX line without debug lines."""
     line, source = analysis.place_of(at)
     return f"line {line}" if source is None else f"{source[0]}:{source[1]} (PTX line {line})"
 
@@ -78,9 +76,7 @@ def _traps(analysis: FunctionAnalysis, side: frozenset[int]) -> bool:
 
 
 def _end_of(analysis: FunctionAnalysis, last: int, side: frozenset[int]) -> int:
-    """Return the first instruction that ends the function on a side of a branch. If the branch instruction itself
-    ends the function, returns the branch instruction.
-    """
+    """Return the first instruction on a side of a branch that ends the function. This may be the branch itself."""
     if is_end(analysis.instructions[last]):
         return last
     blocks = analysis.flow.blocks

@@ -1,4 +1,4 @@
-"""Lints about flags in memory. A flag is a value that some threads wait for and another thread stores."""
+"""Lints about flags in memory: values that one thread stores and other threads wait for."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _WIDE = ("gpu", "gl", "sys", "cluster")
 
 
 def _weak_spin(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield ordinary (weak) loads from a fixed address in loops that end only when the loaded value changes. The
-    hardware may never reload it.
+    """Yield ordinary (weak) loads from a fixed address in loops that end only when the value changes. The hardware
+    may never load it again.
     """
     for loop, loads in _spins(analysis):
         weak = [at for at in loads if not is_strong(analysis.instructions[at])]
@@ -28,7 +28,7 @@ def _weak_spin(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _spins(analysis: FunctionAnalysis) -> Iterator[tuple[frozenset[int], list[int]]]:
-    """Yield the loops that only wait for a value in memory, with the numbers of their loads."""
+    """Yield the loops that only wait for a value in memory, and the numbers of their loads."""
     flow, data = analysis.flow, analysis.data
     for loop in flow.loops:
         if not loop <= flow.reachable:
@@ -53,9 +53,7 @@ def _reads_memory(one: PtxInstruction) -> bool:
 
 
 def _acts(one: PtxInstruction) -> bool:
-    """Whether an instruction has an effect other than computing a value, such as a store, a call or a
-    synchronisation.
-    """
+    """Whether an instruction does more than compute a value, such as a store, a call or a synchronisation."""
     parsed = opcode(one.opcode)
     if parsed.base in ("fence", "membar", "nanosleep"):
         return False
@@ -65,7 +63,7 @@ def _acts(one: PtxInstruction) -> bool:
 
 
 def _is_carried(analysis: FunctionAnalysis, loop: frozenset[int], written: set[str]) -> bool:
-    """Whether a register carries a value from one pass of a loop to the next, such as a counter."""
+    """Whether a register carries a value from one pass of a loop to the next, as a counter does."""
     names = sorted(written)
     live = analysis.data.live_at_ends(names)
     flow = analysis.flow
@@ -84,8 +82,8 @@ def _is_carried(analysis: FunctionAnalysis, loop: frozenset[int], written: set[s
 
 
 def _unfenced_flag(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield relaxed or volatile stores to global memory (a flag) after a weak store (its data), if no fence is
-    between the two stores.
+    """Yield relaxed or volatile stores to global memory (a flag) that follow a weak store (its data) without a
+    fence.
     """
     flow = analysis.flow
     pending: dict[int, frozenset[int]] = {number: frozenset() for number in flow.reachable}
@@ -117,9 +115,7 @@ def _unfenced_flag(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _unfenced_wait(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield weak loads after a loop of relaxed or volatile loads (a wait for a flag), if no fence is between the loop
-    and the weak load.
-    """
+    """Yield weak loads that follow a loop of relaxed or volatile loads (a wait for a flag) without a fence."""
     flow = analysis.flow
     for loop, loads in _spins(analysis):
         if not all(is_strong(analysis.instructions[at]) for at in loads):
@@ -137,7 +133,7 @@ def _unfenced_wait(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _first_weak_load(analysis: FunctionAnalysis, blocks: list[int]) -> int | None:
-    """Return the first weak load of global memory that some path from the given blocks reaches before a fence."""
+    """Return the first weak load of global memory that a path from these blocks reaches before a fence."""
     flow = analysis.flow
     done = set(blocks)
     work = list(blocks)

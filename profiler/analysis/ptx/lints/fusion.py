@@ -11,10 +11,9 @@ from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield additions of a product that is used once, if a rounding mode keeps the assembler from fusing the addition
-    and the multiplication.
+    """Yield an addition of a product that is used once, if a rounding mode keeps the assembler from fusing the two.
 
-    Without a rounding mode, `mul.f32` and `add.f32` are fused by the assembler.
+    Without one, the assembler fuses `mul.f32` and `add.f32`.
     """
     data = analysis.data
     for at, one in analysis.reachable():

@@ -1,4 +1,4 @@
-"""Lint: a barrier that is not needed, because it orders no memory accesses."""
+"""Lint: a barrier that orders no memory accesses, so it is not needed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _TOUCHES_MEMORY = frozenset({
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield barriers before which no path has a memory access since the last barrier.
+    """Yield barriers with no memory access between them and the last barrier, on any path.
 
-    A barrier at which warps with different work meet is not reported, because it may order the accesses of other
-    warps.
+    A barrier where warps with different work meet is left out, because it may order the accesses of other warps.
     """
     flow = analysis.flow
     # Basic block -> whether memory may have been accessed since the last barrier.

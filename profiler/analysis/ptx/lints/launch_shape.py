@@ -1,4 +1,4 @@
-"""Lint: a launch with a block size that the entry (the kernel) does not allow."""
+"""Lint: a launch with a block size that the entry (kernel) does not allow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the entry if its directives do not allow the block size of the launch. Yields nothing if no launch is
-    known.
+    """Yield the entry if its directives do not allow the launch's block size. Yields nothing without a known
+    launch.
     """
     if analysis.launch is None or not analysis.function.is_entry:
         return

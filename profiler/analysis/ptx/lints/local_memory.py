@@ -1,4 +1,4 @@
-"""Lint: use of local memory, which holds the arrays of a thread that do not fit into registers."""
+"""Lint: use of local memory, which has a thread's arrays that do not fit into registers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the first access to local memory, or the function itself if the function only declares local memory."""
+    """Yield the first access to local memory, or the function if it only declares some."""
     size = sum(one.size_bytes or 0 for one in analysis.function.variables if one.space == "local")
     accesses = [at for at, one in analysis.reachable() if opcode(one.opcode).space == "local"]
     if size or accesses:

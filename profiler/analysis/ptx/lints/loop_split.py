@@ -1,4 +1,4 @@
-"""Checks in a loop that change their result at most once."""
+"""Lint: checks in a loop that change their result at most once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cbtop.profiler.analysis.ptx.lane_values import added
 from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem, counted
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 
-# Instructions that make it worthwhile to split a loop in two. Asynchronous copies are not among them. A pipeline
-# checks in each iteration whether there is something left to prefetch, and a split would duplicate its loop.
+# Instructions that make it worth splitting a loop in two. Asynchronous copies are not among them: a pipeline checks
+# in each iteration whether there is more to prefetch, and splitting would duplicate its loop.
 _HEAVY = {
     "ld": "load", "st": "store", "atom": "atomic operation", "red": "atomic operation", "ldmatrix": "load",
     "mma": "tensor-core operation", "wmma": "tensor-core operation", "wgmma": "tensor-core operation",
@@ -20,11 +20,9 @@ _HEAVY = {
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield comparisons of a loop's counter that change at most once while the loop runs, and that decide on heavy
-    work.
-    """
+    """Yield comparisons of a loop's counter that change at most once in the loop, and decide on heavy work."""
     for loop in counted_loops(analysis):
-        checks: dict[int, list[tuple[str, bool]]] = {}  # comparison -> the predicates that are computed from it
+        checks: dict[int, list[tuple[str, bool]]] = {}  # comparison -> the predicates computed from it
         guarded = _guarded_work(analysis, loop)
         for name, is_negated in guarded:
             if loop.direction(name):
@@ -40,8 +38,8 @@ def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _guarded_work(analysis: FunctionAnalysis, loop: CountedLoop) -> dict[tuple[str, bool], Counter[str]]:
-    """Return the heavy work in a loop that depends on a predicate. Each key has the predicate, and whether the
-    predicate must be false for the work to run.
+    """Return the heavy work in a loop by predicate. The key also says whether the predicate must be false for the
+    work to run.
     """
     flow = analysis.flow
     found: dict[tuple[str, bool], Counter[str]] = {}
@@ -71,7 +69,7 @@ def _line(analysis: FunctionAnalysis, loop: CountedLoop) -> int:
 
 
 def _share(analysis: FunctionAnalysis, loop: CountedLoop, names: set[str]) -> str:
-    """Return the part of the loop's instructions that compare and branch."""
+    """Return the fraction of the loop's instructions that compare and branch."""
     inside = list(loop.instructions())
     branches = [at for at in inside if analysis.instructions[at].guard in names and _is_branch_at(analysis, at)]
     return f"{1 + len(branches)} of its {len(inside)} instructions"
@@ -92,7 +90,7 @@ def _kind(analysis: FunctionAnalysis, at: int) -> str | None:
 
 
 def _place(analysis: FunctionAnalysis, loop: CountedLoop, name: str) -> int:
-    """Return the comparison on which a predicate depends. It compares a counter."""
+    """Return the comparison of a counter that a predicate depends on."""
     at = analysis.data.writers[name][0]
     one = analysis.instructions[at]
     if opcode(one.opcode).base == "setp":

@@ -1,4 +1,4 @@
-"""Lint: the arrivals at an mbarrier are fewer than the number in its initialisation."""
+"""Lint: fewer arrivals at an mbarrier than its initialisation says."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _Place = tuple[str, int]
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the initialisation of an mbarrier if all its arrivals are known and are too few to end its first phase.
+    """Yield the initialisation of an mbarrier if all its arrivals are known and too few to end its first phase.
 
-    Yields nothing if an arrival is in a loop, has an unknown address or unknown threads, or comes from outside.
+    An arrival is unknown in a loop, at an unknown address, by unknown threads, or from outside.
     """
     values = analysis.data.lane_values
     if values is None or not values.threads.is_whole_block:
@@ -74,7 +74,7 @@ def _place(analysis: FunctionAnalysis, at: int) -> _Place | None:
 
 
 def _count(analysis: FunctionAnalysis, one: PtxInstruction, kind: str) -> int | None:
-    """Return how many arrivals an instruction on an mbarrier makes or expects, in one thread."""
+    """Return how many arrivals an instruction makes or expects at an mbarrier, per thread."""
     address = next((place for place, text in enumerate(one.operands) if text[0] == "["), len(one.operands))
     after = one.operands[address + 1 :]
     if kind == "wait" or (kind == "arrive" and (not after or "expect_tx" in one.opcode)):

@@ -1,6 +1,4 @@
-"""Lint: a race. Several threads access the same shared memory, at least one writes, and no barrier separates the
-accesses.
-"""
+"""Lint: a race. Threads access the same shared memory without a barrier in between, and at least one writes."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ def _between_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _in_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the races between threads of one warp. Leaves out accesses that also race with another warp, because the
-    barrier that they need also orders the threads of a warp.
+    """Yield the races inside a warp. Accesses that also race with another warp are left out, because the barrier that
+    they need also orders a warp's threads.
     """
     races = list(_races(analysis, in_warps=True))
     need_barrier = {one.instruction for one in _between_warps(analysis)} if races else ()
@@ -31,9 +29,8 @@ def _in_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
 def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
     """Yield the second of two accesses by different threads to the same bytes, if one is a store.
 
-    A path without a barrier must lead from the first access to the second, and one access must never run without the
-    other. If only thread ids decide whether the accesses run, it is enough that the thread of the second access takes
-    such a path.
+    A path without a barrier must lead from the first access to the second, and one of them must never run without the
+    other. If only thread ids decide whether they run, it is enough that the second access's thread takes such a path.
     """
     accesses = analysis.shared_accesses
     # (array, whether the accesses are stores) -> accesses.
@@ -72,8 +69,8 @@ def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
 
 
 def _pair(first: SharedAccess, second: SharedAccess, *, in_warps: bool) -> tuple[int, int] | None:
-    """Return two different threads, one from each access, that use the same byte. One of them writes the byte. The
-    other one is not among the threads that write it.
+    """Return two different threads, one of each access, that use the same byte. One writes it, and the other is not
+    among its writers.
     """
     users, others = _users(first), _users(second)
     for byte in sorted(others.keys() & users.keys()):
@@ -95,14 +92,14 @@ def _users(access: SharedAccess) -> dict[int, set[int]]:
 
 
 def _belong_together(analysis: FunctionAnalysis, first: int, second: int) -> bool:
-    """Whether the control flow shows that at least one of two accesses never runs without the other."""
+    """Whether the control flow shows that one of two accesses never runs without the other."""
     flow = analysis.flow
     a, b = flow.block_of[first], flow.block_of[second]
     return flow.dominates(a, b) or flow.post_dominates(b, a) or flow.dominates(b, a) or flow.post_dominates(a, b)
 
 
 def _is_always_run(analysis: FunctionAnalysis, first: SharedAccess, second: SharedAccess) -> bool:
-    """Whether both of two accesses run in every launch, in some threads of a block."""
+    """Whether two accesses both run in every launch, in some threads of a block."""
     return all(map(analysis.depends_on_threads_alone, (first.at, second.at)))
 
 
@@ -111,9 +108,7 @@ def _within(access: SharedAccess, threads: tuple[int, ...]) -> SharedAccess:
 
 
 def _reached_unordered(analysis: FunctionAnalysis, start: int, *, in_warps: bool) -> frozenset[int]:
-    """Return the instructions that a thread can reach after `at` without an instruction that orders memory
-    accesses.
-    """
+    """Return the instructions that a thread can reach after `at` without one that orders memory accesses."""
     flow = analysis.flow
     found: set[int] = set()
     done: set[int] = set()

@@ -12,7 +12,7 @@ MAX_LIVE = 7
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield the instruction after which the most predicates are in use, if the hardware has fewer."""
+    """Yield the instruction with the most predicates in use after it, if the hardware has fewer."""
     registers, flow, data = analysis.function.registers, analysis.flow, analysis.data
     names = sorted(name for name in data.writers if registers.type_of(name) == "pred")
     if len(names) <= MAX_LIVE:

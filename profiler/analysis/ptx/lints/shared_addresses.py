@@ -1,4 +1,4 @@
-"""Lints about addresses of shared memory: their width, generic accesses, and missing conversions."""
+"""Lints about addresses of shared memory: width, generic accesses, missing conversions."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _generic(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _tagged_accesses(analysis: FunctionAnalysis) -> Iterator[tuple[int, str, str, set[str]]]:
-    """Yield the accesses with an address of a shared variable: the instruction, the register with the address, the
-    state space of the access, and the possible kinds of the address.
+    """Yield the accesses with the address of a shared variable: the instruction, the register of the address, the
+    access's state space, and the possible kinds of address.
     """
     tags = _tags(analysis)
     for at, one in analysis.reachable() if tags else ():
@@ -54,9 +54,9 @@ def _tagged_accesses(analysis: FunctionAnalysis) -> Iterator[tuple[int, str, str
 
 
 def _tags(analysis: FunctionAnalysis) -> dict[str, set[str]]:
-    """Return the kinds of address that a register can hold: `shared`, `generic` (of shared memory) and `other`.
+    """Return which kinds of address a register can have: `shared`, `generic` (of shared memory) and `other`.
 
-    Only registers that are computed from the address of a shared variable are returned.
+    Only registers that are computed from the address of a shared variable are included.
     """
     shared = {name for name, one in analysis.variables.items() if one.space == "shared"}
     tags: dict[str, set[str]] = {}
@@ -78,7 +78,7 @@ def _tags(analysis: FunctionAnalysis) -> dict[str, set[str]]:
 
 
 def _tag(analysis: FunctionAnalysis, at: int, tags: dict[str, set[str]], shared: set[str]) -> set[str]:
-    """Return the kinds of address that the result of an instruction can have."""
+    """Return which kinds of address an instruction's result can have."""
     one = analysis.instructions[at]
     parsed = opcode(one.opcode)
     given = set[str]().union(*(tags.get(name, ()) for name in analysis.data.reads[at]))

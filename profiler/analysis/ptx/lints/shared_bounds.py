@@ -1,4 +1,4 @@
-"""Lint: an access to shared memory outside of the variable that it belongs to."""
+"""Lint: an access to shared memory outside of its variable."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ _ACCESSES = frozenset({"ld", "st", "atom", "red", "ldmatrix", "stmatrix"})
 
 
 def _find(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield accesses outside of a shared variable.
+    """Yield accesses outside of a shared variable. Its size and the access's distance from it must be known.
 
-    The size of the variable, and the distance of the access from it, must be known. If the distance depends on the
-    thread and the block size is not known, an access is reported only if thread 0 is outside. If a parameter or a
-    loaded value decides whether an access runs, it is left out: compilers unroll loops to constant indexes that no
-    launch reaches.
+    If the distance depends on the thread and the block size is unknown, only thread 0 counts. An access is left out
+    if a parameter or a loaded value decides whether it runs, because compilers unroll loops to constant indexes that
+    no launch reaches.
     """
     values = analysis.data.lane_values
     for at, one in analysis.reachable() if values else ():

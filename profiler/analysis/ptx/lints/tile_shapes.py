@@ -1,8 +1,8 @@
-"""Lints that compare a block and its tiles with the demands of the hardware: whole warps, whole fragments, and 48 KiB
+"""Lints that compare a block and its tiles with what the hardware demands: whole warps, whole fragments, and 48 KiB
 of shared memory.
 
-The PTX does not have the rows and columns of a tile: an array is a number of bytes. So the bytes that threads access
-are compared with what the hardware demands, and a power of two is not required, because rows can be padded.
+An array in PTX is a number of bytes, without the rows and columns of a tile. So the bytes that threads access are
+checked. A power of two is not required, because rows can be padded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cbtop.profiler.analysis.ptx.model import PtxInstruction
 from cbtop.profiler.analysis.ptx.opcodes import opcode
 from cbtop.profiler.analysis.ptx.summary import summary_of
 
-# Most bytes of static shared memory in a block. ptxas 12.8 and 13.0 refuse more, for sm_80 to sm_120.
+# Most static shared memory of a block. ptxas 12.8 and 13.0 refuse more for sm_80 to sm_120.
 MAX_STATIC_BYTES = 48 << 10
 WARP_GROUP_THREADS = 4 * WARP_THREADS  # four warps execute a wgmma instruction together (PTX ISA, "wgmma.mma_async")
 _OF_A_WARP = frozenset({"mma", "wmma", "ldmatrix", "stmatrix", "movmatrix"})
@@ -28,7 +28,7 @@ _ACCESSES = frozenset({
 
 
 def _partial_fragments(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield tensor-core instructions of warps that are not whole. Nothing is found if the threads are not known."""
+    """Yield tensor-core instructions of incomplete warps. Yields nothing if the threads are unknown."""
     values = analysis.data.lane_values
     for at, one in analysis.reachable() if values else ():
         unit = _threads_of_fragment(one)
@@ -47,7 +47,7 @@ def _partial_fragments(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _threads_of_fragment(one: PtxInstruction) -> int:
-    """Return how many threads must execute an instruction together. Returns 0 if each thread can execute it alone."""
+    """Return how many threads must run an instruction together, or 0 if a thread can run it alone."""
     parts = opcode(one.opcode).parts
     if parts[0] == "wgmma":
         return WARP_GROUP_THREADS if "mma_async" in parts else 0
@@ -63,7 +63,9 @@ def _too_much_shared(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _idle_threads(analysis: FunctionAnalysis) -> Iterator[Problem]:
-    """Yield an entry if threads of its block have no work. A block of one thread is serial on purpose."""
+    """Yield an entry if threads of its block have no work. A block of one thread is left out, because it is serial on
+    purpose.
+    """
     values = analysis.data.lane_values
     if values is None or not analysis.function.is_entry or not values.threads.is_whole_block:
         return
@@ -82,7 +84,7 @@ def _idle_threads(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _busy_threads(analysis: FunctionAnalysis, shape: Threads) -> set[int]:
-    """Return the threads that may access memory or use tensor cores. Reads of parameters do not count."""
+    """Return the threads that may access memory (other than parameters) or use tensor cores."""
     busy: set[int] = set()
     for at, one in analysis.reachable():
         parsed = opcode(one.opcode)

@@ -15,7 +15,7 @@ FIX = "write the register on every path before it is read"
 def _always(analysis: FunctionAnalysis) -> Iterator[Problem]:
     """Yield reads of registers that no path writes, if the value decides an address, a branch or arithmetic.
 
-    Other reads are not reported, because compilers correctly move and pack undefined elements of vectors.
+    Other reads are fine: compilers may move and pack undefined elements of vectors.
     """
     for at, name, is_never in analysis.data.possibly_unwritten:
         if is_never and _matters(analysis, at, name):
@@ -29,10 +29,10 @@ def _sometimes(analysis: FunctionAnalysis) -> Iterator[Problem]:
 
 
 def _is_written_on_same_facts(analysis: FunctionAnalysis, at: int, name: str) -> bool:
-    """Whether the register is written under conditions that also hold at the read, or is written both under a
-    condition and under its opposite.
+    """Whether every path to the read contains a write: `if (i < n) x = 1; ...; if (i < n) use(x);`.
 
-    Then every path to the read contains a write: `if (i < n) x = 1; ...; if (i < n) use(x);`.
+    A register is written under conditions that also hold at the read, or both under a condition and under its
+    opposite.
     """
     facts = _facts_with_guard(analysis, at)
     rest = [_facts_with_guard(analysis, writer) - facts for writer in analysis.data.writers.get(name, ())]

@@ -65,10 +65,10 @@ def test_the_help_says_where_it_lies(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_a_flag_wins_over_a_preset_over_the_environment_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     write(FILE)
-    assert (settled().sort, settled().view, settled().window) == ("p95 µs", "bricks", 20.0)
+    assert (settled().sort, settled().view, settled().window) == ("incl p95", "bricks", 20.0)
     monkeypatch.setenv("CBTOP_SORT", "min")
-    assert settled().sort == "min µs"
-    assert (settled("--preset", "slow").sort, settled("--preset", "slow").filter) == ("max µs", "ffn")
+    assert settled().sort == "incl min"
+    assert (settled("--preset", "slow").sort, settled("--preset", "slow").filter) == ("incl max", "ffn")
     assert settled("--preset", "slow", "--sort", "count").sort == "count"
 
 

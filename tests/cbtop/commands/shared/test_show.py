@@ -21,7 +21,7 @@ PRINTED = ["replay", RECORDING, "--headless"]
             ["--view", "brick"],
             "unknown view 'brick'; did you mean bricks? there are overview, training, requests,",
         ),
-        (["--sort", "p9"], "unknown column 'p9'; did you mean p95 µs? there are brick, wall %,"),
+        (["--sort", "p9"], "unknown column 'p9'; did you mean incl p95? there are brick, wall %,"),
         (["--sort", ""], "unknown column ''; there are brick,"),
         (["--theme", "drak"], "unknown theme 'drak'; did you mean dark? there are dark, light"),
         (["--silence", "odd"], "unknown verdict 'odd'; did you mean odd-layer? there are stuck,"),
@@ -44,7 +44,7 @@ def test_a_report_is_sorted_and_filtered_as_asked(capsys: pytest.CaptureFixture[
     assert main([*PRINTED, "--view", "bricks", "--sort", "p95", "--filter", "attention"]) == 0
     said = capsys.readouterr().out
     assert "bricks shown: 3 of 9, with 'attention' in name or category" in said
-    table = said[said.index("brick            p50") :].split("\n\n")[0].splitlines()
+    table = said[said.index("brick            incl p50") :].split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in table[1:]] == ["AttentionScore", "QkvProjection", "AttentionOutput"]
 
 

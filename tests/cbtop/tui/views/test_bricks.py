@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cbtop import units
 from cbtop.profiler.analysis.roofline import NO_ROOF, SHARED, Distance
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.reports import REPORTS
@@ -212,7 +213,7 @@ def test_screen_text_and_json_hold_the_same_figures_of_each_brick(name: str, run
                 assert of_screen[brick["name"]][one.title] == figure
             title = one.report_title or one.title
             if title in of_text[brick["name"]]:
-                expected = str(brick[one.key]) if one.unit == "count" else figure
+                expected = units.exact_count(brick[one.key]) if one.unit == "count" else figure
                 assert of_text[brick["name"]][title] == expected
                 compared += 1
         assert len(brick["durations"]) <= 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
@@ -12,12 +13,14 @@ from textual.pilot import Pilot
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.graph import Graph
+from cbtop.tui.views.layer_map import how_many, whole_layers
 from cbtop.tui.views.layers import LayerMap, Layers
 from cbtop.tui.widgets.lines import plain, width_of
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text, view_of
+from tests.cbtop.made_training import Training, trained
 from tests.representatives import first_by_default
 
 KEY = str(1 + VIEWS.index(Layers))
@@ -139,3 +142,19 @@ async def test_that_all_layers_are_slower_is_said_where_a_longer_cache_may_be_wh
         text = await opened(pilot)
     assert "no layer is slower" not in text
     assert "Δ (derived) 1 of 10 layers are slower, as a longer cache makes them" in text
+
+
+def test_in_training_a_layer_counts_once_and_its_backward_has_a_sign(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(steps=30)).one()
+    layers = view.layer_times
+    assert layers is not None
+    assert [row.is_backward for row in layers.rows] == [False] * 3 + [True] * 3
+    assert how_many(layers) == "3 layers, forward and backward"
+    ruler, *bars = [plain(line) for line in whole_layers(layers, 120, 3)]
+    assert ruler.split()[:2] == ["0", "◂0"]
+    assert bars[-1].split()[-1].startswith("◂L")
+    forward = replace(layers, rows=layers.rows[:3])
+    assert (how_many(forward), how_many(replace(layers, rows=layers.rows[:4]))) == (
+        "3 layers",
+        "3 layers, 1 of them also backward",
+    )

@@ -239,7 +239,7 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
         "overview, records", rf"({NUMBER}) records, ({NUMBER}) lost", screen, (loss["received"], 1), (lost, 1)
     )
     yield from found_in(
-        "records in the text", r"records: (\d+) produced = (\d+) received \+ (\d+) dropped", text,
+        "records in the text", rf"records: ({NUMBER}) produced = ({NUMBER}) received \+ ({NUMBER}) dropped", text,
         (loss["produced"], 1), (loss["received"], 1), (loss["dropped"], 1),
     )  # fmt: skip
     said = [verdict["sentence"] for verdict in source["verdicts"]]
