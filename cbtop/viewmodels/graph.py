@@ -18,7 +18,7 @@ from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes, mean_call, 
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
+from cbtop.protocol.attributes import NO_KERNEL, NO_MODULE, KernelAttributes, ModuleAttributes, TransferAttributes
 from cbtop.protocol.kernel_messages import KernelTimes
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -65,6 +65,7 @@ class GraphRow:
     burst: KernelTimes | None = None
     # the node's key in a baseline: (None, layer) for a layer, (brick, layer) for a brick
     place: Place | None = None
+    module: ModuleAttributes = NO_MODULE  # the module of torch that the brick calls
 
     @property
     def copied_gb_per_sec(self) -> float | None:
@@ -192,6 +193,7 @@ class GraphRows(Sequence[GraphRow]):
             slack_us=None if slack_ns is None else slack_ns / 1e3,
             burst=self._in_burst.get(node.id),
             place=self._place_of(node),
+            module=node.module,
         )
 
     def _place_of(self, node: Node) -> Place | None:

@@ -306,7 +306,7 @@ def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
     """Return the attribute `name` of each module (see `attribute_of`). Each class is examined once."""
     values = []
     # Id of a class -> the attribute of the class, or None. Not the class itself, because it may define its own hash.
-    of_class: dict[int, Any] = {}
+    known: dict[int, Any] = {}
     for module in modules:
         own = module.__dict__
         if name in own:
