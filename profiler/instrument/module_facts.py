@@ -7,8 +7,10 @@ Rules
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -21,6 +23,7 @@ from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameter
 from cbtop.protocol.attributes import ModuleAttributes
 
 MAX_WRAPPERS = 16  # most decorators of a `forward` that are followed
+MAX_CLASSES = 256  # classes whose name and source are kept, because most modules of a model share a few
 MAX_DIMENSIONS = 8  # dimensions of a weight that are named
 MAIN = "__main__."
 
@@ -36,7 +39,7 @@ def module_facts(module: torch.nn.Module) -> ModuleAttributes:
     )
 
 
-def class_name(kind: type) -> str:
+def _class_name(kind: type) -> str:
     """Return the name of a class as a user imports it, such as `torch.nn.Linear`."""
     name = type.__dict__["__qualname__"].__get__(kind)
     if getattr(torch.nn, name, None) is kind:
@@ -44,13 +47,17 @@ def class_name(kind: type) -> str:
     return f"{home_of_class(kind)}.{name}".removeprefix(MAIN).removeprefix(".")
 
 
-def source_of(kind: type) -> str:
+def _source_of(kind: type) -> str:
     """Return the place of the `forward` of a class, such as `torch/nn/modules/linear.py:134`, or "" if unknown.
 
     The path begins at the folder that Python imports from, so it names no home folder.
     """
     code = _code_of(of_class(kind, "forward"))
     return "" if code is None else f"{_from_import_folder(code.co_filename)}:{code.co_firstlineno}"
+
+
+class_name: Callable[[type], str] = functools.lru_cache(maxsize=MAX_CLASSES)(_class_name)
+source_of: Callable[[type], str] = functools.lru_cache(maxsize=MAX_CLASSES)(_source_of)
 
 
 def _code_of(function: Any) -> CodeType | None:

@@ -152,18 +152,14 @@ class Graph(View):
             self._tree.unfold_first_layers(max_rows=self.app.size.height - _AROUND if is_beside else 0)
             self._is_at_costliest = False
         self._show_tree()
-        self._go_to_costliest(source)
+        # Once for each process, when a brick has a time, put the cursor on the brick that takes the most time.
+        if not self._is_at_costliest and (node := costliest_brick(source.graph)) is not None:
+            self._is_at_costliest = True
+            if self._table.cursor == 0:
+                self._tree.unfolded |= self._tree.ancestors(node)
+                self._show_tree()
+                self._table.move_to_node(node)
         self._lay_out()
-
-    def _go_to_costliest(self, source: SourceView) -> None:
-        """Put the cursor on the brick that takes the most time, once for each process, when a brick has a time."""
-        if self._is_at_costliest or (node := costliest_brick(source.graph)) is None:
-            return
-        self._is_at_costliest = True
-        if self._table.current is not None and self._table.cursor == 0:
-            self._tree.unfolded |= self._tree.ancestors(node)
-            self._show_tree()
-            self._table.move_to_node(node)
 
     def on_resize(self, event: Resize) -> None:
         self._lay_out()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -69,11 +69,15 @@ def test_the_source_of_a_decorated_forward_is_the_decorated_function() -> None:
 def test_a_source_begins_at_the_folder_of_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "package").mkdir()
     code = compile("class Inside:\n    def forward(self): ...\n", str(tmp_path / "package" / "slow.py"), "exec")
-    space: dict[str, Any] = {"__name__": "package.slow"}
-    exec(code, space)
-    assert source_of(space["Inside"]) == "slow.py:2"
+
+    def made() -> type:
+        space: dict[str, Any] = {"__name__": "package.slow"}
+        exec(code, space)
+        return cast("type", space["Inside"])
+
+    assert source_of(made()) == "slow.py:2"
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert source_of(space["Inside"]) == "package/slow.py:2"
+    assert source_of(made()) == "package/slow.py:2"
 
 
 def test_what_is_not_known_is_empty() -> None:
