@@ -772,7 +772,7 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
             assert "nvjet" not in await press(pilot, "6")
             await pilot.press("K")
             await shown(pilot, f"recording kernels of pid {pid}", "33 %")
-            text = await press(pilot, "K", "enter")  # The screen still reacts to keys while kernels are recorded.
+            text = await press(pilot, "K", "g", "enter")  # The screen still reacts to keys while kernels are recorded.
             assert [note.message for note in app._notifications] == ["one process is being asked already"]
             assert "33 %" in text
             assert "├──" not in text
