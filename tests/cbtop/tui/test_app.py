@@ -274,13 +274,13 @@ async def moves_up(pilot: AppPilot, key: str) -> None:
 
 
 async def moves_a_page_down(pilot: AppPilot, key: str) -> None:
-    await press(pilot, "6", "z", "z", key)
+    await press(pilot, "6", "z", "z", "g", key)
     graph = pilot.app.query_one("#graph-table", Table)
     assert graph.cursor == graph.visible_rows
 
 
 async def moves_a_page_up(pilot: AppPilot, key: str) -> None:
-    await press(pilot, "6", "z", "z", "j", "pagedown", key)
+    await press(pilot, "6", "z", "z", "g", "j", "pagedown", key)
     assert pilot.app.query_one("#graph-table", Table).cursor == 1
 
 
@@ -772,7 +772,8 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
             assert "nvjet" not in await press(pilot, "6")
             await pilot.press("K")
             await shown(pilot, f"recording kernels of pid {pid}", "33 %")
-            text = await press(pilot, "K", "g", "enter")  # The screen still reacts to keys while kernels are recorded.
+            # The screen still reacts to keys while kernels are recorded.
+            text = await press(pilot, "K", "g", "enter")
             assert [note.message for note in app._notifications] == ["one process is being asked already"]
             assert "33 %" in text
             assert "├──" not in text
