@@ -12,7 +12,7 @@ from typing import Any
 
 from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
 from cbtop.profiler.checks import Check
-from cbtop.protocol.attributes import KernelAttributes, Work
+from cbtop.protocol.attributes import NO_MODULE, KernelAttributes, ModuleAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 Budget = TokenBudget | ByteBudget
@@ -36,7 +36,8 @@ class BrickDefinition:
     layer are two nodes, even if both are called RmsNorm. `label` is your own word for this place (`q_proj`), which
     distinguishes such nodes on the screen. `budget` is the allowed cost: a time per token, or a rate for the declared
     bytes. `checks` are conditions on the output, see checks.py. `contract` is the path of a contract file, whose
-    conditions and reference become checks, too. It needs the extra `compute`. Raises ContractError if the file is not
+    conditions and reference become checks, too. It needs the extra `compute`. `module` describes the module of torch
+    that the brick calls. Raises ContractError if the file is not
     valid.
     """
 
@@ -50,6 +51,7 @@ class BrickDefinition:
     label: str = ""
     checks: tuple[Check, ...] = ()
     contract: InitVar[str | PathLike[str]] = ""
+    module: ModuleAttributes = NO_MODULE
 
     def __post_init__(self, contract: str | PathLike[str]) -> None:
         if type(self.budget) not in (TokenBudget, ByteBudget, type(None)):

@@ -76,6 +76,7 @@ def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None)
         budget_gb_per_sec=budget.gb_per_sec if isinstance(budget, ByteBudget) else None,
         work=definition.work if isinstance(definition.work, Work) else UNKNOWN_WORK,
         own=_own_name(definition),
+        module=definition.module,
     )
     kernels = enumerate(definition.kernels, start=first_id + 1)
     return [brick, *(_kernel_node(kernel, at, first_id, definition.category) for at, kernel in kernels)]

@@ -127,10 +127,25 @@ class FunctionAttributes:
     line: int | None = None
 
 
-# The attributes of a node without work, without a kernel, or without a source location.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleAttributes:
+    """The module of torch that a brick calls. A text is "" if it is not known.
+
+    `module_class` is its class (`torch.nn.Linear`), and `module_source` is the place of its `forward`
+    (`slow.py:10`). `weight_shape` (`4864x896`) and `weight_dtype` describe its weight as it is stored.
+    """
+
+    module_class: str = ""
+    module_source: str = ""
+    weight_shape: str = ""
+    weight_dtype: str = ""
+
+
+# The attributes of a node without work, without a kernel, without a source location, or without a module.
 UNKNOWN_WORK = Work()
 NO_KERNEL = KernelAttributes()
 NO_FUNCTION = FunctionAttributes()
+NO_MODULE = ModuleAttributes()
 
 
 def carried(kind: type, source: object) -> Mapping[str, Any]:

@@ -13,9 +13,11 @@ from cbtop.protocol.attributes import (
     MAX_QUANTITY,
     NO_FUNCTION,
     NO_KERNEL,
+    NO_MODULE,
     UNKNOWN_WORK,
     FunctionAttributes,
     KernelAttributes,
+    ModuleAttributes,
     TransferAttributes,
     Work,
     quantity,
@@ -116,6 +118,7 @@ class Node:
     function: FunctionAttributes = NO_FUNCTION
     transfer: TransferAttributes | None = None
     own: str = ""
+    module: ModuleAttributes = NO_MODULE
 
     def __post_init__(self) -> None:
         for name in ("budget_us_per_token", "budget_gb_per_sec"):

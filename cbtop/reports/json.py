@@ -107,6 +107,7 @@ OTHER_ORIGINS = {
         "weights_bytes",
         "dtype",
         "dtypes",
+        "modules",
         *(attribute.name for attribute in fields(KernelAttributes)),
     ],
 }
@@ -429,6 +430,7 @@ def _brick(row: BrickRow) -> dict[str, Any]:
         "durations": [asdict(bar) for bar in row.durations],
         "trend_us": list(row.trend_us),
         "trail": [point and {"intensity": point[0], "gflops": point[1]} for point in row.trail],
+        "modules": [asdict(module) for module in row.modules],
     }
 
 

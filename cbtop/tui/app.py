@@ -30,13 +30,14 @@ from cbtop.tui.roofs import Roofs
 from cbtop.tui.selection import Selection
 from cbtop.tui.terminal_watch import TerminalWatch
 from cbtop.tui.time_travel import AskBack, TimeTravel
-from cbtop.tui.views import VIEWS
+from cbtop.tui.views import EVIDENCE, VIEWS
 from cbtop.tui.views.base import View
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.header import Header, Heading, Notice
 from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.layers import Layers
+from cbtop.tui.views.overview import Overview
 from cbtop.tui.views.sources import Sources
 from cbtop.tui.views.time_bar import TimeBar
 from cbtop.tui.views.welcome import Welcome
@@ -94,6 +95,7 @@ class CbtopApp(App[int]):
             "v", "range", "a range begins here; it ends here, and every view is of it", show=False, tooltip="range"
         ),
         Binding("escape", "leave_range", "leave the range", show=False, priority=True),
+        Binding("escape", "overview", "from the evidence back to the overview", show=False, priority=True),
         Binding("end", "now", "from a look back to now", show=False, priority=True),
         Binding("less_than_sign", "step_source(-1)", "previous source", show=False),
         Binding("greater_than_sign", "step_source(1)", "next source", show=False, tooltip="next source"),
@@ -159,6 +161,7 @@ class CbtopApp(App[int]):
         self.orders: dict[str, tuple[str, bool]] = {}
         self._tick_timer: Timer | None = None
         self._views: list[View] = []
+        self._is_evidence = False  # whether the overview opened the shown view
         self._first = next((at for at, view in enumerate(self.SHOWN) if view.section == section), 0)
 
     def compose(self) -> ComposeResult:
@@ -310,13 +313,15 @@ class CbtopApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the keys that move in time while the help or the filter is open.
 
-        Esc is also disabled without a range, and End while the screen is live. They keep their other meanings, such
-        as closing the filter.
+        Esc is also disabled without a range if the overview did not open the view, and End while the screen is live.
+        They keep their other meanings, such as closing the filter.
         """
-        if action not in ("steps", "seek", "seek_to", "range", "leave_range", "now"):
+        if action not in ("steps", "seek", "seek_to", "range", "leave_range", "overview", "now"):
             return True
-        if (action == "leave_range" and self._travel.chosen_s is None) or (
-            action == "now" and self._travel.past is None
+        if (
+            (action == "leave_range" and self._travel.chosen_s is None)
+            or (action == "overview" and not self._is_evidence)
+            or (action == "now" and self._travel.past is None)
         ):
             return False
         is_covered = len(self.screen_stack) > 1 or isinstance(self.focused, Input)
@@ -346,6 +351,7 @@ class CbtopApp(App[int]):
 
     def action_view(self, index: int) -> None:
         """Show the view with this index in the list of tabs."""
+        self._is_evidence = False
         self._tabs.set_active(index)
         self._follow_records()
         # A recording can provide the records of the paused moment at once. So show the records even if the screen is
@@ -365,6 +371,21 @@ class CbtopApp(App[int]):
         graph = next(view for view in self._views if isinstance(view, Graph))
         self.action_view(self._views.index(graph))
         graph.open_node(event.node)
+
+    def on_overview_opened(self, event: Overview.Opened) -> None:
+        """Show the evidence of a row of the overview: its phase, its layer, its brick, or its device."""
+        subject = event.subject
+        if self.source is not None and subject.name in [steps.phase for steps in self.source.phases]:
+            self.phase = subject.name
+        view = self._views[self.SHOWN.index(EVIDENCE[subject.kind])]
+        self.action_view(self._views.index(view))
+        if self.source is not None and self.source.phase != self.phase is not None:
+            self.show()
+        view.point_at(subject)
+        self._is_evidence = True
+
+    def action_overview(self) -> None:
+        self.action_view(self.SHOWN.index(Overview))
 
     def on_sources_source_chosen(self, event: Sources.SourceChosen) -> None:
         """Show only the chosen source in every view, and stop following the newest process."""

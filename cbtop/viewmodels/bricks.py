@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from cbtop.client.trend import SECONDS, BrickTrend
@@ -11,10 +12,11 @@ from cbtop.profiler.analysis.brick_stats import BrickStats, brick_nodes
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.roofline import Distance, intensity
+from cbtop.protocol.attributes import NO_MODULE, ModuleAttributes, carried
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.durations import MAX_BARS, DurationBar, at_most, duration_bars
 from cbtop.viewmodels.launches import LaunchesByNode
-from cbtop.viewmodels.on_demand import Lazy, LazyValue
+from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
 TREND_S = SECONDS
 
@@ -31,6 +33,17 @@ class SizePoint:
     to_size: int  # largest size in this range, plus 1
     seconds: int
     us_per_token: float  # mean time per token in the seconds with a size in this range (derived)
+
+
+@dataclass(frozen=True, slots=True)
+class BrickModule:
+    """A module that a brick calls at `places` places of the model. A text is "" if it is not known."""
+
+    module_class: str
+    module_source: str
+    weight_shape: str
+    weight_dtype: str
+    places: int
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,8 @@ class BrickRow:
     # ascending order. Empty if unknown.
     by_cached: Lazy[tuple[SizePoint, ...]] = Lazy(())
     by_batch: Lazy[tuple[SizePoint, ...]] = Lazy(())
+    # The different modules that the brick calls, those at most places first. Empty if no module is known.
+    modules: Lazy[tuple[BrickModule, ...]] = Lazy(())
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
@@ -186,7 +201,7 @@ def brick_rows(
     """
     nodes_of = brick_nodes(totals)
     return tuple(
-        replace(
+        with_parts(
             _row(stats, nodes, totals, checks.get(stats.name, ()), trend, cached, batch),
             host_us=cost.host_us,
             launches=cost.kernels,
@@ -248,7 +263,14 @@ def _row(
         trail=LazyValue(partial(trend.trail, first)),
         by_cached=LazyValue(lambda: _by_size(trend.by_second(first), cached())) if is_in_steps else (),
         by_batch=LazyValue(lambda: _by_size(trend.by_second(first), batch())) if is_in_steps else (),
+        modules=LazyValue(lambda: _modules(totals.table[int(node)].module for node in nodes)),
     )
+
+
+def _modules(attributes: Iterable[ModuleAttributes]) -> tuple[BrickModule, ...]:
+    """Return the known modules, each once, with its number of places. Those at most places come first."""
+    counts = Counter(one for one in attributes if one != NO_MODULE)
+    return tuple(BrickModule(**carried(ModuleAttributes, one), places=many) for one, many in counts.most_common())
 
 
 def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:

@@ -18,7 +18,7 @@ from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes, mean_call, 
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
+from cbtop.protocol.attributes import NO_KERNEL, NO_MODULE, KernelAttributes, ModuleAttributes, TransferAttributes
 from cbtop.protocol.kernel_messages import KernelTimes
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -65,6 +65,7 @@ class GraphRow:
     burst: KernelTimes | None = None
     # the node's key in a baseline: (None, layer) for a layer, (brick, layer) for a brick
     place: Place | None = None
+    module: ModuleAttributes = NO_MODULE  # the module of torch that the brick calls
 
     @property
     def copied_gb_per_sec(self) -> float | None:
@@ -153,6 +154,13 @@ class GraphRows(Sequence[GraphRow]):
         closed_ns = self._totals.columns["closed_ns"][ids[~self._totals.adopted[ids]]]
         return self._totals.percent(int(closed_ns.max(initial=0))) or 0.0
 
+    @property
+    def costliest(self) -> int | None:
+        """The id of the brick with the largest exclusive time in ended steps, or None before the first one."""
+        exclusive_ns = self._totals.closed_exclusive_ns
+        bricks = [node.id for node in self.places if node.kind is NodeKind.BRICK and exclusive_ns[node.id] > 0]
+        return max(bricks, key=lambda node: int(exclusive_ns[node]), default=None)
+
     def _rows(self, nodes: Sequence[Node]) -> list[GraphRow]:
         calls = self._totals.stats.calls_of([[node.id] for node in nodes])
         return [self._row(node, known) for node, known in zip(nodes, calls, strict=True)]
@@ -185,6 +193,7 @@ class GraphRows(Sequence[GraphRow]):
             slack_us=None if slack_ns is None else slack_ns / 1e3,
             burst=self._in_burst.get(node.id),
             place=self._place_of(node),
+            module=node.module,
         )
 
     def _place_of(self, node: Node) -> Place | None:
@@ -256,6 +265,14 @@ def largest_share(graph: Sequence[GraphRow]) -> float:
     if isinstance(graph, GraphRows):
         return graph.largest_percent
     return max((row.percent or 0.0 for row in graph), default=0.0)
+
+
+def costliest_brick(graph: Sequence[GraphRow]) -> int | None:
+    """Return the id of the brick of `graph` that takes the most time, or None without a timed brick."""
+    if isinstance(graph, GraphRows):
+        return graph.costliest
+    bricks = [row for row in graph if row.kind is NodeKind.BRICK and row.total_inclusive_us]
+    return max(bricks, key=lambda row: row.total_inclusive_us or 0.0).id if bricks else None
 
 
 def has_burst(graph: Sequence[GraphRow]) -> bool:

@@ -229,7 +229,7 @@ def attribute_of(thing: Any, name: str) -> Any:
     own = dictionary_of(thing)
     if name in own:
         return own[name]
-    value = _of_class(type(thing), name)
+    value = of_class(type(thing), name)
     if type(value) is MemberDescriptorType:  # the class has the attribute in its __slots__
         try:
             return value.__get__(thing)
@@ -251,21 +251,21 @@ def _can_be_asked(kind: type, *names: str) -> bool:
     """Return whether the attributes `names` of an object of class `kind` can be read without running code of the
     host.
     """
-    if _of_class(kind, "__getattr__") is not None or _of_class(kind, "__getattribute__") != object.__getattribute__:
+    if of_class(kind, "__getattr__") is not None or of_class(kind, "__getattribute__") != object.__getattribute__:
         return False
-    return all([_is_plain(_of_class(kind, name)) for name in names])
+    return all([_is_plain(of_class(kind, name)) for name in names])
 
 
 def _has_method(kind: type, name: str) -> bool:
     """Return whether the attribute `name` of the class `kind` is a function."""
-    return type(_of_class(kind, name)) is FunctionType
+    return type(of_class(kind, name)) is FunctionType
 
 
 def _home_of(kind: type, name: str) -> str:
     """Return the Python module that defines the method `name` of `kind`. "" if the method is not a Python
     function.
     """
-    method = _of_class(kind, name)
+    method = of_class(kind, name)
     home = method.__module__ if type(method) is FunctionType else ""
     return home if type(home) is str else ""
 
@@ -275,7 +275,8 @@ can_be_asked: Callable[..., bool] = functools.lru_cache(maxsize=64)(_can_be_aske
 has_method: Callable[[type, str], bool] = functools.lru_cache(maxsize=64)(_has_method)
 
 
-def _of_class(kind: type, name: str) -> Any:
+def of_class(kind: type, name: str) -> Any:
+    """Return the attribute `name` of the class `kind` without running code of the host, or None."""
     for one in type.__dict__["__mro__"].__get__(kind):
         held = type.__dict__["__dict__"].__get__(one)
         if name in held:
@@ -285,7 +286,7 @@ def _of_class(kind: type, name: str) -> Any:
 
 def home_of_class(kind: type) -> str:
     """Return the Python module that defines the class `kind`, or "" if it has no name."""
-    home = _of_class(kind, "__module__")
+    home = of_class(kind, "__module__")
     return home if type(home) is str else ""
 
 
@@ -295,7 +296,7 @@ def _is_plain(value: Any) -> bool:
 
 def holders_of(root: Module, name: str) -> list[Module]:
     """Return the modules in `root` that have the attribute `name`, themselves or through their class."""
-    kinds = {id(type(one)) for one in kinds_of(root) if _of_class(type(one), name) is not None}
+    kinds = {id(type(one)) for one in kinds_of(root) if of_class(type(one), name) is not None}
     if kinds:
         return [one for one in modules_of(root) if id(type(one)) in kinds or name in one.__dict__]
     return [one for one in modules_of(root) if name in one.__dict__]
@@ -305,17 +306,17 @@ def attributes_of(modules: Iterable[Module], name: str) -> list[Any]:
     """Return the attribute `name` of each module (see `attribute_of`). Each class is examined once."""
     values = []
     # Id of a class -> the attribute of the class, or None. Not the class itself, because it may define its own hash.
-    of_class: dict[int, Any] = {}
+    known: dict[int, Any] = {}
     for module in modules:
         own = module.__dict__
         if name in own:
             values.append(own[name])
             continue
         kind = id(type(module))
-        if kind not in of_class:
-            value = _of_class(type(module), name)
-            of_class[kind] = value if _is_plain(value) else None
-        values.append(of_class[kind])
+        if kind not in known:
+            value = of_class(type(module), name)
+            known[kind] = value if _is_plain(value) else None
+        values.append(known[kind])
     return values
 
 

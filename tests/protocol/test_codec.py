@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.protocol import codec, kernel_messages, messages
-from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
+from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, ModuleAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.guard_messages import GuardedSteps, GuardFault
 from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
@@ -651,3 +651,25 @@ def test_gradients_as_usual_are_taken(usual: dict[str, Any]) -> None:
 def test_gradients_that_cannot_be_are_refused(usual: dict[str, Any], wrong: dict[str, Any], complaint: str) -> None:
     with pytest.raises(DecodeError, match=complaint):
         codec.decode(msgpack.packb(usual | wrong))
+
+
+def test_the_module_of_a_brick_is_cut_and_has_no_control_characters() -> None:
+    sent = ModuleAttributes(
+        module_class="\x1b[2J" + "a" * 999,
+        module_source="slow\u202e.py:10",
+        weight_shape="4x8",
+        weight_dtype="float32",
+    )
+    node = messages.Node(1, None, NodeKind.BRICK, "DownProjection", module=sent)
+    got = codec.decode(codec.encode(node))
+    assert isinstance(got, messages.Node)
+    assert "\x1b" not in got.module.module_class
+    assert len(got.module.module_class) <= codec.MAX_NAME_CHARS
+    assert "\u202e" not in got.module.module_source
+    assert (got.module.weight_shape, got.module.weight_dtype) == ("4x8", "float32")
+
+
+def test_a_module_with_a_number_as_its_class_is_rejected() -> None:
+    frame = msgpack.packb({"k": "Node", "id": 1, "kind": NodeKind.BRICK.value, "name": "a", "module_class": 7})
+    with pytest.raises(DecodeError):
+        codec.decode(frame)

@@ -14,5 +14,16 @@ from cbtop.tui.views.overview import Overview
 from cbtop.tui.views.roofline import Roofline
 from cbtop.tui.views.sources import Sources
 from cbtop.tui.views.timeline import Timeline
+from cbtop.viewmodels.verdict import About
 
 VIEWS: tuple[type[View], ...] = (Overview, Bricks, Layers, Timeline, Roofline, Graph, Sources, Devices)
+# The view with the evidence for each kind of subject. The overview opens it.
+EVIDENCE: dict[About, type[View]] = {
+    About.SOURCE: Sources,
+    About.RANK: Sources,
+    About.DEVICE: Devices,
+    About.STEPS: Timeline,
+    About.LAYER: Layers,
+    About.BRICK: Bricks,
+    About.ROOF: Roofline,
+}

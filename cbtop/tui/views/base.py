@@ -13,6 +13,7 @@ from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import Subject
 
 
 class View(Vertical):
@@ -46,6 +47,9 @@ class View(Vertical):
 
     def let_go(self) -> None:
         """Drop data that the user has frozen by a key, because the screen moves in time."""
+
+    def point_at(self, subject: Subject) -> None:
+        """Move the cursor of the view to `subject`, if the view has a row for it."""
 
     def cells(self) -> Cells | None:
         """Return the view's table as text, or None if the view has no table."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from statistics import median
 
@@ -134,6 +135,7 @@ def change_column(found: Comparison | None) -> Column[BrickRow]:
     return Column("Δ", 9, 3, cell, doc, sort_key=sort_value)
 
 
+_KNOWN_LIMIT_PRIORITY = 4  # The limit has this priority if it is known for any brick.
 _RANK = Column("of", 10, 1, _rank, "the rank whose figures these are: the slowest")
 _CATEGORY = Column("category", 9, 10, _category, "the group a report rolls it up into", align="left")
 _TREND = Column(
@@ -153,8 +155,8 @@ _LIMIT: Column[BrickRow] = Column(
     8,
     lambda row, _: limit_cell(row),
     "the roof that it comes near to, and how much of what its roof allows is used (derived); `latency` where "
-    "it is far below every roof: latency or overhead; `shared` where steps "
-    "run at once. A grey ? where roofs are unsure, ⚠ above the roof",
+    "it is far below every roof: latency or overhead; `launch` where the device waited for the host; `shared` "
+    "where steps run at once. A grey ? where roofs are unsure, ⚠ above the roof",
     align="left",
     sort_key=statistic("percent_of_roof").sort_value,
 )
@@ -202,9 +204,13 @@ def brick_columns(
     checks: bool,
     launches: bool = False,
     of_ranks: bool = False,
+    limits: bool = False,
     longest_name: int = 0,
 ) -> tuple[Column[BrickRow], ...]:
-    """Return the columns of the table of bricks. Columns for budgets, checks, launches and ranks are optional."""
+    """Return the columns of the table of bricks. Columns for budgets, checks, launches and ranks are optional.
+
+    If `limits` are known, they are also shown in a narrow table.
+    """
     return (
         _name_column(longest_name),
         *((_RANK,) if of_ranks else ()),
@@ -212,7 +218,7 @@ def brick_columns(
         _share_column(largest_percent),
         *figure_columns(BRICK_COLUMNS, roles={"percent": "strong"}),
         _TREND,
-        _LIMIT,
+        replace(_LIMIT, priority=_KNOWN_LIMIT_PRIORITY) if limits else _LIMIT,
         *(figure_columns(HOST_COLUMNS) if launches else ()),
         *(figure_columns(BUDGET_COLUMNS, cells={"budget_used_percent": _budget}) if budgets else ()),
         *(figure_columns(CHECK_COLUMNS, cells={"checks_failed": _checks}) if checks else ()),

@@ -9,12 +9,13 @@ from rich.cells import cell_len
 
 from cbtop import units
 from cbtop.protocol.vocabulary import Provenance
+from cbtop.text import module_text
 from cbtop.text.statistics import BRICK_PANEL, HOST_REPORT, Statistic
 from cbtop.tui.views.brick_pictures import durations, heading_line, kernels, layers_part, trend
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of, wrap_line
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.checks import CheckRow
@@ -76,13 +77,14 @@ def detail_lines(
     seconds = ScreenPart(partial(trend, brick, source), 4, 8 if brick.trend_us else 0)
     of_burst = [one for one in source.kernels if one.brick == brick.name]
     launched = ScreenPart(partial(kernels, of_burst), 2, sum(1 + len(one.kernels) for one in of_burst))
+    module = _fixed(_modules(brick, each)) if brick.modules else _fixed([])
     time, work, budget, checks = (_fixed(lines) for lines in _groups(brick, source, each))
     drawn = (bars, layers, seconds, launched)
     if width < TWO_COLUMNS:
-        order = (bars, layers, seconds, budget, time, work, launched, checks)
-        by_rank = (bars, budget, time, layers, work, seconds, launched, checks)
+        order = (bars, layers, seconds, budget, time, work, module, launched, checks)
+        by_rank = (bars, budget, time, layers, work, module, seconds, launched, checks)
         return [head, *parts_lines(order, by_rank, width, height - 1)]
-    left = parts_lines((time, work, budget, checks), (time, budget, work, checks), each, height - 1)
+    left = parts_lines((time, work, module, budget, checks), (time, budget, work, module, checks), each, height - 1)
     right = parts_lines(drawn, drawn, width - each - len(GAP), height - 1)
     return [head, *beside((left, right), (each, width - each - len(GAP)))]
 
@@ -103,6 +105,14 @@ def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]
             facts, provenance = [("budget", "none set", "")], Provenance.STATIC.value
         groups.append(group_lines(heading, provenance, facts, width))
     return [*groups, _checks(brick, [check for check in source.checks if check.brick == brick.name], width)]
+
+
+def _modules(brick: BrickRow, width: int) -> list[Line]:
+    """Return a heading, and a line for each of the modules that the brick calls at most places."""
+    lines = [heading_line("module", Provenance.STATIC.value, width)]
+    for text in module_text.modules(brick.modules):
+        lines += wrap_line((("  ", ""),), ((clean(text), ""),), width)
+    return lines
 
 
 def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> list[Fact]:

@@ -13,7 +13,7 @@ from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Input
 
-from cbtop.text import recording_text
+from cbtop.text import recording_text, roof_text
 from cbtop.text.row_filter import words_of
 from cbtop.text.statistics import BRICK_PANEL
 from cbtop.tui.views.all_bricks import LEAST_LINES as ALL_BRICKS_LINES
@@ -29,6 +29,7 @@ from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow, has_launches
 from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import Subject
 
 BESIDE = 160  # In a view of at least this width in cells, the details are to the right of the table.
 _BOOKS_LINES = 3
@@ -64,6 +65,7 @@ class Bricks(View):
         Binding("escape", "back", "back", show=False),
     ]
 
+    _opens = False  # whether the next layout must show the details
     _pass = 0  # index of the pass (forward, backward …) that the details of a brick show
 
     def compose(self) -> ComposeResult:
@@ -95,6 +97,7 @@ class Bricks(View):
             checks=bool(source.checks) or any(row.checks_passed or row.checks_failed for row in source.bricks),
             launches=has_launches(source.bricks),
             of_ranks=any(row.rank is not None for row in source.bricks),
+            limits=roof_text.has_limits(source.bricks),
             longest_name=max((len(row.name) for row in source.bricks), default=0),
         )
         if source.baseline is not None and source.merged is None:
@@ -132,8 +135,12 @@ class Bricks(View):
         lines = height - _BOOKS_LINES - self._filter.display
         # A table without rows shows a reason, which also takes lines.
         table = 1 + (len(self._table.rows) or len(self._table.said(width)))
-        is_beside, is_turned = width >= BESIDE, self.has_class("-detail")
+        is_beside = width >= BESIDE
         has_all = is_beside or lines - table >= ALL_LINES
+        if self._opens:
+            self._opens = False
+            self.set_class(not has_all, "-detail")
+        is_turned = self.has_class("-detail")
         is_enlarged = is_turned and not has_all
         is_open = is_enlarged or (has_all and not is_turned) or (not has_all and lines - table >= LEAST_LINES)
         if is_enlarged:
@@ -175,6 +182,19 @@ class Bricks(View):
             return
         self._pass = 0
         self.set_class(not self.has_class("-detail"), "-detail")
+        self._lay_out()
+        self.call_after_refresh(self._show_detail)
+
+    def point_at(self, subject: Subject) -> None:
+        """Move the cursor to a brick and show its details. If a filter hides the brick, the filter is cleared."""
+        names = [row.name for row in self._table.rows]
+        if subject.name not in names:
+            self.look_for("")
+            self._table.set_filter("")
+            names = [row.name for row in self._table.rows]
+        if subject.name in names:
+            self._table.move_to(names.index(subject.name))
+        self._opens, self._pass = True, 0
         self._lay_out()
         self.call_after_refresh(self._show_detail)
 

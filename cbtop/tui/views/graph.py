@@ -23,7 +23,7 @@ from cbtop.tui.widgets.columns import Column, Placed, head_line
 from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.graph import CriticalPathView, places_of, rows_at
+from cbtop.viewmodels.graph import CriticalPathView, costliest_brick, places_of, rows_at
 from cbtop.viewmodels.source import SourceView
 
 BESIDE = 160  # In a view of at least this width in cells, the details are to the right of the tree.
@@ -94,7 +94,8 @@ class Graph(View):
         "times. Where async tasks, dependencies or transfers are in the graph, the critical path is marked and the "
         "other nodes show their slack, of the mean run. Sorted, the children of each node stand in the order that "
         "their figures had when the key was pressed: rows stand still. In the room that rows leave stands the node "
-        "under the cursor: its figures and, of a layer or a brick, what is known of that in all layers."
+        "under the cursor: its figures and, of a layer or a brick, what is known of that in all layers. At first the "
+        "cursor is on the brick that takes the most time."
     )
     columns_doc = tuple(
         (column.title, column.doc) for column in graph_columns((), tuple, slack=True, burst=True, changes={})
@@ -119,6 +120,7 @@ class Graph(View):
     def compose(self) -> ComposeResult:
         self._tree = FoldedTree()
         self._fold_state_of = ""
+        self._is_at_costliest = False  # whether the cursor was put on the costliest brick of the process
         # The nodes in the table and the ids of the unfolded nodes, both at the last drawing.
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None
         self._table = TreeTable(
@@ -148,7 +150,15 @@ class Graph(View):
             self._fold_state_of = source.key
             is_beside = self.app.size.width >= BESIDE
             self._tree.unfold_first_layers(max_rows=self.app.size.height - _AROUND if is_beside else 0)
+            self._is_at_costliest = False
         self._show_tree()
+        # Once for each process, when a brick has a time, put the cursor on the brick that takes the most time.
+        if not self._is_at_costliest and (node := costliest_brick(source.graph)) is not None:
+            self._is_at_costliest = True
+            if self._table.cursor == 0:
+                self._tree.unfolded |= self._tree.ancestors(node)
+                self._show_tree()
+                self._table.move_to_node(node)
         self._lay_out()
 
     def on_resize(self, event: Resize) -> None:

@@ -121,6 +121,15 @@ def _spacing(layers: LayersView, width: int) -> tuple[int, Spacing]:
     return figures, Spacing.of(len(layers.rows), max(1, room))
 
 
+def layer_at(layers: LayersView, width: int, x: int) -> LayerRow | None:
+    """Return the layer whose bar is in the column `x` of a map with `width` cells, or None outside of the bars."""
+    spacing = _spacing(layers, width)[1]
+    column = x - _NAME_WIDTH - 3
+    if not 0 <= column < spacing.width:
+        return None
+    return layers.rows[min(column // spacing.cells * spacing.group, len(layers.rows) - 1)]
+
+
 def _whole(layers: LayersView) -> Strip:
     """Return a row of the map with the bars of whole layers."""
     us = tuple(row.us for row in layers.rows)

@@ -27,6 +27,7 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.layers import P50_OF_A_CALL, LayerRow
 from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import Subject
 
 LEAST_PICTURES = 8  # The pictures of layers have at least this many lines.
 # In a view of at least this width in cells, the figures of a layer are to the right of the map, otherwise below the
@@ -85,6 +86,9 @@ class Layers(View):
 
     def let_go(self) -> None:
         self._map.let_go()
+
+    def point_at(self, subject: Subject) -> None:
+        self._map.point_at(subject.node)
 
     def cells(self) -> Cells | None:
         """Return the view as a table with a row per layer and a column per brick.
@@ -160,6 +164,17 @@ class LayerMap(SourceDrawing, can_focus=True):
         if self._rows:
             self._layer = self._rows[at].id
             self.redraw()
+
+    def point_at(self, node: int | None) -> None:
+        """Move the cursor to the layer `node`, and to the brick that takes the most time beyond that of its peers."""
+        row = next((row for row in self._rows if row.id == node), None)
+        layers = self._source.layer_times if self._source else None
+        if row is None or layers is None:
+            return
+        names = [strip.name for strip in strips_of(layers)]
+        brick = clean(row.excess[0]) if row.excess else ""
+        self._layer, self._line = row.id, names.index(brick) if brick in names else 0
+        self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
         layers = self._source.layer_times if self._source else None

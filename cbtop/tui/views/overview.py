@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.events import Click
+from textual.message import Message
 
 from cbtop import units
 from cbtop.protocol.vocabulary import DeviceKind, is_warm_up
-from cbtop.text import range_text, rate_text, recording_text, serving_text, source_text
+from cbtop.text import range_text, rate_text, recording_text, roof_text, serving_text, source_text
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.baseline import baseline_lines
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule
+from cbtop.tui.views.brick_columns import limit_cell
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.devices import Devices, busy_curve, machine_charts
 from cbtop.tui.views.figures import figure
-from cbtop.tui.views.layer_map import MAX_BAR_HEIGHT, SMALL_STRIP, how_many, slowest_line, whole_layers
+from cbtop.tui.views.layer_map import MAX_BAR_HEIGHT, SMALL_STRIP, how_many, layer_at, slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.views.training import legend, lines_below, training_lines
-from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines
+from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines, verdict_of_each_line
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.curve import LEAST_CHART, USUAL_CHART, Chart, charts
-from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fitting, rule, width_of
-from cbtop.tui.widgets.parts import ScreenPart, beside, even_widths, parts_lines
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fitting, restyle, rule, width_of
+from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, even_widths, linked_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
+from cbtop.viewmodels.verdict import About, Subject
 
 # In a view of at least this width in cells, verdicts and bricks are to the right of the other parts.
 TWO_COLUMNS = 160
@@ -45,6 +51,12 @@ _TWO_CHARTS = 100  # In a view of at least this width in cells, there are two ch
 _LEAST_TRAINING = 4
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
+# In a view of at least the first width in cells, each brick has its limit, in the second width.
+_ROOM_FOR_LIMITS, _LIMIT_WIDTH = 76, 16
+_LAYERS = "layers"
+_PARTS = ("phases", _LAYERS, "bricks", "devices")  # parts of the view with rows; other rows belong to verdicts
+_Draw = Callable[[SourceView, int, int], list[Line]]
+_Links = Callable[[SourceView, int, int], Sequence[Hashable]]
 
 PHASE_COLUMNS: tuple[Column[StepsView], ...] = (
     Column("phase", 8, 0, lambda row, _: ((clean(row.phase), "strong"),), "what the step is", align="left",
@@ -93,9 +105,23 @@ class Overview(View, can_focus=True):
         "layer as a bar, the costliest bricks and the devices, with the bytes that bricks declare over wall-clock "
         "time, for no counter of memory is read; with a baseline (`b`) also tokens/s and a step beside those of "
         "then. Rates, shares, what lies between steps and what mending would give are derived of what was measured. "
-        "A larger terminal shows more of it; the views behind show all."
+        "j and k choose a row: a verdict, a phase, a layer, a brick or a device. Enter or a click opens its evidence "
+        "in another view, and Esc comes back. A larger terminal shows more of it; the views behind show all."
     )
     columns_doc = tuple((column.title, column.doc) for column in (*PHASE_COLUMNS, *COLUMNS_WITHOUT_TOKENS[1:4]))
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j,down", "move(1)", "choose", key_display="j k"),
+        Binding("k,up", "move(-1)", "row before", show=False),
+        Binding("enter", "open", "open its evidence", tooltip="open"),
+    ]
+
+    class Opened(Message):
+        """Sent when the user wants to see the evidence of a row of the overview."""
+
+        def __init__(self, subject: Subject) -> None:
+            super().__init__()
+            self.subject = subject
 
     def compose(self) -> ComposeResult:
         self._drawing = OverviewDrawing(id="overview-drawing")
@@ -107,39 +133,117 @@ class Overview(View, can_focus=True):
     def let_go(self) -> None:
         self._drawing.let_go()
 
+    def action_move(self, rows: int) -> None:
+        self._drawing.move(rows)
+
+    def action_open(self) -> None:
+        """Open the row under the cursor. Without a cursor, put the cursor on the worst verdict."""
+        if (row := self._drawing.current) is None:
+            self._drawing.move(0)
+        else:
+            self.post_message(self.Opened(row.subject))
+
     def cells(self) -> Cells:
         """Return the phases of the source as a table."""
         phases = self.source.phases if self.source else ()
         return Cells.of(phase_columns(phases), phases)
 
 
+@dataclass(frozen=True, slots=True)
+class OverviewRow:
+    """A row of the overview that the user can open. `part` is the part with the row, or the id of a verdict."""
+
+    part: str
+    subject: Subject
+
+
+@dataclass(frozen=True, slots=True)
+class _Pane:
+    """The lines of one column of the overview, each with its row or None, and the column's first cell and width."""
+
+    lines: Sequence[tuple[Line, Hashable]]
+    begin: int
+    width: int
+
+
 class OverviewDrawing(SourceDrawing):
-    """The whole overview, drawn by one widget."""
+    """The whole overview, drawn by one widget. Its cursor is on one of the rows that the user can open."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._pictures = Pictures()
+        self._panes: Sequence[_Pane] = ()
+        self._cursor: OverviewRow | None = None
 
     def let_go(self) -> None:
         """Drop the cached pictures of the previous moment."""
         self._pictures.let_go()
 
+    @property
+    def rows(self) -> list[OverviewRow]:
+        """The rows that the user can open, from top to bottom, the left column first."""
+        links = [link for pane in self._panes for _, link in pane.lines]
+        return list(dict.fromkeys(link for link in links if isinstance(link, OverviewRow)))
+
+    @property
+    def current(self) -> OverviewRow | None:
+        """The row of the overview under the cursor, or None without a cursor."""
+        return self._cursor if self._cursor in self.rows else None
+
+    def move(self, rows: int) -> None:
+        """Move the cursor by `rows` rows. Without a cursor, put it on the worst verdict, or on the first row."""
+        known = self.rows
+        if not known:
+            return
+        if self.current is None:
+            self._cursor = next((row for row in known if row.part not in _PARTS), known[0])
+        else:
+            self._cursor = known[max(0, min(len(known) - 1, known.index(self.current) + rows))]
+        self.redraw()
+
+    def on_click(self, event: Click) -> None:
+        """Open the clicked row. In the bars of layers, open the layer of the clicked bar."""
+        for pane in self._panes:
+            x = event.x - pane.begin
+            if not (0 <= x < pane.width and event.y < len(pane.lines)):
+                continue
+            row = pane.lines[event.y][1]
+            if not isinstance(row, OverviewRow):
+                continue
+            layers = self._source.layer_times if self._source else None
+            if row.part == _LAYERS and layers is not None and (layer := layer_at(layers, pane.width, x)) is not None:
+                self.post_message(Overview.Opened(Subject(About.LAYER, layer.name, layer.id)))
+            else:
+                self.post_message(Overview.Opened(row.subject))
+            self._cursor = row
+            self.redraw()
+
     def draw(self, width: int, height: int) -> list[Line]:
-        source, pictures = self._source, self._pictures
-        if source is None:
+        if self._source is None:
             return []
-        pictures.begin(source)
+        self._pictures.begin(self._source)
+        self._panes = self._drawn(self._source, width, height)
+        current = self.current
+        drawn = [
+            [_under_cursor(line, pane.width) if current and link == current else line for line, link in pane.lines]
+            for pane in self._panes
+        ]
+        return beside(drawn, [pane.width for pane in self._panes])
+
+    def _drawn(self, source: SourceView, width: int, height: int) -> Sequence[_Pane]:
+        """Draw the parts of the overview in one column, or in two columns if the view is wide."""
+        pictures = self._pictures
         found = len(source.verdicts)
         worst = max(2, 1 + min(found, _WORST) * (2 if height >= _ROOM_FOR_ADVICE else 1)) if height >= _ROOMY else 2
 
-        def part(draw: Callable[[SourceView, int, int], list[Line]], least: int, most: int) -> ScreenPart:
-            return ScreenPart(partial(draw, source), least, most)
+        def part(draw: _Draw, least: int, most: int, links: _Links | None = None) -> ScreenPart:
+            return ScreenPart(partial(draw, source), least, most, partial(links, source) if links else None)
 
         is_known = bool(source.rate.history)
         speed = part(_speed, 4, height) if is_known else part(_speed, 2, 2)
         cost = part(_cost, 1, 1)
         phase_rows = len(_shown_phases(source))
-        phases = part(_phases, phase_rows + (height >= _ROOMY), 1 + phase_rows)
+        phases = part(_phases, phase_rows + (height >= _ROOMY), 1 + phase_rows, _phase_links)
         left = width if width < TWO_COLUMNS else width * 3 // 5
         right = width if width < TWO_COLUMNS else width - left - 2
         step = part(_step, 2, 4)
@@ -147,7 +251,7 @@ class OverviewDrawing(SourceDrawing):
             most = 2 + len(legend(source.training, left)) + len(lines_below(source, source.training, left))
             step = part(_training, min(most, _LEAST_TRAINING) if height >= _ROOMY else 2, most)
         served = part(_served, 1, 2 if source.serving else 0)
-        verdicts = part(verdict_lines, worst, most_verdict_lines(source, right))
+        verdicts = part(verdict_lines, worst, most_verdict_lines(source, right), _verdict_links)
         compared = len(baseline_lines(source.baseline, left))
         since = part(_baseline, max(1, min(compared, 2)), compared)
         known = pictures.drawn("layers known", lambda: _bricks_in_layers(source))
@@ -155,14 +259,15 @@ class OverviewDrawing(SourceDrawing):
         def drawn_layers(source: SourceView, width: int, height: int) -> list[Line]:
             return pictures.drawn(("layers", width, height), lambda: _layers(source, width, height))
 
-        layers = part(drawn_layers, 2, 0 if known is None else 6)
+        layers = part(drawn_layers, 2, 0 if known is None else 6, _layer_links)
         shown = min(len(source.bricks), _COSTLIEST if height >= _ROOMY else 1)
-        bricks = part(_bricks, 1 + shown, 1 + len(source.bricks) if source.bricks else 0)
-        devices = part(_devices, 2, 1 + count if (count := _device_count(source)) else 0)
+        bricks = part(_bricks, 1 + shown, 1 + len(source.bricks) if source.bricks else 0, _brick_links)
+        count = _device_count(source)
+        devices = part(_devices, 2, 1 + count if count else 0, _device_links)
         if width < TWO_COLUMNS:
             order = (speed, phases, served, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, bricks, served, verdicts, since, speed, cost, layers, devices)
-            return parts_lines(order, by_rank, width, height)
+            return [_Pane(linked_lines(order, by_rank, width, height), 0, width)]
         # The layers get their lines before the curves, because bars for each brick are more useful than a high curve.
         if known is not None:
             bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
@@ -170,7 +275,7 @@ class OverviewDrawing(SourceDrawing):
             rest = sum(each.most for each in (phases, served, since, step, layers))
             speed = replace(speed, most=min(speed.most, max(USUAL_CHART, height - rest)))
         over = (speed, phases, served, since, step, layers)
-        first = parts_lines(over, (phases, step, served, since, speed, layers), left, height)
+        first = linked_lines(over, (phases, step, served, since, speed, layers), left, height)
         first_of = verdicts, bricks, cost, devices
         room = height - sum(each.most for each in first_of)
         curves = [chart for machine in source.machines for chart in machine_charts(machine)]
@@ -178,7 +283,43 @@ class OverviewDrawing(SourceDrawing):
             lambda width, height: charts(curves, width, height), LEAST_CHART, room if curves else 0
         )
         aside = verdicts, bricks, devices, meanwhile, cost
-        return beside((first, parts_lines(aside, (*first_of, meanwhile), right, height)), (left, right))
+        second = linked_lines(aside, (*first_of, meanwhile), right, height)
+        return [_Pane(first, 0, left), _Pane(second, left + len(GAP), right)]
+
+
+def _under_cursor(line: Line, width: int) -> Line:
+    """Return the line with the colour of the cursor, and with the cursor's mark if its first cell is blank."""
+    (text, role), *rest = fit_line(line, width)
+    marked: Line = (("▎", "accent"), (text[1:], role)) if text.startswith(" ") else ((text, role),)
+    return restyle((*marked, *rest), "cursor")
+
+
+def _phase_links(source: SourceView, width: int, height: int) -> list[OverviewRow | None]:
+    rows = [OverviewRow("phases", Subject(About.STEPS, steps.phase)) for steps in _phases_in_order(source)]
+    return list(rows) if height <= len(rows) else [None, *rows]
+
+
+def _verdict_links(source: SourceView, width: int, height: int) -> list[OverviewRow | None]:
+    found = verdict_of_each_line(source, width, height)
+    return [None if verdict is None else OverviewRow(verdict.id, verdict.about) for verdict in found]
+
+
+def _layer_links(source: SourceView, width: int, height: int) -> list[OverviewRow | None]:
+    """Return the slowest layer for each line about layers except their rule."""
+    layers = source.layer_times
+    row = (layers.slowest or layers.rows[0]) if layers else None
+    link = None if row is None else OverviewRow(_LAYERS, Subject(About.LAYER, row.name, row.id))
+    return [link] * height if height <= 3 else [None, *[link] * (height - 1)]
+
+
+def _brick_links(source: SourceView, width: int, height: int) -> list[OverviewRow | None]:
+    shown = source.bricks[: height - 1]
+    return [None, *(OverviewRow("bricks", Subject(About.BRICK, row.name)) for row in shown)]
+
+
+def _device_links(source: SourceView, width: int, height: int) -> list[OverviewRow | None]:
+    rows = [row for machine in source.machines for row in machine.devices]
+    return [None, *(OverviewRow("devices", Subject(About.DEVICE, row.label)) for row in rows[: height - 1])]
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
@@ -208,11 +349,14 @@ def _shown_phases(source: SourceView) -> list[StepsView]:
     return [steps for steps in source.phases if steps.phase == source.phase or not is_warm_up(steps.phase)]
 
 
+def _phases_in_order(source: SourceView) -> list[StepsView]:
+    return sorted(_shown_phases(source), key=lambda steps: steps.phase != source.phase)
+
+
 def _phases(source: SourceView, width: int, height: int) -> list[Line]:
     """Return a line for each phase. The shown phase comes first."""
-    shown = _shown_phases(source)
-    placed = place(phase_columns(shown), width - 2)
-    rows = sorted(shown, key=lambda steps: steps.phase != source.phase)
+    rows = _phases_in_order(source)
+    placed = place(phase_columns(rows), width - 2)
     marks = ["▸" if steps.phase == source.phase else " " for steps in rows]
     lines: list[Line] = [((mark, "accent"), *row_line(placed, row)) for mark, row in zip(marks, rows, strict=True)]
     return lines if height <= len(rows) else [((" ", ""), *head_line(placed, "", descending=True)), *lines]
@@ -277,7 +421,12 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
     head = rule(
         (("the costliest bricks", "dim"),), width, ((f"{more} more: {Bricks.title}", "faint"),) if more else BLANK
     )
-    return [head, *(_brick(row, longest, largest, width) for row in shown)]
+    limits: list[Line] = [BLANK] * len(shown)
+    if width >= _ROOM_FOR_LIMITS and roof_text.has_limits(source.bricks):
+        width -= _LIMIT_WIDTH
+        limits = [fit_line((("  ", ""), *limit_cell(row)), _LIMIT_WIDTH) for row in shown]
+    lines = [(*_brick(row, longest, largest, width), *limit) for row, limit in zip(shown, limits, strict=True)]
+    return [head, *lines]
 
 
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:

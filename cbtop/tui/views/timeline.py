@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.events import Click
 from textual.widget import Widget
 
 from cbtop.tui.views.base import View
@@ -28,7 +29,8 @@ class Timeline(View):
         "layers and bricks lie over each other; what ran at the same time lies on lanes of its own, for which "
         "thread ran it is not recorded. Dots are gaps, by their names; the line over each lane says what the time "
         "in sight is, and adds up. Blocks too short for a cell are counted: a number, or ▒ where there is no "
-        "room for it. It follows the newest step, once a second, until a key moves it, and then holds still. "
+        "room for it. It follows the newest step, once a second, until a key moves it or a click selects a block. "
+        "Then it holds still. "
         "Records are received while this view is open, and no others. In the room under the lanes stand the "
         "longest blocks in sight of the row of the cursor, and on a wide terminal their sums and how long each of "
         "the last steps took. With a baseline (`b`) the step stands beside the median one of then, and so does "
@@ -81,6 +83,9 @@ class Timeline(View):
         step.
         """
         return self._map.cells()
+
+    def on_click(self, event: Click) -> None:
+        self._map.select_at(event.x, event.y)
 
     def action_zoom(self, steps: int) -> None:
         self._map.zoom(steps)

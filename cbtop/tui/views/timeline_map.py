@@ -63,6 +63,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._at: int | None = None  # index of the block under the cursor, counted in the cursor's row
         self._drawn: Sequence[Lane] = ()
         self._rows: list[RowBlocks] = []
+        self._row_at: dict[int, int] = {}  # maps a drawn line of the widget to its index in `_rows`
 
     def show_source(self, source: SourceView) -> None:
         who = source.key, source.phase, source.merged is not None
@@ -204,6 +205,19 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._at = self._rows[at].nearest(middle_ns)
         self.redraw()
 
+    def select_at(self, x: int, y: int) -> None:
+        """Put the cursor on the block in the cell (x, y) of the widget. Do nothing if there is no block."""
+        labels = label_width(self.size.width)
+        if y not in self._row_at or x < labels:
+            return
+        row = self._rows[self._row_at[y]]
+        self._row = row.lane.name, row.title
+        if self._hold() and (held := self.row) is not None and held.parts:
+            cells = max(1, self.size.width - labels)
+            length_ns = self._end_ns - self._begin_ns
+            self._at = held.nearest(self._begin_ns + (2 * (x - labels) + 1) * length_ns // (2 * cells))
+            self.redraw()
+
     def _show_from(self, begin_ns: int, length_ns: int) -> None:
         assert self.shown is not None
         self._begin_ns = max(0, min(begin_ns, self.shown.length_ns - length_ns))
@@ -228,15 +242,18 @@ class TimelineMap(SourceDrawing, can_focus=True):
         labels = label_width(width)
         scale = Scale(self._begin_ns, self._end_ns, max(1, width - labels))
         head = [
-            self._headline(self.shown, width),
+            _headline(self.shown, self.in_sight_ns, width, is_held=self._held is not None),
             *_beside_baseline(self._baseline, self.shown),
             axis(scale, _zero_ns(self.shown), labels),
         ]
         foot = [rule((("under the cursor", "dim"),), width), *self._detail(self.shown, width)]
-        lines, at = self._lanes(scale, labels)
+        lines, at, row_of_line = self._lanes(scale, labels)
         free = max(1, height - len(head) - len(foot))
         first = max(0, min(at - free // 2, len(lines) - free))
         shown = lines[first : first + free]
+        self._row_at = {
+            len(head) + line - first: row for line, row in row_of_line.items() if 0 <= line - first < free
+        }
         cut = len(lines) - len(shown)
         if cut and len(shown) > 1:
             where = f"{first} lines above, {cut - first} below: j k go there"
@@ -255,29 +272,18 @@ class TimelineMap(SourceDrawing, can_focus=True):
         shown += [BLANK] * (free - len(shown))
         return [fit_line(line, width) for line in (*head, *shown, *foot)][:height]
 
-    def _headline(self, shown: TimelineView, width: int) -> Line:
-        parts: list[Line] = []
-        if shown.newest is not None:
-            name, us = clean(shown.newest.name), units.duration(shown.newest.duration_ns / 1e3)
-            parts.append(((name, "strong"), (f" {us}", "")))
-            if shown.newest_s is not None:
-                parts[0] += ((f", ended {time_text.moment(shown.newest_s)}", "dim"),)
-        held: Line = ((f"‖ {HELD}", "warn"),) if self._held else ((FOLLOWS, "dim"),)
-        seen = f"{units.duration((self._end_ns - self._begin_ns) / 1e3)} in sight"
-        steps = f"{units.counted(shown.steps, 'step')} in {units.duration(shown.length_ns / 1e3)}"
-        return join_fitting([((" ", ""), *held), *parts, ((seen, "dim"),), ((steps, "dim"),)], width, " · ")
-
     @property
     def _baseline(self) -> Comparison | None:
         return self._source.baseline if self._source is not None else None
 
-    def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
-        """Return the lines of all lanes, and the index of the line with the cursor.
+    def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int, dict[int, int]]:
+        """Return the lines of all lanes, the index of the line with the cursor, and the row of each line.
 
         The title of a lane has the sums of the lane's visible time.
         """
         lines: list[Line] = []
         selected, at, before = self._selected, 0, None
+        row_of_line: dict[int, int] = {}
         for number, row in enumerate(self._rows):
             if row.lane is not before:
                 before = row.lane
@@ -290,8 +296,9 @@ class TimelineMap(SourceDrawing, can_focus=True):
                 at = len(lines)
             current = self._at if is_here else None
             label: Line = (("▸" if is_here else " ", "accent"), (fit(f" {row.title}", labels - 1), "dim"))
+            row_of_line[len(lines)] = number
             lines.append((*label, *time_row(row.blocks, scale, current)))
-        return lines, at
+        return lines, at, row_of_line
 
     def _detail(self, shown: TimelineView, width: int) -> list[Line]:
         """Return lines with the exact figures of the block under the cursor, and notes about data that is not
@@ -325,6 +332,19 @@ class TimelineMap(SourceDrawing, can_focus=True):
             second.append((("failed" if part.is_failed else "", "bad"),))
             second.append((("timed as a whole" if part.is_plain else "", "dim"),))
         return [first, join_fitting([line for line in second if plain(line)], width), last]
+
+
+def _headline(shown: TimelineView, in_sight_ns: tuple[int, int], width: int, *, is_held: bool) -> Line:
+    parts: list[Line] = []
+    if shown.newest is not None:
+        name, us = clean(shown.newest.name), units.duration(shown.newest.duration_ns / 1e3)
+        parts.append(((name, "strong"), (f" {us}", "")))
+        if shown.newest_s is not None:
+            parts[0] += ((f", ended {time_text.moment(shown.newest_s)}", "dim"),)
+    held: Line = ((f"‖ {HELD}", "warn"),) if is_held else ((FOLLOWS, "dim"),)
+    seen = f"{units.duration((in_sight_ns[1] - in_sight_ns[0]) / 1e3)} in sight"
+    steps = f"{units.counted(shown.steps, 'step')} in {units.duration(shown.length_ns / 1e3)}"
+    return join_fitting([((" ", ""), *held), *parts, ((seen, "dim"),), ((steps, "dim"),)], width, " · ")
 
 
 def _beside_baseline(found: Comparison | None, shown: TimelineView) -> list[Line]:

@@ -58,6 +58,15 @@ def _lines(source: SourceView, verdicts: Sequence[Verdict], width: int, height: 
     return [rule((("verdicts", "dim"),), width, join((derived, more), " · ")), *lines]
 
 
+def verdict_of_each_line(source: SourceView, width: int, height: int) -> list[Verdict | None]:
+    """Return the verdict that each line of `verdict_lines` belongs to, or None for a line of no verdict."""
+    if (withheld := _withheld(source, width)) and height >= _LEAST_WITHHELD:
+        height -= len(withheld)
+    shown = source.verdicts[: height - 1]
+    room = _dealt([_texts(verdict, width) for verdict in shown], height - 1 - len(shown))
+    return [None, *(verdict for verdict, lines in zip(shown, room, strict=True) for _ in range(sum(lines)))]
+
+
 def _no_verdict(source: SourceView) -> Line:
     steps = source.steps
     if steps is not None and not steps.count:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from cbtop.tui.widgets.lines import BLANK, Line, fit_line, width_of
 
@@ -12,11 +13,15 @@ GAP = "  "
 
 @dataclass(frozen=True, eq=False)
 class ScreenPart:
-    """A part of a view: a function that draws it in (width, height), and its minimum and maximum height."""
+    """A part of a view: a function that draws it in (width, height), and its minimum and maximum height.
+
+    `links` returns what the user can open at each line that `draw` returns for the same size, or None.
+    """
 
     draw: Callable[[int, int], list[Line]]
     least: int
     most: int
+    links: Callable[[int, int], Sequence[Hashable]] | None = None
 
 
 def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], width: int, height: int) -> list[Line]:
@@ -25,6 +30,13 @@ def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], widt
     Each part first gets its minimum height, in the order of `by_rank`. Then the remaining lines are distributed in
     the same order.
     """
+    return [line for line, _ in linked_lines(order, by_rank, width, height)]
+
+
+def linked_lines(
+    order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], width: int, height: int
+) -> list[tuple[Line, Hashable]]:
+    """Draw the parts of a view like `parts_lines`. Each line comes with its link, or None."""
     lines = dict.fromkeys(order, 0)
     free = height
     for part in by_rank:
@@ -35,8 +47,13 @@ def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], widt
         for part in growing[:free]:
             lines[part] += 1
         free -= min(free, len(growing))
-    drawn = [line for part in order if lines[part] for line in part.draw(width, lines[part])[: lines[part]]]
-    return [line if width_of(line) <= width else fit_line(line, width) for line in drawn]
+    drawn: list[tuple[Line, Hashable]] = []
+    for part in order:
+        if lines[part]:
+            texts = part.draw(width, lines[part])[: lines[part]]
+            links = part.links(width, lines[part])[: len(texts)] if part.links else ()
+            drawn += zip_longest(texts, links)
+    return [(line if width_of(line) <= width else fit_line(line, width), link) for line, link in drawn]
 
 
 def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cbtop.units import counted, duration
 from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, ODD_PART, OUTLIER_Z
+from cbtop.viewmodels.odd_modules import OddModule, odd_module
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
@@ -23,7 +24,8 @@ def _find(view: SourceView) -> Finding | None:
     step_us = books.wall_us / steps.recorded
     return Finding(
         f"{row.name} is {row.to_median:.1f}× the median layer ({duration(row.p50_us)} against "
-        f"{duration(row.median_us)}), {part} of it in {name} (+{duration(more_us)} a step){others}",
+        f"{duration(row.median_us)}), {part} of it in {name} (+{duration(more_us)} a step){others}"
+        f"{_because_of(odd_module(view.graph, name, row.id))}",
         (
             Evidence("over the median layer", row.to_median, "×"),
             Evidence("this layer", row.p50_us, "µs"),
@@ -35,6 +37,24 @@ def _find(view: SourceView) -> Finding | None:
         "it were as fast as the median layer",
         is_inside=True,
     )
+
+
+def _because_of(odd: OddModule | None) -> str:
+    """Return what differs in a module of the layer as text, such as `; its down_proj is Quantized, slow.py:10 …`.
+
+    Only facts that differ are named.
+    """
+    if odd is None:
+        return ""
+    here, usual = odd.module, odd.usual
+    if here.module_class != usual.module_class:
+        source = f", {here.module_source}" if here.module_source else ""
+        return f"; its {odd.label} is `{here.module_class}`{source}; the others are `{usual.module_class}`"
+    if here.weight_dtype != usual.weight_dtype:
+        return f"; the weight of its {odd.label} is {here.weight_dtype}; those of the others are {usual.weight_dtype}"
+    if here.weight_shape != usual.weight_shape:
+        return f"; the weight of its {odd.label} is {here.weight_shape}; those of the others are {usual.weight_shape}"
+    return f"; its {odd.label} runs {here.module_source}; the others run {usual.module_source}"
 
 
 ODD_LAYER = Rule(

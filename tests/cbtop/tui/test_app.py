@@ -47,6 +47,7 @@ from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.help import HelpScreen
 from cbtop.tui.views.layers import Layers
+from cbtop.tui.views.overview import Overview, OverviewDrawing
 from cbtop.tui.views.roofline import Roofline
 from cbtop.tui.views.roofline_plot import RooflinePlot
 from cbtop.tui.views.sources import Sources
@@ -273,13 +274,13 @@ async def moves_up(pilot: AppPilot, key: str) -> None:
 
 
 async def moves_a_page_down(pilot: AppPilot, key: str) -> None:
-    await press(pilot, "6", "z", "z", key)
+    await press(pilot, "6", "z", "z", "g", key)
     graph = pilot.app.query_one("#graph-table", Table)
     assert graph.cursor == graph.visible_rows
 
 
 async def moves_a_page_up(pilot: AppPilot, key: str) -> None:
-    await press(pilot, "6", "z", "z", "j", "pagedown", key)
+    await press(pilot, "6", "z", "z", "g", "j", "pagedown", key)
     assert pilot.app.query_one("#graph-table", Table).cursor == 1
 
 
@@ -548,6 +549,26 @@ async def opens_the_layer_in_the_graph(pilot: AppPilot, key: str) -> None:
     assert view_of(app_of(pilot)) == "graph"
 
 
+async def moves_the_cursor_of_the_overview(pilot: AppPilot, key: str) -> None:
+    drawing = app_of(pilot).query_one(OverviewDrawing)
+    await press(pilot, "1", "j", "j")
+    before = drawing.current
+    await press(pilot, key)
+    assert drawing.current not in (None, before)
+
+
+async def opens_the_evidence(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "1", "j", key)
+    assert view_of(app_of(pilot)) != "overview"
+
+
+async def goes_back_to_the_overview(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "1", "j", "enter")
+    assert view_of(app_of(pilot)) != "overview"
+    await press(pilot, key)
+    assert view_of(app_of(pilot)) == "overview"
+
+
 async def unfolds_those_that_have_ended(pilot: AppPilot, key: str) -> None:
     await press(pilot, str(VIEWS.index(Sources) + 1), "G")
     assert "bench.py" in await press(pilot, key)
@@ -561,6 +582,10 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Layers, "brick(-1)"): goes_in_the_layers("down", shows="Layer 4 · whole layer"),
     (Layers, "to_end(0)"): goes_in_the_layers(shows="Layer 0 · "),
     (Layers, "to_end(-1)"): goes_in_the_layers(shows="Layer 9 · "),
+    (Overview, "move(1)"): moves_the_cursor_of_the_overview,
+    (Overview, "move(-1)"): moves_the_cursor_of_the_overview,
+    (Overview, "open"): opens_the_evidence,
+    (CbtopApp, "overview"): goes_back_to_the_overview,
     (Layers, "open"): opens_the_layer_in_the_graph,
     (Timeline, "zoom(1)"): moves_the_timeline(lambda was, now: 0 < now.length_ns < was.length_ns and now.is_held),
     (Timeline, "zoom(-1)"): moves_the_timeline(lambda was, now: now.length_ns > was.length_ns and now.is_held),
@@ -650,7 +675,8 @@ LEAVE_A_CHANGE = (
     clears_the_baseline, offers_every_key_by_its_name, quits, suspends, moves_a_page_down, moves_a_page_up,
     sorts_by_the_next_column, sorts_by_the_previous_column, turns_the_order_round,
     unfolds_the_node_or_goes_to_its_first_child, folds_or_unfolds_everything, sorts_the_children_of_each_node,
-    turns_the_order_of_children_round,
+    turns_the_order_of_children_round, moves_the_cursor_of_the_overview, opens_the_evidence,
+    goes_back_to_the_overview,
 )  # fmt: skip
 
 
@@ -746,7 +772,8 @@ async def test_shift_k_asks_the_shown_process_for_kernels_and_the_graph_shows_th
             assert "nvjet" not in await press(pilot, "6")
             await pilot.press("K")
             await shown(pilot, f"recording kernels of pid {pid}", "33 %")
-            text = await press(pilot, "K", "enter")  # The screen still reacts to keys while kernels are recorded.
+            # The screen still reacts to keys while kernels are recorded.
+            text = await press(pilot, "K", "g", "enter")
             assert [note.message for note in app._notifications] == ["one process is being asked already"]
             assert "33 %" in text
             assert "├──" not in text
@@ -1154,7 +1181,7 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         offered = {str(hit.text).rpartition("  ")[0] async for hit in KeysByName(here).discover()}
         # These actions are not offered now: the palette is already open, and the screen shows neither a range nor a
         # past moment.
-        elsewhere = {"command_palette", "leave_range", "now"}
+        elsewhere = {"command_palette", "leave_range", "now", "overview"}
         ours = {
             binding.description
             for owner, binding in BINDINGS

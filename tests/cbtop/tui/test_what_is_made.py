@@ -36,7 +36,7 @@ READ = {
     "Layers": {"baseline", "layer_times"},
     "Timeline": {"timeline"},
     "Roofline": {"baseline", "roofline"},
-    "Graph": {"baseline", "critical_path", "graph", "layer_times"},
+    "Graph": {"baseline", "bricks", "critical_path", "graph", "layer_times"},
     "Sources": {"listed"},
     "Devices": set(),
 }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from cbtop.client.store import Store
+from cbtop.protocol.vocabulary import NodeKind
 from cbtop.reports import REPORTS
 from cbtop.reports.text import SECTIONS
-from cbtop.viewmodels.graph import places_of
+from cbtop.viewmodels.graph import costliest_brick, places_of
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, apply, decode_run, profiler_in, source_of
 
@@ -53,3 +54,18 @@ def test_views_are_compared_without_a_row_made(tmp_path: Path, rows_made: list[i
     assert first.graph == again.graph
     assert first.graph != later.graph
     assert rows_made == []
+
+
+def test_the_costliest_brick_is_that_with_most_exclusive_time_without_a_row_made(
+    tmp_path: Path, rows_made: list[int]
+) -> None:
+    view = source_view(decode_run(tmp_path))
+    node = costliest_brick(view.graph)
+    assert rows_made == []
+    us = {row.id: row.total_inclusive_us for row in view.graph if row.kind is NodeKind.BRICK}
+    parents = {row.parent for row in view.graph if row.kind is NodeKind.BRICK}
+    leaves = {id_: taken for id_, taken in us.items() if id_ not in parents and taken}
+    assert node in leaves
+    assert leaves[node] == max(leaves.values())
+    assert costliest_brick(tuple(view.graph)) in us
+    assert costliest_brick(()) is None

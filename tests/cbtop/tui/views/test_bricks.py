@@ -26,8 +26,10 @@ from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import plain, width_of
 from cbtop.units import NOT_MEASURED
+from cbtop.viewmodels.bricks import BrickModule
 from cbtop.viewmodels.checks import CheckRow
 from cbtop.viewmodels.kernels import BrickKernels, KernelRow
+from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
@@ -247,3 +249,17 @@ def test_of_layers_text_says_the_medians_of_the_json(runtime: Path) -> None:
 def test_every_column_is_explained() -> None:
     titles = {title for title, _ in Bricks.columns_doc}
     assert {"trend", "limit", "µs/tok", "wall %", "incl p50", "incl p99", "incl max"} <= titles
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 26), (120, 26)])
+def test_the_details_of_a_brick_have_the_modules_behind_it(width: int, height: int) -> None:
+    linear = BrickModule("torch.nn.Linear", "torch/nn/modules/linear.py:134", "64x256", "float32", 7)
+    quantized = BrickModule("Quantized", "slow.py:10", "64x256", "int8", 1)
+    brick = with_parts(samples.LIVE.bricks[1], modules=(linear, quantized))
+    text = "\n".join(map(plain, detail_lines(brick, samples.LIVE, width, height)))
+    assert "torch.nn.Linear, torch/nn/modules/linear.py:134," in text
+    assert "Quantized, slow.py:10, weight 64x256 int8, 1 place" in text
+    bare = "\n".join(map(plain, detail_lines(samples.LIVE.bricks[1], samples.LIVE, width, height)))
+    assert " module " not in bare
+    many = with_parts(brick, modules=(linear,) * 5)
+    assert "2 more kinds of modules" in "\n".join(map(plain, detail_lines(many, samples.LIVE, width, 60)))

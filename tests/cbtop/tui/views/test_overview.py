@@ -15,6 +15,8 @@ from cbtop import units
 from cbtop.reports import REPORTS
 from cbtop.text import comparison_text
 from cbtop.tui.app import CbtopApp
+from cbtop.tui.views.bricks import Bricks
+from cbtop.tui.views.layers import LayerMap
 from cbtop.tui.views.overview import OverviewDrawing
 from cbtop.tui.widgets.lines import plain, width_of
 from cbtop.viewmodels.serving import EnginePartRow, LatencyView, LoadView, ServingView
@@ -186,3 +188,136 @@ def test_moved_bytes_are_next_to_the_cpu_as_derived_or_with_why_unknown() -> Non
     assert "GB/s n/a: not every step is recorded" in "\n".join(drawn(sampled, 120, 40))
     on_gpu = replace(on_cpu, machines=(made_machines.H100,))
     assert "moved by bricks" not in "\n".join(drawn(on_gpu, 120, 40))
+
+
+SLOWEST_LAYER = SLOW.layer_times.slowest if SLOW.layer_times else None
+assert SLOWEST_LAYER is not None
+ODD = replace(FOUND, about=Subject(About.LAYER, SLOWEST_LAYER.name, SLOWEST_LAYER.id))
+ACTED = replace(SLOW, verdicts=(ODD,), machines=(made_machines.H100,))
+
+
+def line_of(app: CbtopApp, text: str) -> tuple[int, int]:
+    """Return (column, line) of the first line of the screen with `text`."""
+    lines = screen_text(app).splitlines()
+    y = next(at for at, line in enumerate(lines) if text in line)
+    return lines[y].index(text), y
+
+
+def under_cursor(app: CbtopApp) -> str:
+    """Return the first line of the screen with the mark of the cursor, or ""."""
+    return next((line for line in screen_text(app).splitlines() if line.startswith("▎")), "")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize(
+    ("text", "view"),
+    [
+        (ODD.sentence, "layers"),
+        ("▼ Layer 4: p50", "layers"),
+        ("■ DownProjection", "bricks"),
+        (" prefill  ", "timeline"),
+        ("% busy", "devices"),
+    ],
+)
+async def test_a_click_goes_to_the_evidence_and_esc_comes_back(size: tuple[int, int], text: str, view: str) -> None:
+    app = CbtopApp(ScriptedFeed(ACTED), interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        if size == (80, 24) and view == "devices":
+            return  # The devices have no line there.
+        assert await pilot.click(offset=line_of(app, text))
+        await pilot.pause()
+        assert view_of(app) == view
+        await pilot.press("escape")
+        await pilot.pause()
+        assert view_of(app) == "overview"
+        assert "▎" in screen_text(app) or view == "timeline"
+
+
+async def test_enter_opens_the_row_under_the_cursor_which_starts_on_the_worst_verdict() -> None:
+    app = CbtopApp(ScriptedFeed(ACTED), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert under_cursor(app) == ""
+        await pilot.press("j")
+        await pilot.pause()
+        assert ODD.sentence in under_cursor(app)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert view_of(app) == "layers"
+        row = app.query_one(LayerMap).current
+        assert row is not None
+        assert row.id == ODD.about.node
+        await pilot.press("escape", "j", "j", "j")
+        await pilot.pause()
+        assert "DownProjection" in under_cursor(app)
+
+
+async def test_the_evidence_of_a_layer_has_the_cursor_on_its_slow_brick() -> None:
+    app = CbtopApp(ScriptedFeed(ACTED), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("enter", "enter")
+        await pilot.pause()
+        assert "▸ DownProjection" in screen_text(app)
+        assert "Layer 4 · DownProjection" in screen_text(app)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+async def test_the_evidence_of_a_brick_is_its_open_detail_even_if_it_was_filtered(size: tuple[int, int]) -> None:
+    app = CbtopApp(ScriptedFeed(ACTED), interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        app.query_one(Bricks).look_for("Norm")
+        await pilot.pause()
+        await pilot.click(offset=line_of(app, "■ DownProjection"))
+        await pilot.pause()
+        assert view_of(app) == "bricks"
+        brick = app.query_one(Bricks)._table.current
+        assert brick is not None
+        assert brick.name == "DownProjection"
+        assert "─ ■ DownProjection ─" in screen_text(app)
+
+
+async def test_a_click_on_a_bar_opens_its_layer() -> None:
+    app = CbtopApp(ScriptedFeed(ACTED), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        _, y = line_of(app, "whole layer")
+        first_bar = screen_text(app).splitlines()[y].index("█")
+        await pilot.click(offset=(first_bar, y))
+        await pilot.pause()
+        row = app.query_one(LayerMap).current
+        assert row is not None
+        assert row.index == "0"
+
+
+async def test_esc_does_not_leave_a_view_that_the_user_chose_by_its_number() -> None:
+    app = CbtopApp(ScriptedFeed(ACTED), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("enter", "enter", "4", "escape")
+        await pilot.pause()
+        assert view_of(app) == "timeline"
+
+
+def test_the_cursor_goes_over_each_row_once_and_stays_within_them() -> None:
+    drawing = OverviewDrawing()
+    drawing.show_source(ACTED)
+    for width, height in ((80, 19), (120, 35), (200, 55)):
+        drawing.draw(width, height)
+        assert len(drawing.rows) == len(set(drawing.rows)) >= 6
+        drawing.move(0)
+        drawing.move(-99)
+        assert drawing.current == drawing.rows[0]
+        drawing.move(99)
+        assert drawing.current == drawing.rows[-1]
+
+
+def test_each_brick_has_its_limit_if_the_roofs_are_known() -> None:
+    lines = drawn(SLOW, 80, 19)
+    assert any(line.endswith("a token  memory 73 %   ") for line in lines)
+    bare = replace(SLOW, bricks=tuple(replace(row, roof=None) for row in SLOW.bricks))
+    assert "n/a" not in "".join(line for line in drawn(bare, 80, 19) if "a token" in line)
+    launched = replace(bare.bricks[0], name="LmHead, launch-bound")
+    waits = "".join(drawn(replace(bare, bricks=(launched, *bare.bricks[1:])), 100, 19))
+    assert re.search(r"LmHead, launch-bound .* a token  launch ", waits)
+    assert re.search(r"DownProjection .* a token  n/a ", waits)

@@ -277,7 +277,7 @@ async def test_a_node_of_the_graph_has_its_time_once() -> None:
     for changes, said in cases:
         row = replace(down, **changes)
         graph = tuple(row if one is down else one for one in samples.LIVE.graph)
-        assert said in " ".join((await shown(replace(samples.LIVE, graph=graph), (120, 30), "6")).split())
+        assert said in " ".join((await shown(replace(samples.LIVE, graph=graph), (120, 30), "6", "g")).split())
 
 
 @pytest.mark.slow

@@ -425,3 +425,36 @@ def test_a_step_is_shown_once_a_second_unless_none_follows_or_a_user_moved() -> 
     assert shows(4) == 3
     now_s += 1
     assert shows(4) == 4
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_a_click_selects_the_block_there_and_holds_the_timeline(size: tuple[int, int]) -> None:
+    source = replace(samples.LIVE, timeline=timeline_at(AT_S))
+    app = CbtopApp(ScriptedFeed(source), interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        await opened(pilot)
+        lines = screen_text(app).splitlines()
+        y = next(at for at, line in enumerate(lines) if re.match(r".  ?layers ", line))
+        x = lines[y].index("Layer") + 1
+        name = re.match(r"Layer \d+", lines[y][x - 1 :])
+        assert await pilot.click(offset=(x, y))
+        await pilot.pause()
+        block, text = map_of(app).block, screen_text(app)
+        assert block is not None
+        assert HELD in text
+        shown = map_of(app).in_sight_ns
+        assert block.start_ns < shown[1]
+        assert block.end_ns > shown[0]
+        below = text[text.index("under the cursor") :]
+        assert name is None or name.group() in below
+
+
+async def test_a_click_beside_the_rows_of_the_timeline_selects_nothing() -> None:
+    source = replace(samples.LIVE, timeline=timeline_at(AT_S))
+    app = CbtopApp(ScriptedFeed(source), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await opened(pilot)
+        for offset in ((2, 8), (60, 4), (60, 38)):
+            await pilot.click(offset=offset)
+            await pilot.pause()
+            assert map_of(app).block is None

@@ -1,0 +1,24 @@
+"""Write the modules of torch that a brick calls: class, place of the `forward`, and weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cbtop.units import counted
+from cbtop.viewmodels.bricks import BrickModule
+
+MAX_MODULES = 3  # Modules at fewer places are counted.
+
+
+def module(row: BrickModule) -> str:
+    """Format a module: `torch.nn.Linear, torch/nn/modules/linear.py:134, weight 4864x896 float32, 24 places`."""
+    weight = f"weight {row.weight_shape} {row.weight_dtype}" if row.weight_shape else ""
+    places = counted(row.places, "place")
+    return ", ".join(filter(None, (row.module_class, row.module_source, weight, places)))
+
+
+def modules(rows: Sequence[BrickModule]) -> list[str]:
+    """Format each of the modules at most places. If there are more modules, the last text has their number."""
+    shown = [module(row) for row in rows[:MAX_MODULES]]
+    more = len(rows) - len(shown)
+    return [*shown, f"{more} more kinds of modules"] if more else shown
