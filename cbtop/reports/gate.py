@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 
 from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.run_diff import RunDiff
-from cbtop.reports.run_diff import diff_fields, diff_markdown, diff_text, escaped, markdown_table
+from cbtop.reports.run_diff import diff_fields, diff_markdown, diff_text
 from cbtop.reports.single_run import run_markdown, run_text
-from cbtop.reports.tables import Table, table
+from cbtop.reports.tables import Table, escaped, markdown_table, table
 
 SCHEMA = "cbtop.check/1"
 _BETWEEN_CLAUSES = "; "  # separator of the clauses in the text of a result (`Judged.said`)

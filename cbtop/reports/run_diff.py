@@ -24,7 +24,7 @@ from cbtop.reports.calls import calls_fields
 from cbtop.reports.html import in_scope
 from cbtop.reports.html_drawings import change_drawing
 from cbtop.reports.other_changes import other_changes
-from cbtop.reports.tables import Table, table
+from cbtop.reports.tables import Table, escaped, markdown_table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
 SCHEMA = "cbtop.diff/1"
@@ -570,18 +570,6 @@ def _percents(one: Change) -> str:
 
 def _signed(us: float) -> str:
     return f"+{number(us)}" if us > 0 else f"-{number(-us)}" if us < 0 else "0"
-
-
-def markdown_table(rows: Table) -> list[str]:
-    """Return the lines of a Markdown table. The first row is the head."""
-    first, *others = rows
-    lines = [first, ("---", *("---:" for _ in first[1:])), *others]
-    return [f"| {' | '.join(escaped(cell) for cell in line)} |" for line in lines]
-
-
-def escaped(text: str) -> str:
-    """Escape Markdown and HTML in `text`."""
-    return "".join(f"\\{sign}" if sign in "\\`*_{}[]<>|#" else sign for sign in text)
 
 
 FORMATS: dict[str, Callable[[RunDiff], str]] = {

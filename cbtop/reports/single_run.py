@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
 from cbtop.comparison.phase_rates import IN_STEPS, RATE_UNITS, SAMPLES
 from cbtop.comparison.run_diff import RunDiff
-from cbtop.reports.run_diff import escaped, markdown_table, named, work_done
-from cbtop.reports.tables import Table, table
+from cbtop.reports.run_diff import named, work_done
+from cbtop.reports.tables import Table, escaped, markdown_table, table
 from cbtop.units import NOT_MEASURED, counted, duration, number
 
 

@@ -372,7 +372,7 @@ class CbtopApp(App[int]):
         self.action_view(self._views.index(graph))
         graph.open_node(event.node)
 
-    def on_overview_opened(self, event: Overview.Opened) -> None:
+    def on_overview_evidence_opened(self, event: Overview.EvidenceOpened) -> None:
         """Show the evidence of a row of the overview: its phase, its layer, its brick, or its device."""
         subject = event.subject
         if self.source is not None and subject.name in [steps.phase for steps in self.source.phases]:

@@ -7,10 +7,8 @@ Rules
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -23,23 +21,32 @@ from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameter
 from cbtop.protocol.attributes import ModuleAttributes
 
 MAX_WRAPPERS = 16  # most decorators of a `forward` that are followed
-MAX_CLASSES = 256  # classes whose name and source are kept, because most modules of a model share a few
 MAX_DIMENSIONS = 8  # dimensions of a weight that are named
 MAIN = "__main__."
 
 
-def module_facts(module: torch.nn.Module) -> ModuleAttributes:
-    """Return the class, source and weight of `module`. A fact that is not known is empty."""
-    weight = _weight_of(module)
-    return ModuleAttributes(
-        module_class=class_name(type(module)),
-        module_source=source_of(type(module)),
-        weight_shape="" if weight is None else "x".join(map(str, weight.shape[:MAX_DIMENSIONS])),
-        weight_dtype="" if weight is None else str(weight.dtype).removeprefix("torch."),
-    )
+class ModuleFacts:
+    """Reads the facts of the modules of one model. Most modules share a few classes, so each class is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[type, str, str]] = {}  # by the id of a class
+
+    def of(self, module: torch.nn.Module) -> ModuleAttributes:
+        """Return the class, source and weight of `module`. A fact that is not known is empty."""
+        kind = type(module)
+        known = self._known.get(id(kind))
+        if known is None:
+            known = self._known[id(kind)] = (kind, class_name(kind), source_of(kind))
+        weight = _weight_of(module)
+        return ModuleAttributes(
+            module_class=known[1],
+            module_source=known[2],
+            weight_shape="" if weight is None else "x".join(map(str, weight.shape[:MAX_DIMENSIONS])),
+            weight_dtype="" if weight is None else str(weight.dtype).removeprefix("torch."),
+        )
 
 
-def _class_name(kind: type) -> str:
+def class_name(kind: type) -> str:
     """Return the name of a class as a user imports it, such as `torch.nn.Linear`."""
     name = type.__dict__["__qualname__"].__get__(kind)
     if getattr(torch.nn, name, None) is kind:
@@ -47,17 +54,13 @@ def _class_name(kind: type) -> str:
     return f"{home_of_class(kind)}.{name}".removeprefix(MAIN).removeprefix(".")
 
 
-def _source_of(kind: type) -> str:
+def source_of(kind: type) -> str:
     """Return the place of the `forward` of a class, such as `torch/nn/modules/linear.py:134`, or "" if unknown.
 
     The path begins at the folder that Python imports from, so it names no home folder.
     """
     code = _code_of(of_class(kind, "forward"))
     return "" if code is None else f"{_from_import_folder(code.co_filename)}:{code.co_firstlineno}"
-
-
-class_name: Callable[[type], str] = functools.lru_cache(maxsize=MAX_CLASSES)(_class_name)
-source_of: Callable[[type], str] = functools.lru_cache(maxsize=MAX_CLASSES)(_source_of)
 
 
 def _code_of(function: Any) -> CodeType | None:

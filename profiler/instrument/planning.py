@@ -21,7 +21,7 @@ from cbtop.profiler.instrument.builds import Builds
 from cbtop.profiler.instrument.classification import BLOCKS, MOE_EXPERTS, Described, ModuleKind, classify, own_kind
 from cbtop.profiler.instrument.convolutions import depends_on_size, dimensions, is_convolution
 from cbtop.profiler.instrument.experts import chosen_experts
-from cbtop.profiler.instrument.module_facts import module_facts
+from cbtop.profiler.instrument.module_facts import ModuleFacts
 from cbtop.profiler.instrument.module_tree import (
     attribute_of,
     attributes_of,
@@ -324,6 +324,7 @@ class _Planner:
         self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
         self._builds = Builds(stacks)
+        self._facts = ModuleFacts()
         self._patterns: dict[object, _Pattern] = {}
 
     def walk(self, module: nn.Module, path: str, classes: tuple[str, ...], *, in_layer: bool) -> None:
@@ -539,7 +540,7 @@ class _Planner:
                 if kind.shows_inside
                 else work_of(module, kind.brick, is_timed_there=is_timed_there, mode=self.mode, top_k=top_k),
                 label=label,
-                module=module_facts(module),
+                module=self._facts.of(module),
             )
         self._experts[path] = definition
         return definition

@@ -116,7 +116,7 @@ class Overview(View, can_focus=True):
         Binding("enter", "open", "open its evidence", tooltip="open"),
     ]
 
-    class Opened(Message):
+    class EvidenceOpened(Message):
         """Sent when the user wants to see the evidence of a row of the overview."""
 
         def __init__(self, subject: Subject) -> None:
@@ -141,7 +141,7 @@ class Overview(View, can_focus=True):
         if (row := self._drawing.current) is None:
             self._drawing.move(0)
         else:
-            self.post_message(self.Opened(row.subject))
+            self.post_message(self.EvidenceOpened(row.subject))
 
     def cells(self) -> Cells:
         """Return the phases of the source as a table."""
@@ -212,9 +212,9 @@ class OverviewDrawing(SourceDrawing):
                 continue
             layers = self._source.layer_times if self._source else None
             if row.part == _LAYERS and layers is not None and (layer := layer_at(layers, pane.width, x)) is not None:
-                self.post_message(Overview.Opened(Subject(About.LAYER, layer.name, layer.id)))
+                self.post_message(Overview.EvidenceOpened(Subject(About.LAYER, layer.name, layer.id)))
             else:
-                self.post_message(Overview.Opened(row.subject))
+                self.post_message(Overview.EvidenceOpened(row.subject))
             self._cursor = row
             self.redraw()
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument.module_facts import module_facts, source_of
+from cbtop.profiler.instrument.module_facts import ModuleFacts, source_of
 from cbtop.profiler.instrument.planning import plan_of
 from cbtop.protocol.attributes import ModuleAttributes
 from tests.profiler.instrument.tiny import torch
@@ -49,14 +49,14 @@ def line_of(text: str) -> int:
 
 
 def test_a_class_of_torch_has_the_name_that_users_import() -> None:
-    found = module_facts(nn.Linear(8, 4, dtype=torch.bfloat16))
+    found = ModuleFacts().of(nn.Linear(8, 4, dtype=torch.bfloat16))
     assert found.module_class == "torch.nn.Linear"
     assert found.module_source.startswith("torch/nn/modules/linear.py:")
     assert (found.weight_shape, found.weight_dtype) == ("4x8", "bfloat16")
 
 
 def test_a_class_of_the_user_has_its_file_and_line_and_stored_weight() -> None:
-    found = module_facts(Quantized())
+    found = ModuleFacts().of(Quantized())
     assert found.module_class.endswith("Quantized")
     assert found.module_source.endswith(f"test_module_facts.py:{line_of('def forward')}")
     assert (found.weight_shape, found.weight_dtype) == ("4x8", "int8")
@@ -81,8 +81,8 @@ def test_a_source_begins_at_the_folder_of_the_import(tmp_path: Path, monkeypatch
 
 
 def test_what_is_not_known_is_empty() -> None:
-    assert module_facts(nn.LazyLinear(4)).weight_shape == ""
-    identity = module_facts(nn.Identity())
+    assert ModuleFacts().of(nn.LazyLinear(4)).weight_shape == ""
+    identity = ModuleFacts().of(nn.Identity())
     assert identity == ModuleAttributes(module_class="torch.nn.Identity", module_source=identity.module_source)
     assert source_of(int) == ""
 
@@ -94,7 +94,7 @@ def test_no_code_of_the_host_runs() -> None:
 
     module = Quantized()
     module.__class__ = Sly
-    assert module_facts(module).module_class.endswith("Sly")
+    assert ModuleFacts().of(module).module_class.endswith("Sly")
 
 
 def test_a_plan_has_the_facts_of_each_brick_and_layers_alike_share_them() -> None:
