@@ -33,7 +33,7 @@ ROWS = {
 }
 WHO_IT_IS = {"name", "category", "backend", "rank", "roof", "id", "parent", "depth", "kind", "label", "node_label",
              "kernel", "burst", "place", "uuid", "index", "part_of", "trouble", "processes", "unknown", "pid",
-             "source", "device", "device_uuid", "transfer", "dtypes"}  # fmt: skip
+             "source", "device", "device_uuid", "transfer", "dtypes", "modules", "module"}  # fmt: skip
 
 SERIES = {"durations", "trend_us", "trail", "by_cached", "by_batch", "history"}
 
