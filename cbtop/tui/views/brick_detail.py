@@ -78,7 +78,10 @@ def detail_lines(
     of_burst = [one for one in source.kernels if one.brick == brick.name]
     launched = ScreenPart(partial(kernels, of_burst), 2, sum(1 + len(one.kernels) for one in of_burst))
     module = _fixed(_modules(brick, each)) if brick.modules else _fixed([])
-    time, work, budget, checks = (_fixed(lines) for lines in _groups(brick, source, each))
+    groups = _groups(brick, source, each)
+    if width >= TWO_COLUMNS:
+        groups[0] = groups[0][: height - 1]  # rather cut the figures of time than leave them out
+    time, work, budget, checks = (_fixed(lines) for lines in groups)
     drawn = (bars, layers, seconds, launched)
     if width < TWO_COLUMNS:
         order = (bars, layers, seconds, budget, time, work, module, launched, checks)

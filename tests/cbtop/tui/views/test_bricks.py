@@ -263,3 +263,14 @@ def test_the_details_of_a_brick_have_the_modules_behind_it(width: int, height: i
     assert " module " not in bare
     many = with_parts(brick, modules=(linear,) * 5)
     assert "2 more kinds of modules" in "\n".join(map(plain, detail_lines(many, samples.LIVE, width, 60)))
+
+
+@pytest.mark.parametrize("height", [5, 6, 7, 8, 9])
+def test_a_low_panel_of_a_brick_has_the_figures_of_its_time(height: int) -> None:
+    brick = with_parts(
+        samples.LIVE.bricks[1], modules=(BrickModule("torch.nn.Linear", "linear.py:134", "8x8", "int8", 1),)
+    )
+    text = "\n".join(map(plain, detail_lines(brick, samples.LIVE, 120, height)))
+    assert "exclusive" in text
+    assert "of the step" in text
+    assert "none set" not in text
