@@ -7,19 +7,18 @@ from collections.abc import Mapping
 from cbtop.profiler.instrument import temporary
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.session import StepSums
-from cbtop.protocol.vocabulary import is_warm_up
+from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, TRAIN, is_warm_up
 
 PREFIX = "cbtop/"
-TRAIN = "train"
 SAMPLE_EVERY = 10  # One training step in this many is recorded inside. All steps are counted and timed.
 BRICKS = 5
-# The parts of a step that have a brick of their own. The names of bricks are those of docs/training.md.
+FORWARD, OTHER = "forward", "other"
+# The part of each brick that belongs to neither a forward nor a backward pass. docs/training.md has their names.
 PARTS = {
     "DataWait": "data_wait", "Loss": "loss", "BackwardEnd": "backward", "GradientSync": "communication",
-    "ClipGradients": "clip", "Optimizer": "optimizer", "ZeroGrad": "zero_grad",
+    "ClipGradients": "clip", "Optimizer": "optimizer", "ZeroGrad": "zero_grad", "Loop": OTHER,
 }  # fmt: skip
-PASSES = {" backward": "backward", " recompute": "backward"}  # the part of bricks whose names end like this
-FORWARD, OTHER = "forward", "other"
+PASSES = {BACKWARD: "backward", RECOMPUTE: "backward"}  # the part of bricks whose names end like this
 
 
 class StepMetrics:
@@ -98,11 +97,14 @@ def _metrics(steps: StepSums, bricks: int) -> dict[str, float]:
 
 
 def _parts(steps: StepSums) -> Mapping[str, int]:
-    """Return the time of each part in recorded steps. A brick without a part of its own belongs to the forward."""
+    """Return the time of each part in recorded steps. A brick without a part of its own belongs to the forward.
+
+    The time in no brick belongs to the other parts.
+    """
     found: dict[str, int] = {}
     for name, ns in steps.bricks_ns.items():
         passes = (part for ending, part in PASSES.items() if name.endswith(ending))
         part = PARTS.get(name) or next(passes, FORWARD)
         found[part] = found.get(part, 0) + ns
-    found[OTHER] = max(0, steps.recorded_ns - sum(found.values()))
+    found[OTHER] = found.get(OTHER, 0) + max(0, steps.recorded_ns - sum(found.values()))
     return {part: ns for part, ns in found.items() if ns > 0}

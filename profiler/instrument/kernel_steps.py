@@ -7,7 +7,7 @@ was idle when the step began. Otherwise the device may run earlier work in that 
 
 Rules
 - All other steps are plain. Each step is counted once.
-- A window (up to MOST_STEPS steps in a row with CUPTI open, see kernel_windows.py) costs the host 20 to 35 ms: for
+- A window (up to MOST_STEPS steps in a row with CUPTI open, see kernel_windows.py) costs the host 11 to 35 ms: for
   opening, waiting for the device, and closing. Each of its steps costs a few ms more. The next window is due when the
   costs of windows are within the allowed share, or within 5 % until FLOOR steps are recorded. After that, windows use
   half of the allowed share. Models that run at the same time divide the allowed share among them.

@@ -1,7 +1,8 @@
 """Records the kernels of several steps in a row with one CUPTI window.
 
-Opening and closing CUPTI takes 20 to 35 ms, however many steps are recorded in between. A recorded step costs about
-1 us a launch. So a window with several steps costs little more than a window with one step.
+Opening and closing CUPTI takes 11 ms and more, however many steps are recorded in between. In a window, a launch
+costs about 5 us, and a call of a module about 10 us of Python. On an H200, a step of a GPT (5 ms, 246 launches) cost
+17 ms in a window of one step, and 12 ms in a window of four steps.
 
 Rules
 - All steps of a window run in one thread, and the window is open between them. Kernels that the thread launches

@@ -8,7 +8,8 @@ import pytest
 
 import cbtop.trackers
 from cbtop import BrickProfiler
-from cbtop.trackers.step_metrics import StepMetrics
+from cbtop.protocol.vocabulary import STEP_BRICKS
+from cbtop.trackers.step_metrics import PARTS, StepMetrics
 from tests.cbtop.recorded import Clock, profiler_in
 
 
@@ -84,3 +85,18 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         _ = cbtop.trackers.LightningCallback
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = cbtop.trackers.Nothing  # type: ignore[attr-defined]
+
+
+def test_every_brick_of_a_step_has_a_part_and_the_loop_is_no_forward(
+    made: tuple[StepMetrics, BrickProfiler, Clock],
+) -> None:
+    metrics, profiler, clock = made
+    assert set(STEP_BRICKS) <= set(PARTS)
+    with profiler.step("train", tokens=8):
+        for name, us in (("UpProjection", 50), ("Loop", 30)):
+            with profiler.brick(name):
+                clock.now_ns += 1000 * us
+        clock.now_ns += 20_000
+    found = metrics.since_last()
+    assert found["cbtop/percent/forward"] == pytest.approx(50)
+    assert found["cbtop/percent/other"] == pytest.approx(50)
