@@ -36,9 +36,8 @@ class BrickDefinition:
     layer are two nodes, even if both are called RmsNorm. `label` is your own word for this place (`q_proj`), which
     distinguishes such nodes on the screen. `budget` is the allowed cost: a time per token, or a rate for the declared
     bytes. `checks` are conditions on the output, see checks.py. `contract` is the path of a contract file, whose
-    conditions and reference become checks, too. It needs the extra `compute`. `module` describes the module of torch
-    that the brick calls. Raises ContractError if the file is not
-    valid.
+    conditions and reference become checks, too. It needs the extra `compute`. Raises ContractError if the file is not
+    valid. `module` describes the module of torch that the brick calls.
     """
 
     name: str
