@@ -2,7 +2,7 @@
 dashboard watches.
 
 The views are of the recording of a process that is not well (tests/cbtop/imperfect.py), gpu.svg and gpu_graph.svg of
-what was recorded on an H100 (tests/cbtop/h100.py), own_kernels*.svg of our own kernels on one
+what was recorded on an H100 (tests/cbtop/h100.py), own_kernels.svg of our own kernels on one
 (tests/cbtop/h100_own_kernels.py), devices.svg of the demo, and training*.svg of a model that waits for its data while
 it trains. run.svg is `cbtop run` on a Hugging Face model, where transformers is installed.
 """
@@ -55,8 +55,8 @@ def main() -> int:
     views = {key: name for name, key in keys.items() if name != "devices"}
     asyncio.run(draw_recorded("imperfect.cbtop", 20.0, views))
     asyncio.run(draw_recorded("h100.cbtop", 20.0, {keys["roofline"]: "gpu", keys["graph"]: "gpu_graph"}))
-    own = {keys["graph"]: "own_kernels", keys["roofline"]: "own_kernels_roofline"}
-    asyncio.run(draw_recorded("h100_own_kernels.cbtop", 3.0, own))
+    unfolded = f"{keys['graph']} slash G a t e U p enter l escape" + " up" * 12  # its kernel, and the layer around it
+    asyncio.run(draw_recorded("h100_own_kernels.cbtop", 3.0, {unfolded: "own_kernels"}))
     draw([*CBTOP, "demo", "--serve-only"], {keys["devices"]: "devices"})
     if find_spec("torch") is None:
         print("training*.svg stay as they are: torch is not installed (make torch)")
@@ -107,7 +107,10 @@ def draw_training(names: dict[str, str]) -> None:
 
 
 async def draw_recorded(recording: str, at_s: float, names: dict[str, str]) -> None:
-    """A moment of a recording: one picture for each key that opens a view. `recording` is a name or a whole path."""
+    """Draw a moment of a recording: one picture for each key, or several keys with blanks between them.
+
+    `recording` is a name or a whole path.
+    """
     with ReplayFeed(RECORDINGS / recording) as feed:
         feed.is_playing = False
         feed.seek(at_s)
@@ -115,7 +118,7 @@ async def draw_recorded(recording: str, at_s: float, names: dict[str, str]) -> N
         app.window = True
         async with app.run_test(size=SIZE) as pilot:
             for key, name in names.items():
-                await pilot.press(key)
+                await pilot.press(*key.split())
                 await pilot.pause(2 * app.interval_s)
                 save(app, name)
 
