@@ -41,7 +41,7 @@ PROTOCOL_MAJOR = 2  # major version 2 sends histograms as cells
 # and the node of a process that is quiet. Version 4 added the parts of training steps. Version 5 added operations,
 # allocations and conditions. Version 6 added the requests, load and times of a serving engine. Version 7 added the
 # pid of the command of `cbtop run`, and the runs that started a process.
-PROTOCOL_MINOR = 7
+PROTOCOL_MINOR = 8
 
 
 Packed = NewType("Packed", bytes)  # packed columns, see `cbtop.protocol.columns`

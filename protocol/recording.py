@@ -4,7 +4,7 @@ Layout (little-endian)
     header   magic b"CBTOPREC", protocol major and minor (u16), crc32 of what follows (u32), monotonic and realtime
              ns read together (i64), host (64 bytes of UTF-8, zero-filled); the first three never change
     frames   length of the payload (u32), crc32 of what follows (u32), monotonic ns (i64), kind (u32), payload:
-             deflated, a msgpack list of messages that belong together, encoded as on the wire
+             compressed, a msgpack list of messages that belong together, encoded as on the wire
     range    first and last frame, without messages, if a recording was cut out of a longer one: their
              times are those of the range, and the frames before it lead up to it
     index    last frame of a recording that was closed: the times and offsets of its keyframes
@@ -17,7 +17,7 @@ Rules
   damaged file is not read.
 - A keyframe contains the complete state. To show a moment, read the last keyframe before it and all frames from
   there.
-- Payloads are deflated (zlib, level 1). Frames of a decode shrink to a quarter of their size, for 0.4 % of a core.
+- Payloads are compressed; see compression.py.
 - A recording of a newer minor version can be read, because frames and messages of an unknown kind are skipped. A
   different major version is refused.
 """
@@ -38,6 +38,7 @@ from typing import Any
 import msgpack
 
 from cbtop.protocol import codec
+from cbtop.protocol.compression import ERRORS, MAX_PAYLOAD_BYTES, compressed, decompressed
 from cbtop.protocol.errors import DecodeError, RecordingError, VersionError
 from cbtop.protocol.limits import file_limit, reason
 from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Message
@@ -46,14 +47,6 @@ from cbtop.protocol.open_file import OpenFile
 MAGIC = b"CBTOPREC"
 INDEX_MAGIC = b"CBTOPIDX"
 SUFFIX = ".cbtop"
-# Largest payload, both deflated and inflated. A keyframe with every possible source is smaller.
-MAX_PAYLOAD_BYTES = 256 << 20
-# A frame that inflates to more than MAX_INFLATION times its size is refused. Frames of real messages inflate to 4 to
-# 12 times their size. A frame of zeros inflates to a thousand times its size.
-MAX_INFLATION = 100
-FREE_BYTES = 1 << 20  # a frame may inflate to this size in any case, however small it is
-PIECE_BYTES = 16 << 10  # number of deflated bytes that are inflated at a time; the result has at most 16 MiB
-DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # messages per frame
 MAX_KIND = 255  # the highest number of a kind of frame, in any version of the format
 # Number of keyframes in the index: two months with one every five seconds. To show a later moment, read on from the
@@ -113,7 +106,7 @@ class Frame:
             max_buffer_size=MAX_PAYLOAD_BYTES, max_bin_len=codec.MAX_FRAME_BYTES, max_array_len=0, max_map_len=0,
             max_str_len=0, max_ext_len=0,
         )  # fmt: skip
-        pieces, fed_bytes = self._inflated(), 0
+        pieces, fed_bytes = decompressed(self.payload), 0
 
         def unpacked(unpack: Callable[[], Any]) -> Any:
             nonlocal fed_bytes
@@ -138,57 +131,30 @@ class Frame:
             behind = fed_bytes - unpacker.tell() + sum(map(len, pieces))
             if behind:
                 raise DecodeError(f"a frame with {behind} bytes behind its messages")
-        except (zlib.error, ValueError, msgpack.UnpackException) as error:
+        except (*ERRORS, ValueError, msgpack.UnpackException) as error:
             raise DecodeError(f"a frame that holds no messages: {error}") from error
-
-    def _inflated(self) -> Iterator[bytes]:
-        """Yield the inflated payload in non-empty pieces."""
-        most = min(MAX_PAYLOAD_BYTES, max(FREE_BYTES, MAX_INFLATION * len(self.payload)))
-        inflater, size = zlib.decompressobj(), 0
-        for at in range(0, len(self.payload), PIECE_BYTES):
-            piece = inflater.decompress(self.payload[at : at + PIECE_BYTES])
-            size += len(piece)
-            if size > most:
-                raise DecodeError(f"a frame of {len(self.payload):,} bytes that inflates to more than {most:,} bytes")
-            if piece:
-                yield piece
-            if inflater.eof:
-                return
-        raise DecodeError("a frame cut short")
 
 
 def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> bytes:
     """Return a frame of encoded `messages`. Only one message at a time is in memory.
 
-    The payload begins with the number of messages, which is known only at the end. So the number has a block of its
-    own, without compression (RFC 1951, 3.2.4), in the zlib stream (RFC 1950).
+    The payload begins with the number of messages, which is known only at the end. So that number has a zstd frame of
+    its own.
     """
-    packer, deflate = msgpack.Packer(use_bin_type=True), zlib.compressobj(DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
-    parts: list[bytes] = []
-    count, length, checksum = 0, 0, zlib.adler32(b"")
-    for message in messages:
-        packed = packer.pack(message)
-        count += 1
-        length, checksum = length + len(packed), zlib.adler32(packed, checksum)
-        parts.append(deflate.compress(packed))
-    head = packer.pack_array_header(count)
-    before = b"\x78\x01\x00" + struct.pack("<HH", len(head), len(head) ^ 0xFFFF) + head
-    after = struct.pack(">I", _adler32_of_both(zlib.adler32(head), checksum, length))
-    return frame_bytes(kind, time_ns, b"".join((before, *parts, deflate.flush(), after)))
+    packer, count = msgpack.Packer(use_bin_type=True), 0
 
+    def packed() -> Iterator[bytes]:
+        nonlocal count
+        for message in messages:
+            count += 1
+            yield packer.pack(message)
 
-def _adler32_of_both(first: int, second: int, second_length: int) -> int:
-    """Return the Adler-32 checksum (RFC 1950) of two joined byte strings.
-
-    `first` and `second` are the checksums of the strings. `second_length` is the length of the second string.
-    """
-    low = ((first & 0xFFFF) + (second & 0xFFFF) - 1) % 65_521
-    high = ((first >> 16) + (second >> 16) + second_length * ((first & 0xFFFF) - 1)) % 65_521
-    return high << 16 | low
+    parts = compressed(packed())
+    return frame_bytes(kind, time_ns, compressed([packer.pack_array_header(count)]) + parts)
 
 
 def frame_bytes(kind: int, time_ns: int, payload: bytes) -> bytes:
-    """Return a frame with `payload`, which is deflated already."""
+    """Return a frame with `payload`, which is compressed already."""
     rest = _TIME_AND_KIND.pack(time_ns, kind)
     return struct.pack("<II", len(payload), zlib.crc32(payload, zlib.crc32(rest))) + rest + payload
 

@@ -10,7 +10,7 @@ import resource
 import signal
 import stat
 import struct
-import zlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +25,11 @@ from cbtop.protocol.errors import DecodeError, ProtocolError, RecordingError, Ve
 from cbtop.protocol.messages import PROTOCOL_MAJOR, DaemonHello, Heartbeat, Message, SourceGone
 from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingReader, RecordingWriter, encode_frame
 from tests.descriptors import descriptor_of
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 ORIGIN = RecordingOrigin("here", 1_000, 1_700_000_000_000_000_000)
 HELLO = DaemonHello(2, 0, 1, "here", "boot", "0.1.0", 0, 0)
@@ -65,9 +70,9 @@ def found(reader: RecordingReader, offset: int = 0) -> list[tuple[int, int, list
 
 
 @given(st.lists(st.binary(max_size=300), max_size=40))
-def test_a_frame_of_messages_made_one_by_one_is_a_zlib_stream_of_their_list(messages: list[bytes]) -> None:
+def test_a_frame_of_messages_made_one_by_one_is_a_list_in_zstd(messages: list[bytes]) -> None:
     whole = encode_frame(FrameKind.LIVE, 7, iter(messages))
-    assert msgpack.unpackb(zlib.decompress(whole[20:])) == messages
+    assert msgpack.unpackb(zstd.decompress(whole[20:])) == messages
 
 
 @pytest.mark.parametrize("closed", [True, False])
