@@ -20,6 +20,7 @@ from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.addresses import address_of, on_threads
 from cbtop.compute.jit.compile import NUMBA_CACHE, is_kept, jit, settings
 from cbtop.compute.jit.compile import untyped as numba
+from cbtop.compute.jit.cpu import TIER_LABEL
 from cbtop.compute.jit.kernel_cache import CODE
 
 # Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. A checking thread occupies a
@@ -65,14 +66,18 @@ def _threading_layer() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Compiled kernels on `threads` CPU threads. `label` is their name on screens, such as `numba-omp×2`."""
+    """Compiled kernels on `threads` CPU threads.
+
+    `label` is their name on screens, such as `numba-avx2-omp×2`. `threading_layer` is "" before Numba has run in
+    parallel.
+    """
 
     threads: int
     threading_layer: str
 
     @property
     def label(self) -> str:
-        return f"numba-{self.threading_layer}×{self.threads}"
+        return "-".join(filter(None, ("numba", TIER_LABEL, self.threading_layer))) + f"×{self.threads}"
 
 
 @jit

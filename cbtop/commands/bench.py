@@ -218,7 +218,7 @@ def _markdown(path: Path, model: Model, results: _Results) -> Iterator[str]:
     head = ("model", "size", "params", "backend", "threads", "test", "t/s")
     size = _scaled(model.weights_bytes, 1024, ("B", "KiB", "MiB", "GiB"))
     facts = (_model_type(model), size, _scaled(model.parameters, 1000, ("", "K", "M", "B")))
-    widest = (*facts, "numba-omp×99", "", "pp99999", "99999.99 ± 9999.99")
+    widest = (*facts, "numba-avx512vnni-omp×99", "", "pp99999", "99999.99 ± 9999.99")
     widths = [max(map(len, pair)) for pair in zip(head, widest, strict=True)]
     yield _row(head, widths)
     yield _row(["-" * (width - 1) + ("-" if at in LEFT else ":") for at, width in enumerate(widths)], widths)

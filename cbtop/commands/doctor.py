@@ -232,18 +232,16 @@ def _numba() -> Iterator[Fact]:
         return
     try:
         # Do not load Numba for this fact. Loading takes half a second, or longer if Numba's kernels are not cached.
-        from llvmlite import binding
-
         from cbtop.compute.backends import cpu_backend
-        from cbtop.compute.jit.cpu import HAS_TILES, TIER
+        from cbtop.compute.jit.cpu import CPU_NAME, HAS_TILES, TIER, has_feature
 
-        backend, features = cpu_backend(), binding.get_host_cpu_features()
+        backend = cpu_backend()
     except (ImportError, ComputeError) as error:
         yield Fact("numba", f"cannot be used: {error}", "missing", "`cbtop demo` needs it, profiling does not")
         return
-    widest = next((name for name in VECTORS if features.get(name)), "none of " + ", ".join(VECTORS))
+    widest = next(filter(has_feature, VECTORS), "none of " + ", ".join(VECTORS))
     version = metadata.version("numba")
-    vectors = f"vectors {widest} on {binding.get_host_cpu_name()}"
+    vectors = f"vectors {widest} on {CPU_NAME}"
     products = "of floats" if TIER == "generic" else f"of int8 by {TIER}"
     of_many = ", of many tokens of bfloat16 by AMX" if HAS_TILES else ""
     yield Fact("numba", f"{version}, {backend.label}, {vectors}, products {products}{of_many}")

@@ -21,7 +21,8 @@ _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 # require it.
 _AVX = {"sse3", "ssse3", "sse4.1", "sse4.2", "avx"}
 _AVX512 = _AVX | {"f16c", "fma", "avx2", "avx512f"}
-FEATURES = {
+FEATURES: dict[str, set[str]] = {
+    "sse4.2": set(), "avx": _AVX - {"avx"}, "avx512f": _AVX512 - {"avx512f"}, "neon": set(), "sve": {"neon"},
     "f16c": _AVX, "avx2": _AVX, "avx512vnni": _AVX512, "avx512bf16": _AVX512 | {"avx512bw"}, "amx-tile": set(),
     "amx-bf16": {"amx-tile"},
 }  # fmt: skip
@@ -67,6 +68,8 @@ ASKS_TWICE = HAS_VNNI and not LOOKS_AHEAD
 L1_AHEAD, L2_AHEAD = 2048, 16384  # how far ahead to prefetch into each cache, in bytes
 # The instructions that compute products of integers, if the processor has any.
 TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"
+# the same in the name of a backend
+TIER_LABEL = TIER.replace("-", "").replace(" ", "").lower()
 HAS_BF16 = has_feature("avx512bf16")  # whether the processor can add products of two bfloat16 to a float32
 # Whether products of bfloat16 are faster than float32. Per cycle, a Zen 4 begins one vector of sixteen float32
 # products or one of 32 bfloat16 products. A Xeon begins two vectors of float32. On a Xeon, attention takes 1.9 times

@@ -210,6 +210,7 @@ def test_a_norm_whose_codes_for_products_differ_from_its_output_fails(
 # Features of a processor with AVX2 and without AVX-512, with LLVM's names.
 FEATURES_WITH_AVX2 = "+sse4.2,+ssse3,+popcnt,+avx,+avx2,+fma,+f16c,+bmi2"
 VNNI = "AVX-512 VNNI", "znver4", f"{FEATURES_WITH_AVX2},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512vnni"
+AVX512 = {"avx512f", "avx512vnni", "avx512bf16"}
 AVX2, GENERIC = ("AVX2", "haswell", FEATURES_WITH_AVX2), ("generic", "generic", "")
 needs_another = pytest.mark.skipif(
     not cpu.HAS_AVX2 or cpu.TIER == "AVX2", reason="AVX2 is what all kernels are compiled for here, or it has none"
@@ -313,11 +314,12 @@ def test_a_product_is_compiled_without_the_features_that_numba_disables(told: di
     [
         ("", set()),
         ("+popcnt", set()),
-        ("-avx2", {"avx2", "avx512vnni", "avx512bf16"}),
-        ("-f16c", {"f16c", "avx512vnni", "avx512bf16"}),
-        ("-avx", {"f16c", "avx2", "avx512vnni", "avx512bf16"}),
-        ("-avx,+avx2", {"f16c", "avx512vnni", "avx512bf16"}),
-        ("+avx2,-avx2", {"avx2", "avx512vnni", "avx512bf16"}),
+        ("-avx2", {"avx2", *AVX512}),
+        ("-f16c", {"f16c", *AVX512}),
+        ("-avx", {"avx", "f16c", "avx2", *AVX512}),
+        ("-avx,+avx2", {"avx", "f16c", *AVX512}),
+        ("+avx2,-avx2", {"avx2", *AVX512}),
+        ("-neon", {"neon", "sve"}),
         ("-amx-tile", {"amx-tile", "amx-bf16"}),
     ],
 )

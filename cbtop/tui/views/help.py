@@ -47,7 +47,7 @@ WORDS = (
     ),
     (
         "backend",
-        "what runs the kernels: numba-omp×2 is code compiled by Numba on 2 threads of OpenMP, tbb those of TBB",
+        "what runs the kernels: numba-avx2-omp×2 is code compiled by Numba for AVX2, on 2 threads of OpenMP or TBB",
     ),
     (
         "time bar",

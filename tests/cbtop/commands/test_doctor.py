@@ -26,6 +26,9 @@ from tests.cbtop.daemon.devices.fake_nvml import FakeNvml, FakeNVMLError, Gpu
 from tests.integration.hosts import DEADLINE_S, daemon, eventually, host
 from tests.representatives import first_by_default
 
+CPUINFO = Path("/proc/cpuinfo")
+FLAGS = set(CPUINFO.read_text().split()) if CPUINFO.exists() else set()
+
 
 def facts(capsys: pytest.CaptureFixture[str], exit_code: int = 0) -> dict[str, dict[str, str]]:
     assert main(["doctor", "--json"]) == exit_code
@@ -39,7 +42,7 @@ def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def fake(name: str, *rest: Any, **named: Any) -> Any:
-        if name.split(".")[0] == module:
+        if f"{name}.".startswith(f"{module}."):
             raise ImportError(f"No module named {module!r}")
         return real(name, *rest, **named)
 
@@ -142,7 +145,7 @@ def test_a_recorder_in_python_says_why(capsys: pytest.CaptureFixture[str], monke
     assert "C compiler" in found["way_out"]
 
 
-@pytest.mark.parametrize(("module", "fact"), [("llvmlite", "numba")])
+@pytest.mark.parametrize(("module", "fact"), [("cbtop.compute.jit.cpu", "numba")])
 def test_what_cannot_be_imported_is_missing_and_no_more(
     module: str, fact: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +161,26 @@ def test_numba_with_settings_that_kernels_cannot_use_is_missing_and_no_more(told
     said = {fact["name"]: fact for fact in json.loads(done.stdout)["facts"]}
     assert said["numba"]["state"] == "missing"
     assert "terminal" in said
+
+
+@first_by_default(
+    ("told", "label", "vectors"),
+    [
+        ("NUMBA_ENABLE_AVX=0", "numba-generic-", "sse4.2"),
+        ("NUMBA_CPU_FEATURES=-avx2", "numba-generic-", "avx"),
+        ("NUMBA_CPU_FEATURES=-avx512f", "numba-avx2-", "avx2"),
+    ],
+)
+@pytest.mark.skipif(not {"avx2", "sse4_2"} <= FLAGS, reason="this processor has no AVX2")
+def test_numba_names_what_its_settings_leave_of_the_processor(
+    told: str, label: str, vectors: str, runtime: Path
+) -> None:
+    command = ["env", told, sys.executable, "-m", "cbtop", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = {fact["name"]: fact for fact in json.loads(done.stdout)["facts"]}
+    assert said["numba"]["state"] == "ok"
+    assert f" {label}" in said["numba"]["value"]
+    assert f"vectors {vectors} on " in said["numba"]["value"]
 
 
 @pytest.mark.slow

@@ -17,7 +17,9 @@ from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 
 
-@pytest.mark.parametrize("word", [INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS, "own daemon", "backend", "numba-omp×2"])
+@pytest.mark.parametrize(
+    "word", [INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS, "own daemon", "backend", "numba-avx2-omp×2"]
+)
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_help_explains_what_is_no_plain_word(word: str, width: int) -> None:
     said = [plain(line) for line in help_lines((), CbtopApp.SHOWN, width)]
