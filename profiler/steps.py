@@ -309,7 +309,7 @@ class ActiveStep:
         return self._steps.take_lane(self)
 
     def leave_lane(self) -> None:
-        """Release the lane after this step's last record, for the next step in this lane."""
+        """Release the lane after this step's last record. The next step may take it."""
         self.lane = None
 
     def wait(self) -> None:

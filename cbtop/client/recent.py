@@ -1,4 +1,4 @@
-"""Keep the newest records of a process in order of arrival, for the screen's timeline."""
+"""Keep the newest records of a process in order of arrival for the screen's timeline."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _rule_of(one: Judged) -> tuple[str, str]:
 
 
 def unconfirmed(first: Sequence[Judged], why: str) -> list[Judged]:
-    """Return the default gate's results after the second run failed, for the reason `why`. Broken ones become
+    """Return the default gate's results after the second run failed for the reason `why`. Broken ones become
     unknown.
     """
     return [

@@ -1,4 +1,4 @@
-"""Judge the drift inside a run and its long calls, for the default gate. Neither changes a median."""
+"""Judge the drift inside a run and its long calls for the default gate. Neither changes a median."""
 
 from __future__ import annotations
 

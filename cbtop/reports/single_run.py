@@ -1,4 +1,4 @@
-"""Write the figures of a single run as text and Markdown, for a gate without a baseline."""
+"""Write the figures of a single run as text and Markdown for a gate without a baseline."""
 
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ class _Lanes:
 
 
 def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
-    """Return the index of the kind (in KINDS) of each node id, for the nodes that ran."""
+    """Return the index of the kind (in KINDS) of each node id for the nodes that ran."""
     on_device = {node for node in ran if _ON_DEVICE.search(_timed_by(nodes, node))}
     device_steps = {nodes.step_of[node] for node in on_device}
     kinds = np.zeros(len(nodes) + 1, np.int64)

@@ -1,4 +1,4 @@
-"""The buffers that a forward pass writes into. They are made once, for the largest number of tokens in one pass."""
+"""The buffers that a forward pass writes into. They are made once for the largest number of tokens in one pass."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def _multiply_values(
 def _attend_positions(
     keys: Any, values: Any, place: Any, piece: Any, scores: Any, head_dim: Any, scratch: Any, base: Any
 ) -> None:  # compiled
-    """Process the block of positions that begins at `p`, for the rows (heads of tokens) of one piece of work.
+    """Process the block of positions that begins at `p` for the rows (heads of tokens) of one piece of work.
 
     The block's visible positions are added to the outputs of the rows.
     """

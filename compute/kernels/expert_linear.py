@@ -45,7 +45,7 @@ COUNT, PAIRS = 5, 3
 
 
 def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Set out[p] to the product of x[p] and weights[experts[p]], for each pair p of a token and an expert.
+    """Set out[p] to the product of x[p] and weights[experts[p]] for each pair p of a token and an expert.
 
     The product is computed by `linear`, or by `linear_int8` if the scratch is an Int8Scratch.
 

@@ -1,4 +1,4 @@
-"""RMSNorm. The output is also quantised to int8, for the products that follow.
+"""RMSNorm. The output is also quantised to int8 for the products that follow.
 
 reference    the two operations one after the other
 numba        each row is quantised right after it is written, while it is in L1. 0.77x the time of two calls for a row

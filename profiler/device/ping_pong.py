@@ -23,7 +23,7 @@ KERNEL_LIMIT_NS = 2_000_000  # the kernel ends after this time, even without a r
 
 
 class PingPong:
-    """Reads the host's clock and the device's clock at almost the same time, for the current context's device."""
+    """Reads the host's clock and the device's clock at almost the same time for the current context's device."""
 
     def __init__(self, driver: Driver, kernel: int, now_ns: Callable[[], int]) -> None:
         self._driver = driver

@@ -155,7 +155,7 @@ class Attachment(ModelHandle):
         return self._mode != before
 
     def _follow_mode(self, autocast: torch.dtype | None, adapters: object) -> None:
-        """Choose the bricks again, for the mode (autocast and adapters) of the current step."""
+        """Choose the bricks again for the mode (autocast and adapters) of the current step."""
         self._mode = self._mode._replace(autocast=autocast, adapters=adapters)
         for call in self.steps.calls:
             call.follow(self._mode)

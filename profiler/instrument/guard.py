@@ -493,7 +493,7 @@ def first_fault(runs: Sequence[GuardedRun], figures: dict[FlagArray, list[float]
 
 
 def sentence(fault: GuardFault) -> str:
-    """Return one line about a fault, for the log and the exception."""
+    """Return one line about a fault for the log and the exception."""
     where = fault.module or fault.brick
     layer = "" if fault.layer is None else f" in layer {fault.layer}"
     about = f" ({fault.brick}{layer})" if fault.brick else f" (layer {fault.layer})" if layer else ""

@@ -497,7 +497,7 @@ def _brick_renamed(brick: Any, suffix: str, scale: float) -> Any:
 
 
 def _scaled(work: Any, scale: float) -> Work | None:
-    """Return `work` multiplied by `scale`, for a backward or a recomputation. None if either is unknown.
+    """Return `work` multiplied by `scale` for a backward or a recomputation. None if either is unknown.
 
     The bytes are multiplied, too. A product for a gradient reads two of the same three matrices and writes the third.
     """

@@ -28,7 +28,7 @@ NO_POSITION = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeightTrace:
-    """All traced heads of a layer, for the query at `query_pos`. Each array has one entry or row per head.
+    """All traced heads of a layer for the query at `query_pos`. Each array has one entry or row per head.
 
     `top_positions` (int64) and `top_weights` (float64) are (heads, top_k), largest weight first. Entries below the
     threshold are NO_POSITION and 0. `tail_mass` is the weight outside of the top entries. `entropy` is in nats.

@@ -23,7 +23,7 @@ WARPS, BLOCKS, REGISTERS, SHARED, BARRIERS = "warps", "blocks", "registers", "sh
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one SM, for a compute capability."""
+    """The limits of one SM for a compute capability."""
 
     warps: int
     blocks: int

@@ -1,4 +1,4 @@
-"""The results of all analyses of one PTX function, for the lints. Each is computed when it is first needed."""
+"""The results of all analyses of one PTX function for the lints. Each is computed when it is first needed."""
 
 from __future__ import annotations
 
