@@ -31,8 +31,8 @@ Object.defineProperty(Object.prototype, "terminal", {
 });
 """
 _READ_SCREEN = """
-const buffer = window.keptTerminal?.buffer.active;
-return buffer ? Array.from({length: window.keptTerminal.rows}, (_, y) => buffer.getLine(y).translateToString()) : [];
+const {rows = 0, cols, buffer} = window.keptTerminal ?? {};
+return Array.from({length: rows}, (_, y) => buffer.active.getLine(y).translateToString(false, 0, cols));
 """
 _CONNECT = """
 const socket = new WebSocket("%s");
@@ -58,6 +58,10 @@ class Chromium:
     def press(self, key: str) -> None:
         steps = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
         self.do("actions", actions=[{"type": "key", "id": "keyboard", "actions": steps}])
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the window another size, in pixels."""
+        self.do("window/rect", width=width, height=height)
 
     def screen(self) -> str:
         """Return the text of the terminal that the page shows."""

@@ -96,6 +96,10 @@ def test_a_browser_shows_every_view_and_the_rate_of_the_program() -> None:
         for key in "23456781":
             browser.press(key)
             browser.wait_for(SHOWN_BY[key])
+        width = len(browser.screen().splitlines()[0])
+        browser.resize(900, 600)
+        eventually(lambda: len(browser.screen().splitlines()[0]) < width)
+        browser.wait_for("quit *$")  # The last line is drawn for the new size.
         # The page has loaded nothing from another server.
         loaded = browser.script("return performance.getEntriesByType('resource').map(entry => entry.name)")
         assert [name for name in loaded if not name.startswith(web.address)] == []
