@@ -100,6 +100,7 @@ bench: $(READY)  ## measure our own cost: ratios against a peer in the same run
 
 screenshots: $(READY)  ## redraw screenshots/, SVG and PNG, from real runs
 	$(BIN)/python screenshots/make.py
+	$(BIN)/python -m screenshots.browser
 
 clean:  ## remove the environment and every cache in this folder
 	rm -rf $(VENV) build dist *.egg-info profiler/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

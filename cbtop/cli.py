@@ -68,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _name_errors_of(sys.stdout)
     debug = False
     try:
-        command, options = _parsed(list(sys.argv[1:] if argv is None else argv))
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        command, options = _parsed(arguments)
+        options.arguments = arguments  # `--web` starts the same command again, once for each tab
         debug = options.debug
         logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
         # `cbtop run` restores the previous handlers of these signals before the process becomes the user's program.

@@ -25,12 +25,14 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.messages import RecordBatch, SourceState
 from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.runtime_directory import runtime_directory
+from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.html import html_part
 from cbtop.reports.overview import brick_lines
 from cbtop.reports.text import text_report
 from cbtop.viewmodels.source import SourceView
 
 MAGIC = "cbtop"
+CELL = "the cell"  # what has ended, next to the word ENDED
 TEXT_SECTIONS = ("layers",)
 TEXT_BRICKS = 12  # the number of bricks in the text
 NOTHING = (
@@ -137,7 +139,7 @@ def _missing(phase: str | None, views: Sequence[SourceView]) -> list[str]:
 class _CellSource(Source):
     """A ring of this process. Only the records of the cell count: those from the number `first` on.
 
-    Their numbers begin with 0, so no record before the cell is missing.
+    Their numbers begin with 0, so no record before the cell is missing. The process lives on, but the cell has ended.
     """
 
     def __init__(self, ring: Path, first: int) -> None:
@@ -148,6 +150,8 @@ class _CellSource(Source):
 
     def state_message(self) -> SourceState:
         state = super().state_message()
+        if state.state is SourceStatus.LIVE:
+            state = replace(state, state=SourceStatus.ENDED, reason=CELL, quiet=None)
         return replace(state, produced=state.produced - self._first)
 
     def records(self) -> list[RecordBatch]:

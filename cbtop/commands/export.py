@@ -30,6 +30,7 @@ EPILOG = """\
 examples:
   cbtop export run.cbtop --format perfetto -o run.pftrace      open it at ui.perfetto.dev
   cbtop export run.cbtop --format speedscope -o run.json       open it at speedscope.app
+  cbtop export run.cbtop --format folded | flamegraph.pl --countname ns > run.svg
   cbtop export run.cbtop --format parquet -o run.parquet       for polars, DuckDB and pandas
   cbtop export run.cbtop --format html -o run.html             a report to send: one file, without scripts
   cbtop export run.cbtop --format csv --source 4242 | head

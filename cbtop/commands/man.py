@@ -10,12 +10,17 @@ from importlib import import_module
 from types import ModuleType
 
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND
+from cbtop.commands.shared.names import one_of
 from cbtop.version import __version__
 
-DESCRIPTION = "Print the manual page, for `man cbtop`. It has every command with its options and examples."
+DESCRIPTION = (
+    "Print the manual page, for `man cbtop`. It has every command with its options and examples. With COMMAND, print "
+    "the page of this command."
+)
 EPILOG = """\
 examples:
   cbtop man | man -l -                                   read it
+  cbtop man run | man -l -                               read the page of one command
   cbtop man > ~/.local/share/man/man1/cbtop.1            then `man cbtop`
 """
 SUMMARY = "a live profiler for LLM inference and training, like top, in the terminal"
@@ -35,17 +40,19 @@ class _Listed(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are no arguments."""
+    parser.add_argument(
+        "of", nargs="?", type=one_of("command", COMMANDS), metavar="COMMAND", help="a command, such as run"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    sys.stdout.write("\n".join(_page()) + "\n")
+    lines = _page() if options.of is None else _page_of(options.of)
+    sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
 def _page() -> Iterator[str]:
-    yield f'.TH CBTOP 1 "" "cbtop {__version__}" "User Commands"'
-    yield from (".SH NAME", f"cbtop \\- {_text(SUMMARY)}", ".SH SYNOPSIS")
+    yield from _head("cbtop", SUMMARY)
     for words in ("[OPTION …]", "PID …", "FILE.cbtop", "COMMAND …"):
         yield from (f".B cbtop\n{_text(words)}", ".br")
     top = _command(DEFAULT_COMMAND)
@@ -58,6 +65,22 @@ def _page() -> Iterator[str]:
     yield ".SH FILES"
     for path, what in FILES:
         yield from (".TP", f".I {_text(path)}", _text(what))
+
+
+def _page_of(name: str) -> Iterator[str]:
+    command = _command(name)
+    yield from _head(f"cbtop-{name}", COMMANDS[name])
+    parser = argparse.ArgumentParser(prog=f"cbtop {name}", add_help=False)
+    command.add_arguments(parser)
+    usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
+    yield from (_text(usage), ".SH DESCRIPTION", _text(command.DESCRIPTION))
+    yield from (".SH OPTIONS", *_options(command), *_epilog(command.EPILOG))
+    yield from (".SH SEE ALSO", ".BR cbtop (1)")
+
+
+def _head(name: str, summary: str) -> Iterator[str]:
+    yield f'.TH {_text(name.upper())} 1 "" "cbtop {__version__}" "User Commands"'
+    yield from (".SH NAME", f"{_text(name)} \\- {_text(summary)}", ".SH SYNOPSIS")
 
 
 def _command(name: str) -> ModuleType:

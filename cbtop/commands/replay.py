@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.commands.shared.browser import add_web_argument, is_for_browser, serve_screen
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked, judge_as_asked
 from cbtop.commands.shared.show import (
     add_show_arguments,
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_replay_arguments(parser)
     add_source_argument(parser)
     add_merge_argument(parser)
+    add_web_argument(parser)
     add_show_arguments(parser)
 
 
@@ -65,11 +67,15 @@ def run(options: argparse.Namespace) -> int:
     from cbtop.feeds.replay import ReplayFeed
 
     settle_options(options)
-    headless = is_headless(options)
+    in_browser = is_for_browser(options)
+    headless = not in_browser and is_headless(options)
     try:
         feed = ReplayFeed(options.replay, _window_s(options, headless=headless), options.speed, options.source)
     except (RecordingError, VersionError) as error:
         raise UsageError(str(error)) from error
+    if in_browser:  # The recording can be read. Each tab opens it again.
+        feed.close()
+        return serve_screen(options)
     with feed:
         judge_as_asked(feed, options)
         feed.follow_records(options.view == TIMELINE or options.format == HTML)

@@ -164,12 +164,13 @@ def run(options: argparse.Namespace) -> int:
     for number, found in options.signals.items():
         signal.signal(number, found)
     if options.report is not None:
+        hold_standard_streams()
         # Imported here, because these modules load slowly.
         from cbtop.commands.shared.report_at_end import run_with_report
 
         def become_recorded(record: str, held: int) -> int:
-            is_temporary = options.record is None
-            return become(command, overhead_percent, record, options.quiet, guard, held, is_temporary=is_temporary)
+            report = options.report if options.record is None else None
+            return become(command, overhead_percent, record, options.quiet, guard, held, report=report)
 
         return run_with_report(become_recorded, options.report, options.record)
     return become(command, overhead_percent, options.record, options.quiet, guard)
@@ -183,15 +184,16 @@ def become(
     guard: str | None,
     held: int | None = None,
     *,
-    is_temporary: bool = False,
+    report: str | None = None,
 ) -> int:
     """Replace this process by `command`. If `record` is not None, the run is recorded into that file.
 
     Returns an exit code only if the command cannot be run. With `quiet`, no summary is printed when the command ends.
     `guard` is the setting of the guard (the check for wrong values such as NaN). If it is None, the setting in the
     environment is used. The processes for the recording and the summary hold the descriptor `held` open until they
-    are done. If `is_temporary` is true, they do not mention the recording.
+    are done. If the recording is temporary, `report` is the file that is made of it, which they mention instead.
     """
+    hold_standard_streams()
     said = []
     if isolating := isolating_option(command):
         said.append(f"Python's {isolating} keeps it from what lies on PYTHONPATH: this runs uninstrumented")
@@ -206,7 +208,7 @@ def become(
         if record is not None and os.path.exists(record):
             _say(f"{record} exists: choose another name, or remove it")
             return 2
-        if record is not None and not _record_beside(record, held, is_temporary=is_temporary):
+        if record is not None and not _record_beside(record, held, is_temporary=report is not None):
             return 2  # The recorder has already printed why it could not start.
     except OSError as error:
         _say(f"no recorder could be started: {error.strerror}")
@@ -215,8 +217,8 @@ def become(
         # Without a free descriptor, process or disk space, there is no process for the summary. Run the command
         # without one.
         with suppressed(OSError):
-            shown = None if is_temporary else record
-            _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], shown, held)
+            mark = additions["CBTOP_RUN_ID"].partition(":")[2]
+            _summarize_at_end(mark, _next_command(record, report), held)
     for line in said:  # Print these lines only now, because nothing can keep the command from running any longer.
         _say(line)
     # Python ignores SIGPIPE and SIGXFSZ. An ignored signal would stay ignored in the command, so restore the
@@ -279,7 +281,26 @@ def _record_beside(path: str, held: int | None = None, *, is_temporary: bool = F
         return bool(heard.read(1))
 
 
-def _summarize_at_end(mark: str, record: str | None, held: int | None = None) -> None:
+def hold_standard_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, so that no other file gets its number.
+
+    It is close-on-exec, so that the stream is closed in the command, too.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is `number`
+
+
+def _next_command(record: str | None, report: str | None) -> str:
+    """Return what the summary of a run advises to do next."""
+    if report is not None:
+        return f"open {report} in a browser"
+    return "cbtop" if record is None else f"cbtop replay {record}"
+
+
+def _summarize_at_end(mark: str, next_command: str, held: int | None = None) -> None:
     """Start a process that prints a summary of the run when the command ends. Raises OSError if it cannot be started.
 
     It is not a child of the command. It waits on a FIFO next to the file that marks the run. It imports no module
@@ -297,7 +318,6 @@ def _summarize_at_end(mark: str, record: str | None, held: int | None = None) ->
         try:
             from cbtop.commands.shared.run_end import summarize_at_end
 
-            next_command = "cbtop" if record is None else f"cbtop replay {record}"
             summarize_at_end(fifo, command, path, pid, next_command, held)
         finally:
             os._exit(0)
@@ -325,6 +345,7 @@ def _is_detached_child() -> bool:
         with open(os.devnull, "r+b", buffering=0) as nothing:
             os.dup2(nothing.fileno(), 0)
             os.dup2(nothing.fileno(), 1)
+        os.set_inheritable(2, True)  # If stderr was closed, it is our /dev/null.
         is_detached = not os.fork()
     finally:
         if not is_detached:

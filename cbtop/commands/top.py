@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands import replay
+from cbtop.commands.shared.browser import add_web_argument, is_for_browser, serve_screen
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked, judge_as_asked
 from cbtop.commands.shared.engine import how_to_demo
 from cbtop.commands.shared.interrupts import noted_interrupt
@@ -26,6 +27,7 @@ from cbtop.commands.shared.show import (
     settle_options,
     show_on_screen,
     shows_window,
+    viewer_keys,
     window_s,
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
@@ -46,6 +48,7 @@ examples:
   cbtop --headless --once --format json | jq '.sources[0].steps.tokens_per_sec'
   cbtop --headless --once --view sources    every process, and what cbtop itself costs
   cbtop --headless --once --view devices    GPUs, the CPU, and the processes on them
+  cbtop --web                        the same screen in a browser of this machine
   cbtop --connect E1 --connect E2    watch the processes of two daemons
   cbtop ls                           list the processes to watch
   cbtop demo                         something to watch, from the first minute
@@ -77,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --headless: watch this long, then print the report",
     )
     add_attach_arguments(parser)
-
+    add_web_argument(parser)
     parser.add_argument("--replay", type=Path, metavar="FILE", help="show a recording (as `cbtop replay FILE`)")
     replay.add_replay_arguments(parser)
 
@@ -95,6 +98,9 @@ def run(options: argparse.Namespace) -> int:
     if options.replay:
         return replay.run(options)
     settle_options(options)
+    if is_for_browser(options):
+        viewer_keys(options)  # Tell about invalid keys now, not in the browser.
+        return serve_screen(options)
     if not (options.once or options.duration or is_headless(options)):
         with open_feed(options, options.source, window_s(options)) as feed:
             judge_as_asked(feed, options)

@@ -24,6 +24,7 @@ from cbtop.text.row_filter import AS_THEY_COME
 from cbtop.tui.background import AskingDriver, BackgroundTold, is_light_by_environment
 from cbtop.tui.errand import READ_S
 from cbtop.tui.feeds import AppFeed, HistoryFile
+from cbtop.tui.in_browser import is_in_browser
 from cbtop.tui.kernels import Kernels
 from cbtop.tui.palette import KeysByName
 from cbtop.tui.roofs import Roofs
@@ -135,7 +136,8 @@ class CbtopApp(App[int]):
 
         `save_history` writes the daemon's history to a file. `look_back` opens the history.
         """
-        super().__init__(driver_class=AskingDriver)
+        # In a browser, Textual takes the driver that TEXTUAL_DRIVER names.
+        super().__init__(driver_class=None if is_in_browser() else AskingDriver)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
         for theme in THEMES:

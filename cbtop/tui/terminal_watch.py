@@ -1,4 +1,4 @@
-"""Leave the app after a signal, or if the terminal is gone, even if nothing reads its output."""
+"""Leave the app after a signal, or if the terminal or the browser is gone, even if nothing reads its output."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+
+from cbtop.tui.in_browser import is_in_browser
 
 TERMINAL_CHECK_S = 1.0
 # The app must have left within this many seconds. This includes up to five seconds to stop the workload of a demo.
@@ -55,7 +57,7 @@ class TerminalWatch:
 
     def _watch(self) -> None:
         """Wait for a signal, or until the terminal is gone. Then leave the app. Runs in a daemon thread."""
-        while os.isatty(_KEYS) and self._exit_code is None:
+        while _is_there() and self._exit_code is None:
             time.sleep(TERMINAL_CHECK_S)
         if self._exit_code is None:
             self._leave_a_dead_terminal()
@@ -87,6 +89,15 @@ class TerminalWatch:
             self._loop.call_soon_threadsafe(self._leave, HANG_UP_EXIT)
         time.sleep(LEAVE_WITHIN_S)
         os._exit(HANG_UP_EXIT)
+
+
+def _is_there() -> bool:
+    """Return whether the terminal is there, or the server that sends the keys of a browser."""
+    if not is_in_browser():
+        return os.isatty(_KEYS)
+    poll = select.poll()
+    poll.register(_KEYS, 0)  # An event of 0 asks only whether the other end is closed.
+    return not poll.poll(0)
 
 
 def _leave_unread(deadline_s: float) -> None:

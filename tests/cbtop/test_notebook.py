@@ -106,6 +106,14 @@ def test_records_before_a_cell_are_not_counted_as_dropped(shell: FakeShell) -> N
     assert 'class="step"' in shown["text/html"]  # nothing before the only step is missing, so it is drawn
 
 
+def test_a_cell_that_has_ended_is_not_live(shell: FakeShell) -> None:
+    timed(shell, STEP.format(times=7, name="decode"))
+    (shown,) = shell.shown
+    for text in shown.values():
+        assert ": ENDED (the cell)" in text
+        assert "LIVE" not in text
+
+
 def test_a_phase_that_the_cell_does_not_have_is_named(shell: FakeShell) -> None:
     timed(shell, STEP.format(times=9, name="decode"), "--phase prefil")
     said = "cbtop: --phase prefil: the cell has no such steps; choose decode"

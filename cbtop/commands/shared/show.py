@@ -23,6 +23,7 @@ from cbtop.protocol.errors import EndpointError, KeysError
 from cbtop.protocol.vocabulary import VIEWER_KEY
 from cbtop.reports import OVERVIEW, REPORTS, VIEWS
 from cbtop.text import ascii_signs
+from cbtop.tui.in_browser import is_in_browser
 from cbtop.viewmodels.merge_mode import MergeMode
 
 # Imported for types only. Loading numpy and zmq would take longer than the rest of `cbtop --help`.
@@ -188,8 +189,11 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 def is_headless(options: argparse.Namespace) -> bool:
     """Return whether to print a report instead of showing the screen: on request, or without a suitable terminal.
 
-    Textual reads keys from stdin and draws on stderr, but a user who redirects stdout wants text.
+    Textual reads keys from stdin and draws on stderr, but a user who redirects stdout wants text. In a browser, pipes
+    connect the screen to the server.
     """
+    if is_in_browser():
+        return bool(options.headless)
     is_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
     return bool(options.headless) or not is_terminal
 

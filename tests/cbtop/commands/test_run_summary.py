@@ -93,6 +93,15 @@ def test_a_recorded_run_names_the_replay_of_its_file_as_next(tmp_path: Path) -> 
     assert f"cbtop: next: cbtop replay {file}\n" in done.stderr
 
 
+def test_a_run_with_a_report_alone_names_the_report_as_next(tmp_path: Path) -> None:
+    report = tmp_path / "run.html"
+    done = run(tmp_path, "torch.decode()", "--report", str(report))
+    assert done.stderr.splitlines()[-2:] == [
+        f"cbtop: next: open {report} in a browser",
+        f"cbtop: report: {report}",
+    ]
+
+
 def test_a_run_of_which_nothing_was_instrumented_has_one_line(tmp_path: Path) -> None:
     done = run(tmp_path, "pass")
     assert done.stderr == "cbtop: nothing was instrumented: no call of a model was seen\n"

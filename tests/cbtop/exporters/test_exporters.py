@@ -20,6 +20,7 @@ from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.csv_rows import COLUMNS
+from cbtop.exporters.folded import NOT_INSIDE, SELF
 from cbtop.exporters.records import Records, TimedRecord
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name, printable
@@ -62,6 +63,8 @@ def test_a_process_that_recorded_nothing_gives_a_whole_file(name: str) -> None:
         assert text == ",".join(COLUMNS) + "\r\n"
     elif name == "dot":
         assert text.startswith("digraph")
+    elif name == "folded":
+        assert text == ""
     else:
         assert json.loads(text)
 
@@ -226,6 +229,60 @@ def test_speedscope_gives_one_name_one_frame(runtime: Path) -> None:
     frames = [frame["name"] for frame in document["shared"]["frames"]]
     assert frames == ["decode", "Layer 0", "RmsNorm", 'q"k\\v, projection', "Layer 1"]
     assert len(document["profiles"]) == 1
+
+
+# A line as flamegraph.pl reads it. If the first group matches again, the line would be one of two runs.
+FOLDED = re.compile(r"^(.*)\s+?(\d+(?:\.\d*)?)$")
+
+
+def folded(*processes: RecordedProcess) -> dict[tuple[str, ...], int]:
+    """Return the self time of each path, read as flamegraph.pl and speedscope read a file."""
+    times: Counter[tuple[str, ...]] = Counter()
+    for line in exported("folded", *processes).splitlines():
+        match = FOLDED.match(line)
+        assert match
+        assert line == f"{match[1]} {match[2]}"
+        assert not FOLDED.match(match[1])
+        stack = match[1].split(";")
+        times[tuple(stack[:-1] if stack[-1] == SELF else stack)] += int(match[2])
+    return dict(times)
+
+
+@given(any_process())
+def test_folded_stacks_have_the_self_times_of_the_flame_chart(recorded: RecordedProcess) -> None:
+    charted: Counter[str] = Counter()
+    document = json.loads(exported("speedscope", recorded))
+    for profile in document["profiles"]:
+        around: list[str] = []
+        now = 0
+        for event in profile["events"]:
+            if around:
+                charted[around[-1]] += event["at"] - now
+            now = event["at"]
+            if event["type"] == "O":
+                around.append(document["shared"]["frames"][event["frame"]]["name"])
+            else:
+                around.pop()
+    stacked: Counter[str] = Counter()
+    for path, self_ns in folded(recorded).items():
+        stacked[path[-2] if path[-1] == NOT_INSIDE else path[-1]] += self_ns
+    as_frames: Counter[str] = Counter()
+    for name, self_ns in charted.items():
+        as_frames[printable(name).replace(";", ",")] += self_ns
+    assert +stacked == +as_frames
+
+
+def test_a_folded_stack_is_the_path_of_a_brick_and_of_its_process(runtime: Path) -> None:
+    recorded = recorded_process(runtime)
+    alone = folded(recorded)
+    layers = [("decode", f"Layer {index}") for index in range(2)]
+    assert alone == {
+        ("decode",): 2 * 2 * 5_000,
+        **{(*layer, "RmsNorm"): 2 * 10_000 for layer in layers},
+        **{(*layer, 'q"k\\v, projection'): 2 * 50_000 for layer in layers},
+    }
+    process = f"{recorded.process} {recorded.pid}"
+    assert folded(recorded, recorded) == {(process, *path): 2 * self_ns for path, self_ns in alone.items()}
 
 
 @given(any_process())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from cbtop.cli import main
 from tests.cbtop.reports.test_html import parsed
-from tests.integration.hosts import CBTOP, DEADLINE_S
+from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
 
 PROGRAM = """
 import sys
@@ -91,6 +92,18 @@ def test_where_nothing_can_be_printed_the_report_is_written(tmp_path: Path) -> N
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=full, timeout=DEADLINE_S, check=False)
     assert done.returncode == 7
     assert "decode: 50 steps" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("options", [["--report"], ["--record"], ["--quiet", "--report"]])
+def test_with_a_closed_stderr_the_command_runs_and_keeps_its_code(tmp_path: Path, options: list[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM.replace("sys.exit(7)", "sys.exit(7 if sys.stderr is None else 1)"))
+    file = tmp_path / ("run.html" if "--report" in options else "run.cbtop")
+    line = shlex.join([*CBTOP, "run", *options, str(file), "--", sys.executable, str(script)])
+    done = subprocess.run(f"{line} 2>&-", shell=True, stdout=subprocess.PIPE, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stdout) == (7, b"mine\n")
+    assert eventually(lambda: file.stat().st_size)
+    assert sorted(os.listdir(tmp_path)) == sorted([file.name, "script.py"])
 
 
 def test_a_signal_is_passed_on_to_the_command(tmp_path: Path) -> None:
