@@ -28,6 +28,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.sample_messages import CpuSamples
 from cbtop.protocol.serving_messages import EngineLoad, EngineTimes, EngineWorker, ServedRequest
 from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
@@ -87,6 +88,8 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.contents.take(message)
         case ServedRequest() | EngineLoad() | EngineTimes() | EngineWorker():
             record.serving.take(message)
+        case CpuSamples():
+            record.cpu_samples = message
         case Goodbye():
             record.goodbye = message
         case _:

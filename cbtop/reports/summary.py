@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cbtop import units
 from cbtop.protocol.vocabulary import is_warm_up
-from cbtop.text import rate_text, recording_text, serving_text, source_text, training_text
+from cbtop.text import rate_text, recording_text, sampled_text, serving_text, source_text, training_text
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
 from cbtop.viewmodels.verdict import Severity
@@ -31,6 +31,7 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
     above += serving_text.lines(view.serving)[:1] if view.serving else []
     if outside := source_text.not_instrumented(view):
         above.append(outside)
+    above += [text for place in view.sampled[:1] if (text := sampled_text.brief(place))]
     worst = [verdict for verdict in view.verdicts if verdict.severity is not Severity.NOTE]
     below = [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
     if withheld := source_text.withheld(view.withheld):
