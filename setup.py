@@ -32,7 +32,9 @@ setup(
             optional=True,  # Without the compiled part, NumPy evaluates each condition.
         ),
         # Without the compiled part, no frames are sampled in the time outside of bricks.
-        Extension("cbtop.profiler._cpu_sampler", ["profiler/_cpu_sampler.c"], extra_compile_args=["-O2"], optional=True),
+        Extension(
+            "cbtop.profiler._cpu_sampler", ["profiler/_cpu_sampler.c"], extra_compile_args=["-O2"], optional=True
+        ),
         Extension("cbtop.profiler._stamps", ["profiler/_stamps.c"], extra_compile_args=["-O2"], optional=True),
     ]
 )

@@ -477,9 +477,9 @@ clear(Window *window, int64_t now_ns)
     window->since_ns = window->until_ns = now_ns;
 }
 
-/* Sample one thread at `place`. `slot` shows the node of its place, or is NULL. */
+/* Sample one thread at `place`, which `slot` or `training` shows. The other is NULL. */
 static void
-sample(int64_t place, int64_t thread, int64_t state, const _Atomic int64_t *slot)
+sample(int64_t place, int64_t thread, int64_t state, const _Atomic int64_t *slot, const Trained *training)
 {
     static Line line;
     int64_t start = slot == NULL ? 0 : slot[SLOT_START];
@@ -490,6 +490,8 @@ sample(int64_t place, int64_t thread, int64_t state, const _Atomic int64_t *slot
         is_read = read_line(state, thread, &line);
     if (slot != NULL && (slot[SLOT_NODE] != place || slot[SLOT_START] != start || slot[SLOT_PLAIN]))
         return; /* the thread has moved on, so this sample belongs to no place */
+    if (training != NULL && training->part != -place)
+        return;
     line.place = place;
     line.count = 1;
     line.asleep = is_read && is_asleep(thread);
@@ -534,7 +536,7 @@ look(int64_t *cursor)
         running++;
         if (set.sampled_parts >> part & 1) {
             sampled++;
-            sample(-part, thread, trained[i].state, NULL);
+            sample(-part, thread, trained[i].state, NULL, &trained[i]);
         }
     }
     for (int i = 0; i < SLOTS; i++) {
@@ -561,7 +563,7 @@ look(int64_t *cursor)
             plain++;
         else if (is_alone && is_wanted(slot[SLOT_NODE])) {
             sampled++;
-            sample(slot[SLOT_NODE], thread, slot[SLOT_STATE], slot);
+            sample(slot[SLOT_NODE], thread, slot[SLOT_STATE], slot, NULL);
         }
     }
     int64_t records = words[CURSOR_WORD];
@@ -578,7 +580,7 @@ look(int64_t *cursor)
         const _Atomic int64_t *slot = last_slot == NULL && slots == 1 ? only : last_slot;
         if (slot != NULL && slot[SLOT_THREAD] != 0 && slot[SLOT_STATE] != 0) {
             sampled++;
-            sample(BETWEEN, slot[SLOT_THREAD], slot[SLOT_STATE], slot);
+            sample(BETWEEN, slot[SLOT_THREAD], slot[SLOT_STATE], slot, NULL);
         }
     }
     return sampled > 0;

@@ -1,9 +1,13 @@
-Place = tuple[int, int, int, int]  # place, samples, unread samples, samples of cbtop's own functions
-# Place, function, its file and line, the program's function around it, its file and line, samples, samples asleep.
-Line = tuple[int, str, str, int, str, str, int, int, int]
+from cbtop.profiler.cpu_sampling import Line, Place
 
 def start(
-    ring: str, own: tuple[str, ...], standard: tuple[str, ...], period_ns: int, window_ns: int, cost_ppm: int, parts: int
+    ring: str,
+    own: tuple[str, ...],
+    standard: tuple[str, ...],
+    period_ns: int,
+    window_ns: int,
+    cost_ppm: int,
+    parts: int,
 ) -> None: ...
 def stop() -> None: ...
 def pause() -> None: ...

@@ -2,8 +2,8 @@
 
 Rules
 - The thread that samples is C code without the GIL (_cpu_sampler.c). Without the compiled part, nothing is sampled.
-- It may use a tenth of the allowed overhead, as processor time of one core. It looks less often if it needs more, or if
-  almost all time is timed.
+- It may use a tenth of the allowed overhead, as processor time of one core. It looks less often if it needs more, or
+  if almost all time is timed.
 - Before a fork, the thread ends, and it begins again in the parent. A child samples for itself when it records.
 - Announcements are made by the host's thread, at the end of a recorded step or with a decision of the governor.
 """
@@ -32,13 +32,13 @@ from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import WARM_UP, NodeKind, TrainingPart
 
 if TYPE_CHECKING:
-    from cbtop.profiler._cpu_sampler import Line, Place
     from cbtop.profiler.recorder import RingRecorder
 
 PERIOD_NS = 10_000_000
 WINDOW_NS = 30_000_000_000  # an announcement has the samples of the last one to two windows
 COST_OF_ALLOWED = 0.1  # the part of the allowed overhead that sampling may use
-TELL_NS, TELL_LATER_NS = 1_000_000_000, 5_000_000_000  # time between announcements: of the first TOLD_EARLY, of others
+# Time between two announcements: of the first TOLD_EARLY ones, and of all others.
+TELL_NS, TELL_LATER_NS = 1_000_000_000, 5_000_000_000
 TOLD_EARLY = 10
 #: The variable that switches sampling off.
 SWITCH = "CBTOP_CPU_SAMPLES"
@@ -49,6 +49,9 @@ SAMPLED_PARTS = TrainingPart.OTHER, TrainingPart.DATA_WAIT
 NO_STEP = 0
 
 PlaceKey = tuple[str, str, str]  # phase, model, name
+Place = tuple[int, int, int, int]  # place, samples, unread samples, samples of cbtop's own functions
+# Place, function, its file and line, the program's function around it, its file and line, samples, samples asleep.
+Line = tuple[int, str, str, int, str, str, int, int, int]
 
 try:
     from cbtop.profiler import _cpu_sampler
@@ -152,7 +155,9 @@ def key_of_place(place: int, nodes: Sequence[Node]) -> PlaceKey | None:
     node = step = nodes[place - 1]
     while step.parent is not None:
         step = nodes[step.parent - 1]
-    if node.kind not in (NodeKind.STEP, NodeKind.LAYER) or step.kind is not NodeKind.STEP or step.name.endswith(WARM_UP):
+    if node.kind not in (NodeKind.STEP, NodeKind.LAYER) or step.kind is not NodeKind.STEP:
+        return None
+    if step.name.endswith(WARM_UP):
         return None
     return step.name, step.label, node.own or IN_NO_BRICK
 
@@ -169,7 +174,10 @@ def sampled_places(
     for line in lines:
         if (key := keys.get(line[0])) is not None:
             of_key.setdefault(key, []).append(line)
-    found = [SampledPlace(*key, *counts[key], _functions(of_key.get(key, []))) for key in counts]
+    found = [
+        SampledPlace(*key, samples, unread, own, _functions(of_key.get(key, [])))
+        for key, (samples, unread, own) in counts.items()
+    ]
     return tuple(sorted(found, key=lambda one: -one.samples)[:MAX_SAMPLED_PLACES])
 
 
@@ -187,9 +195,8 @@ def _functions(lines: Iterable[Line]) -> tuple[SampledFunction, ...]:
             callers[caller, caller_file, caller_line] += samples
         caller, caller_file, caller_line = callers.most_common(1)[0][0]
         called_from = f"{_shortened(caller_file)}:{caller_line} {caller}" if caller else ""
-        samples, asleep = sum(line[7] for line in every), sum(line[8] for line in every)
-        line = at.most_common(1)[0][0]
-        found.append(SampledFunction(name, _shortened(file), line, samples, asleep, called_from))
+        samples, asleep = sum(one[7] for one in every), sum(one[8] for one in every)
+        found.append(SampledFunction(name, _shortened(file), at.most_common(1)[0][0], samples, asleep, called_from))
     return tuple(sorted(found, key=lambda one: -one.samples)[:MAX_SAMPLED_FUNCTIONS])
 
 
@@ -204,7 +211,7 @@ def _own_folders() -> tuple[str, ...]:
     """Return the folders of the code of cbtop that runs in other processes."""
     here = os.path.dirname(os.path.abspath(__file__))
     protocol = os.path.dirname(os.path.abspath(clock.__file__))
-    found = [folder for folder in (here, os.path.realpath(here), protocol, os.path.realpath(protocol))]
+    found = here, os.path.realpath(here), protocol, os.path.realpath(protocol)
     return tuple(f"{folder}{os.sep}" for folder in dict.fromkeys(found))
 
 

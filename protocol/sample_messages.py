@@ -29,7 +29,9 @@ class SampledFunction:
 
     def __post_init__(self) -> None:
         if not 0 <= self.asleep <= self.samples < MAX_QUANTITY or not 0 <= self.line < MAX_QUANTITY:
-            raise ValueError(f"function {self.name!r}: {self.samples} samples, {self.asleep} asleep, line {self.line}")
+            raise ValueError(
+                f"function {self.name!r}: {self.asleep} of {self.samples} samples asleep, line {self.line}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class SampledPlace:
 
     def __post_init__(self) -> None:
         if len(self.functions) > MAX_SAMPLED_FUNCTIONS:
-            raise ValueError(f"{self.name!r}: {len(self.functions)} functions; expected up to {MAX_SAMPLED_FUNCTIONS}")
+            most = MAX_SAMPLED_FUNCTIONS
+            raise ValueError(f"{self.name!r}: {len(self.functions)} functions; expected up to {most}")
         known = sum(one.samples for one in self.functions)
         if min(self.unread, self.own) < 0 or not self.unread + self.own + known <= self.samples < MAX_QUANTITY:
             raise ValueError(f"{self.name!r}: {self.samples} samples, of them {known}, {self.unread} and {self.own}")
@@ -70,7 +73,7 @@ class CpuSamples:
     places: tuple[SampledPlace, ...]
 
     def __post_init__(self) -> None:
-        if not 0 <= self.since_ns <= self.until_ns or not 0 <= min(self.ticks, self.cpu_ns):
+        if not 0 <= self.since_ns <= self.until_ns or not min(self.ticks, self.cpu_ns) >= 0:
             raise ValueError(f"{self.ticks} samples from {self.since_ns} to {self.until_ns}, in {self.cpu_ns} ns")
         keys = {(one.phase, one.model, one.name) for one in self.places}
         if len(self.places) > MAX_SAMPLED_PLACES or len(keys) < len(self.places):

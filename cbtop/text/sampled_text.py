@@ -36,11 +36,12 @@ def share(one: FunctionShare) -> str:
 
 def lines(view: SampledTimeView) -> list[str]:
     """Return the place, and a line for each of its functions."""
-    few = "" if view.is_enough else f": fewer than {LEAST_SAMPLES} samples, so no shares"
+    if not view.is_enough:
+        return [f"{heading(view)}: fewer than {LEAST_SAMPLES} samples, so no shares"]
     shares = [share(one) for one in view.functions]
     width = max((len(text) for text in shares), default=0)
     found = [f"  {text:>{width}}  {function_place(one)}" for text, one in zip(shares, view.functions, strict=True)]
-    return [f"{heading(view)}{few}", *found]
+    return [heading(view), *found]
 
 
 def brief(view: SampledTimeView) -> str:

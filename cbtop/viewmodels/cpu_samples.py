@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.graph.node_table import NodeTable
-from cbtop.protocol.messages import CpuSamples
-from cbtop.protocol.sample_messages import SampledFunction, SampledPlace
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.protocol.sample_messages import CpuSamples, SampledFunction, SampledPlace
 from cbtop.protocol.vocabulary import NodeKind
 
 MOST_FUNCTIONS = 5
@@ -65,7 +64,8 @@ def sampled_time(found: CpuSamples | None, nodes: NodeTable, phase: str | None) 
     steps = [node for node in nodes.children[None] if node.kind is NodeKind.STEP and display_name(node) == phase]
     keys = {("", ""), *((step.name, step.label) for step in steps)}
     over_s = (found.until_ns - found.since_ns) / 1e9
-    return tuple(_view(place, over_s) for place in found.places if (place.phase, place.model) in keys and place.samples)
+    places = [place for place in found.places if (place.phase, place.model) in keys and place.samples]
+    return tuple(_view(place, over_s) for place in places)
 
 
 def _view(place: SampledPlace, over_s: float) -> SampledTimeView:
@@ -87,6 +87,7 @@ def _shares(functions: Iterable[SampledFunction], samples: int) -> Iterable[Func
 def interval_percent(count: int, samples: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share, in percent. It is within 0 and 100 for every count."""
     share, square = count / samples, Z_95 * Z_95
-    middle = (share + square / (2 * samples)) / (1 + square / samples)
-    reach = Z_95 * math.sqrt(share * (1 - share) / samples + square / (4 * samples * samples)) / (1 + square / samples)
+    whole = 1 + square / samples
+    middle = (share + square / (2 * samples)) / whole
+    reach = Z_95 * math.sqrt(share * (1 - share) / samples + square / (4 * samples * samples)) / whole
     return max(0.0, 100 * (middle - reach)), min(100.0, 100 * (middle + reach))

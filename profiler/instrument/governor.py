@@ -22,7 +22,8 @@ Choosing k
 - The upper end of the interval, divided by k, must be within four fifths of the share. The last fifth is for costs
   that the process cannot measure. (On an H200, plain replays of a captured graph of 4.9 ms took 5 us more than
   measured.)
-- The processor time of the thread that samples functions (cpu_sampling.py) counts as if the program had waited for it.
+- The processor time of the thread that samples functions (cpu_sampling.py) counts as if the program had waited for
+  it.
 - If plain steps alone use up the share, recording may still take a fifth of the share. Without recording, cbtop would
   show nothing and still cost almost as much.
 - Until FLOOR steps of a kind are recorded, one step in FIRST_EVERY is recorded at any cost, because fewer steps give
