@@ -14,6 +14,7 @@ from cbtop.protocol.vocabulary import NodeKind
 MOST_FUNCTIONS = 5
 # With fewer samples, the 95 % interval of a share is wider than 40 points, so no share is shown.
 LEAST_SAMPLES = 20
+MOSTLY_PERCENT = 30.0  # A sentence names a function with at least this share.
 Z_95 = 1.96
 
 
@@ -82,6 +83,18 @@ def _shares(functions: Iterable[SampledFunction], samples: int) -> Iterable[Func
             low, high = interval_percent(one.samples, samples)
         asleep = 100 * one.asleep / one.samples if one.samples else 0.0
         yield FunctionShare(one.name, one.file, one.line, one.samples, percent, low, high, asleep, one.called_from)
+
+
+def mostly(sampled: Iterable[SampledTimeView], place: str) -> str:
+    """Return the most frequent function of a place for a sentence, or "" if it is not known or has a small share:
+    `; mostly in Tokenizer.encode tok/fast.py:88 (60 % of 100 samples)`.
+    """
+    for view in sampled:
+        first = view.functions[0] if view.functions else None
+        if view.place == place and first is not None and (first.percent or 0.0) >= MOSTLY_PERCENT:
+            found = f"{first.name} {first.file}:{first.line} ({first.percent:.0f} % of {view.samples:,} samples)"
+            return f"; mostly in {found}"
+    return ""
 
 
 def interval_percent(count: int, samples: int) -> tuple[float, float]:

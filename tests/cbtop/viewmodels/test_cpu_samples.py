@@ -13,7 +13,7 @@ from cbtop.protocol.sample_messages import BETWEEN_STEPS, IN_NO_BRICK, CpuSample
 from cbtop.reports import OVERVIEW, REPORTS
 from cbtop.reports.overview import bricks_and_verdicts
 from cbtop.reports.summary import summary
-from cbtop.viewmodels.cpu_samples import LEAST_SAMPLES, interval_percent, sampled_time
+from cbtop.viewmodels.cpu_samples import LEAST_SAMPLES, interval_percent, mostly, sampled_time
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
 
@@ -25,6 +25,7 @@ SAMPLES = CpuSamples(0, 41_000_000_000, 400, 9, (BETWEEN, INSIDE))
 
 
 def sampled(directory: Path, samples: CpuSamples | None = SAMPLES) -> SourceView:
+    directory.mkdir(exist_ok=True)
     made = run(directory, Decoding(between_us=20_000))
     for record in made.store.sources.values():
         record.cpu_samples = samples
@@ -54,6 +55,19 @@ def test_a_report_names_the_functions_between_steps_as_sampled(tmp_path: Path) -
     (line,) = [line for line in summary(view, "cbtop") if "sampled" in line]
     assert line.startswith("between steps (sampled, n = 100 in 41 s")
     assert "60 % (50 to 69) in Tokenizer.encode" in line
+
+
+def test_the_verdict_on_idle_time_names_the_function_that_ran_most(tmp_path: Path) -> None:
+    (verdict,) = sampled(tmp_path).verdicts
+    assert verdict.sentence.endswith("; mostly in Tokenizer.encode tok/fast.py:88 (60 % of 100 samples)")
+    (bare,) = sampled(tmp_path / "bare", None).verdicts
+    assert verdict.sentence.startswith(bare.sentence)
+
+
+def test_a_function_with_a_small_share_is_not_called_the_most(tmp_path: Path) -> None:
+    few = replace(ENCODE, samples=29), replace(SLEEP, samples=28, asleep=0)
+    view = sampled(tmp_path, replace(SAMPLES, places=(replace(BETWEEN, functions=few),)))
+    assert mostly(view.sampled, BETWEEN_STEPS) == ""
 
 
 def test_json_has_every_count_and_null_for_an_unknown_share(tmp_path: Path) -> None:
