@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections import Counter
@@ -48,6 +49,7 @@ CODES = {part: 1 + number for number, part in enumerate(PARTS)}
 SAMPLED_PARTS = TrainingPart.OTHER, TrainingPart.DATA_WAIT
 NO_STEP = 0
 
+_log = logging.getLogger("cbtop")
 PlaceKey = tuple[str, str, str]  # phase, model, name
 Place = tuple[int, int, int, int]  # place, samples, unread samples, samples of cbtop's own functions
 # Place, function, its file and line, the program's function around it, its file and line, samples, samples asleep.
@@ -98,11 +100,15 @@ class CpuSampling:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
+        except OSError as error:  # the system refuses to read memory, or another thread
+            reraise_host_error(error)
+            self._has_failed = True
+            _log.info("cbtop samples no functions: %s", error)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             reraise_host_error(error)
             self._has_failed = True
             _cpu_sampler.stop()
-            self._recorder.note_failure("sample functions", error)
+            _log.warning("cbtop samples no functions: %s: %s", type(error).__name__, error)
 
     def _follow(self) -> None:
         if self._recorder.path is None:
@@ -230,6 +236,6 @@ def begin(recorder: RingRecorder, allowed_share: float) -> CpuSampling | None:
     if not CAN_SAMPLE or os.environ.get(SWITCH) == OFF:
         return None
     sampling = CpuSampling(recorder, allowed_share)
-    recorder.at_flush(sampling.tell_if_due)
+    recorder.at_flush.append(sampling.tell_if_due)
     recorder.before_goodbye(sampling.finish)
     return sampling

@@ -166,7 +166,8 @@ class RingRecorder:
         self._reader: RingReader | None = None
         self._listeners: list[RingListener] = []
         self._last_words: list[Callable[[], None]] = []
-        self._at_flush: list[Callable[[], None]] = []
+        #: These functions are called at each `flush`, for example to announce figures that change all the time.
+        self.at_flush: list[Callable[[], None]] = []
         self._answer = 0
         self.record = self._first_record
         _recorders.add(self)
@@ -191,14 +192,6 @@ class RingRecorder:
     def before_goodbye(self, announce: Callable[[], None]) -> None:
         """Call `announce` once before the files are closed, for example when the interpreter exits."""
         self._last_words.append(announce)
-
-    def at_flush(self, announce: Callable[[], None]) -> None:
-        """Call `announce` at each `flush`, for example to announce figures that change all the time."""
-        self._at_flush.append(announce)
-
-    def note_failure(self, what: str, error: Exception) -> None:
-        """Count and log that cbtop failed to do `what`."""
-        self._failures.note(what, error)
 
     def announce(self, message: CatalogMessage) -> None:
         """Write `message` into the catalog, in place of the message with the same key. An invalid message is
@@ -234,7 +227,7 @@ class RingRecorder:
 
         This costs almost nothing if none are waiting.
         """
-        for announce in self._at_flush:
+        for announce in self.at_flush:
             announce()
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._failures.kept_from_the_host("write what waits"):

@@ -40,11 +40,10 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.hello = message
             if message.rank is not None and record.busy is None:
                 record.busy = BusySlices()
-        case Node():
-            if message.id <= len(record.nodes):
-                # The node is known. The daemon sends it when the process announces it, and again in every keyframe.
-                return
+        case Node() if message.id > len(record.nodes):
             _add_node(record, message)
+        case Node():  # The node is known, because the daemon also sends it in every keyframe.
+            return
         case Dependency():
             record.dependencies[message] = None
         case Manifest():
