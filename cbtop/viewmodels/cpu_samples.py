@@ -1,4 +1,4 @@
-"""Which Python functions ran in the time that no brick covers, and how sure their shares are."""
+"""The Python functions that ran in the time that no brick covers, with the intervals of their shares."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FunctionShare:
 class SampledTimeView:
     """The functions sampled at one untimed place: between steps, not instrumented, or a part of a training step.
 
-    `over_s` is the length of the time in which samples were taken. `unread_percent` is the share of samples without a
+    Samples were taken during `over_s` seconds. `unread_percent` is the share of samples without a
     known function, and `own_percent` the share of cbtop's own functions.
     """
 
