@@ -37,6 +37,7 @@
 /* The layout of protocol/ring.py, version 2. */
 enum { CURSOR_WORD = 16, HEADER_BYTES = 4096, RECORD_BYTES = 32, RECORD_WORDS = 4, SEQUENCE_SHIFT = 32 };
 enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_NODE = 1, SLOT_START = 2, SLOT_SIZE = 3 };
+enum { SLOT_PLAIN = 4, SLOT_STATE = 5 }; /* only for the sampler of the same process, see _cpu_sampler.c */
 #define SEQUENCE_MASK ((INT64_C(1) << 31) - 1)
 #define FLAG_FAILED (INT64_C(1) << 24)
 #define FLAG_LOOSE (INT64_C(5) << 25) /* the call was stopped twice, out of order or late */
@@ -317,6 +318,14 @@ say_size(Position *position, int64_t size)
     atomic_store_explicit((_Atomic int64_t *)position->slot + SLOT_SIZE, size, memory_order_relaxed);
 }
 
+/* Set whether the calls at this position are recorded. Its slot has the opposite, for the sampler. */
+static inline void
+say_recording(Position *position, int is_on)
+{
+    position->recording = (char)is_on;
+    atomic_store_explicit((_Atomic int64_t *)position->slot + SLOT_PLAIN, !is_on, memory_order_relaxed);
+}
+
 /* Assign a slot of the ring's header to this position, if a slot is free. */
 __attribute__((noinline, cold)) static void
 take_slot(HotPath *self, Position *position)
@@ -331,6 +340,8 @@ take_slot(HotPath *self, Position *position)
             position->holder = self;
             self->holders[i] = position;
             say_where(position, NO_NODE, 0);
+            say_recording(position, position->recording);
+            slot[SLOT_STATE] = (int64_t)(intptr_t)PyThreadState_Get();
             slot[SLOT_THREAD] = (int64_t)PyThread_get_thread_native_id();
             return;
         }
@@ -353,6 +364,7 @@ give_slot_back(Position *position)
     int64_t *slot = position->slot;
     if (holder->pid == getpid()) {
         slot[SLOT_THREAD] = 0;
+        slot[SLOT_STATE] = 0;
         say_where(position, NO_NODE, 0);
     }
     holder->holders[(slot - holder->words - FIRST_SLOT_WORD) / SLOT_WORDS] = NULL;
@@ -472,6 +484,23 @@ set_held(Position *self, PyObject *held, void *Py_UNUSED(closure))
     return 0;
 }
 
+static PyObject *
+get_is_recorded(Position *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->recording);
+}
+
+static int
+set_is_recorded(Position *self, PyObject *is_on, void *Py_UNUSED(closure))
+{
+    if (is_on == NULL || !PyBool_Check(is_on)) {
+        PyErr_SetString(PyExc_TypeError, "recording takes True or False");
+        return -1;
+    }
+    say_recording(self, is_on == Py_True);
+    return 0;
+}
+
 static PyMethodDef position_methods[] = {
     {"leave", (PyCFunction)position_leave, METH_O,
      "leave($self, scope, /)\n--\n\n"
@@ -484,13 +513,13 @@ static PyMemberDef position_members[] = {
     {"lane", T_LONGLONG, offsetof(Position, lane), 0, "Flags of every record: tells simultaneous steps apart."},
     {"step", T_OBJECT, offsetof(Position, step), 0, "The innermost step it is in, or None."},
     {"unit", T_OBJECT, offsetof(Position, unit), 0, "What else is known of the same thread, task or greenlet."},
-    {"recording", T_BOOL, offsetof(Position, recording), 0, "False in a step that is not sampled."},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Position, weak_references), READONLY, NULL},
     {0},
 };
 
 static PyGetSetDef position_properties[] = {
     {"held", (getter)get_held, (setter)set_held, "The records of a step without a name yet, or None.", NULL},
+    {"recording", (getter)get_is_recorded, (setter)set_is_recorded, "False in a step that is not sampled.", NULL},
     {0},
 };
 

@@ -732,7 +732,7 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     position->step = Py_NewRef(step);
     Py_XDECREF(before);
     if (sort == PLAIN) {
-        position->recording = 0; /* calls inside this step are not recorded */
+        say_recording(position, 0); /* calls inside this step are not recorded */
         Scope *there = (Scope *)PyDict_GetItemWithError(path->root->children, key);
         want_slot(path, position);
         if (there != NULL && Py_IS_TYPE(there, ScopeType) && there->node > NO_NODE)
@@ -1000,8 +1000,8 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
     fill(step, STEP, STEP_IS_PLAIN, Py_False);
     fill(step, STEP, STEP_MARK, Py_None);
     Py_CLEAR(position->step);
-    position->recording = 1;
     say_where(position, NO_NODE, 0);
+    say_recording(position, 1);
     if (sort == RECORDED) {
         leave(position, scope);
         enter(path, position, path->root);

@@ -166,6 +166,8 @@ class RingRecorder:
         self._reader: RingReader | None = None
         self._listeners: list[RingListener] = []
         self._last_words: list[Callable[[], None]] = []
+        #: These functions are called at each `flush`, for example to announce figures that change all the time.
+        self.at_flush: list[Callable[[], None]] = []
         self._answer = 0
         self.record = self._first_record
         _recorders.add(self)
@@ -225,6 +227,8 @@ class RingRecorder:
 
         This costs almost nothing if none are waiting.
         """
+        for announce in self.at_flush:
+            announce()
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._failures.kept_from_the_host("write what waits"):
                 self._write_updates()

@@ -30,6 +30,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.sample_messages import CpuSamples
 from cbtop.protocol.serving_messages import (
     MAX_LOADS,
     MAX_SERVED,
@@ -76,6 +77,7 @@ Announcement = (
     | EngineLoad
     | EngineTimes
     | EngineWorker
+    | CpuSamples
 )
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
@@ -108,7 +110,7 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.model
         case Activity() | Sampling() | Training() | KernelBurst() | HostTimes() | Conditions() | CompiledCode():
             about = None
-        case Manifest() | HostHello() | Goodbye() | EngineTimes() | EngineWorker():
+        case Manifest() | HostHello() | Goodbye() | EngineTimes() | EngineWorker() | CpuSamples():
             about = None
         case _:
             assert_never(message)

@@ -26,6 +26,7 @@ from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, 
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import BrickHostTime, HostTimes, KernelBurst, KernelTimes
 from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
+from cbtop.protocol.sample_messages import CpuSamples, SampledFunction, SampledPlace
 from cbtop.protocol.serving_messages import Latencies, ServingMessage
 from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientMessage, PartTime, TrainingTimes
@@ -40,7 +41,8 @@ PROTOCOL_MAJOR = 2  # major version 2 sends histograms as cells
 # Minor version 1 added devices. Version 2 added the kernels of a burst. Version 3 added the time in which steps run,
 # and the node of a process that is quiet. Version 4 added the parts of training steps. Version 5 added operations,
 # allocations and conditions. Version 6 added the requests, load and times of a serving engine. Version 7 added the
-# pid of the command of `cbtop run`, and the runs that started a process.
+# pid of the command of `cbtop run`, and the runs that started a process. Version 8 added sampled functions, and
+# recordings compressed by zstd.
 PROTOCOL_MINOR = 8
 
 
@@ -342,6 +344,7 @@ CatalogMessage = (
     | GuardedSteps
     | StructureMessage
     | ServingMessage
+    | CpuSamples
     | Goodbye
 )
 DevicePart = Device | DeviceProcess | Unknown
@@ -355,6 +358,8 @@ Part = (
     | PartMemory
     | StructurePart
     | Latencies
+    | SampledFunction
+    | SampledPlace
     | DevicePart
 )
 

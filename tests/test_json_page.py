@@ -18,6 +18,7 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import TransferDirection
 from cbtop.reports import REPORTS
 from cbtop.reports.sources import sources_json
+from cbtop.viewmodels.cpu_samples import FunctionShare, SampledTimeView
 from cbtop.viewmodels.gradients import GradientFaultView, GradientNormView, GradientsView, LossScaleView
 from cbtop.viewmodels.graph import CriticalPathView
 from cbtop.viewmodels.guard import GuardFaultView, GuardView
@@ -115,6 +116,11 @@ def rich_views() -> list[SourceView]:
             books, unattributed_us=books.wall_us / 2, adopted=copies, exceeded=(NamedTime("Layer 1", 2.0),)
         ),
         outside=copies,
+        sampled=(
+            SampledTimeView(
+                "between steps", 100, 41.0, 2.0, 2.0, (FunctionShare("f", "a.py", 3, 60, 60.0, 50.2, 69.1, 0.0, ""),)
+            ),
+        ),
         traces=(TraceView("MLT-01", "layers", "", 1, (), (TraceRow("Layer 0", ()),), ("a spike",)),),
         straggler=StragglerView(
             "k", 1, 2, "h", 2, "decode", 9, 2.0, 1.0, 99.0, "Down", 1.0, 3.0, 2.0, others_wait=True

@@ -28,6 +28,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.sample_messages import CpuSamples
 from cbtop.protocol.serving_messages import EngineLoad, EngineTimes, EngineWorker, ServedRequest
 from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
@@ -39,11 +40,10 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.hello = message
             if message.rank is not None and record.busy is None:
                 record.busy = BusySlices()
-        case Node():
-            if message.id <= len(record.nodes):
-                # The node is known. The daemon sends it when the process announces it, and again in every keyframe.
-                return
+        case Node() if message.id > len(record.nodes):
             _add_node(record, message)
+        case Node():  # The node is known, because the daemon also sends it in every keyframe.
+            return
         case Dependency():
             record.dependencies[message] = None
         case Manifest():
@@ -87,6 +87,8 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.contents.take(message)
         case ServedRequest() | EngineLoad() | EngineTimes() | EngineWorker():
             record.serving.take(message)
+        case CpuSamples():
+            record.cpu_samples = message
         case Goodbye():
             record.goodbye = message
         case _:

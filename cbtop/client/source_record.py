@@ -33,6 +33,7 @@ from cbtop.protocol.messages import (
     SourceState,
     TraceSummary,
 )
+from cbtop.protocol.sample_messages import CpuSamples
 from cbtop.protocol.training_messages import GradientMessage, TrainingTimes
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
@@ -87,6 +88,7 @@ class SourceRecord:
     gradients: dict[tuple[type, str, str], GradientMessage] = field(default_factory=dict)
     contents: AnnouncedContents = field(default_factory=AnnouncedContents)
     serving: AnnouncedServing = field(default_factory=AnnouncedServing)
+    cpu_samples: CpuSamples | None = None  # the sampled functions of the newest time
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -140,8 +142,12 @@ class SourceRecord:
         traced += len(self.host_times.bricks) if self.host_times else 0
         traced += sum(1 + len(times.parts) for times in self.training_times.values()) + len(self.gradients)
         traced += sum(1 + len(memory.parts) for memory in self.training_memory.values())
-        traced += 2 * len(self.guarded) + len(self.contents) + len(self.serving)
+        traced += 2 * len(self.guarded) + len(self.contents) + len(self.serving) + self._sampled()
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
+
+    def _sampled(self) -> int:
+        """Number of sampled places and functions."""
+        return sum(1 + len(place.functions) for place in self.cpu_samples.places) if self.cpu_samples else 0
 
     @property
     def size_bytes(self) -> int:
@@ -152,7 +158,7 @@ class SourceRecord:
         said += len(self.host_times.bricks) if self.host_times else 0
         said += sum(1 + len(times.parts) for times in self.training_times.values()) + len(self.gradients)
         said += sum(1 + len(memory.parts) for memory in self.training_memory.values())
-        said += 2 * len(self.guarded) + len(self.contents) + len(self.serving)
+        said += 2 * len(self.guarded) + len(self.contents) + len(self.serving) + self._sampled()
         known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
@@ -197,6 +203,7 @@ class SourceRecord:
         self.gradients.clear()
         self.contents = AnnouncedContents()
         self.serving = AnnouncedServing()
+        self.cpu_samples = None
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:

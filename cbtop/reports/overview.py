@@ -18,7 +18,7 @@ from cbtop.reports.text import (
     replay_text,
     verdicts_text,
 )
-from cbtop.text import merge_text, rate_text, recording_text, serving_text, source_text, training_text
+from cbtop.text import merge_text, rate_text, recording_text, sampled_text, serving_text, source_text, training_text
 from cbtop.text.row_filter import AS_THEY_COME, RowChoice
 from cbtop.text.statistics import OVERVIEW_REPORT
 from cbtop.viewmodels.source import SourceView
@@ -50,7 +50,8 @@ def overview_report(
 def bricks_and_verdicts(view: SourceView, most: int) -> list[str]:
     """Return the lines about one source, with at most `most` bricks and its worst verdicts."""
     found = _verdicts(view)
-    return [*brick_lines(view, most), *(["", *found] if found else [])]
+    sampled = [line for place in view.sampled for line in sampled_text.lines(place)]
+    return [*brick_lines(view, most), *(["", *sampled] if sampled else []), *(["", *found] if found else [])]
 
 
 def _source(view: SourceView, rows: RowChoice, room: int) -> list[str]:

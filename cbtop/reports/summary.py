@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop import units
+from cbtop.protocol.sample_messages import BETWEEN_STEPS
 from cbtop.protocol.vocabulary import is_warm_up
-from cbtop.text import rate_text, recording_text, serving_text, source_text, training_text
+from cbtop.text import rate_text, recording_text, sampled_text, serving_text, source_text, training_text
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
 from cbtop.viewmodels.verdict import Severity
@@ -17,6 +18,7 @@ MAX_OTHERS = 3  # At most this many phases are named in addition to the first on
 LEAST_OTHER = 0.05  # Another phase is named only if its share of the time in steps is at least this.
 LEAST_WARM_UP = 0.2  # The warm-up is mentioned only if it has at least this share of the time in steps.
 MAX_VERDICTS = 2
+LEAST_BETWEEN_PERCENT = 10.0  # Functions between steps are named if at least this share of the time is there.
 
 
 def summary(view: SourceView, next_command: str, more_processes: int = 0, note: str = "") -> list[str]:
@@ -31,6 +33,7 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
     above += serving_text.lines(view.serving)[:1] if view.serving else []
     if outside := source_text.not_instrumented(view):
         above.append(outside)
+    above += list(_sampled(view))
     worst = [verdict for verdict in view.verdicts if verdict.severity is not Severity.NOTE]
     below = [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
     if withheld := source_text.withheld(view.withheld):
@@ -44,6 +47,14 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
     below.append(f"next: {next_command}")
     above = above[: MAX_LINES - len(below)]
     return [*above, *_costliest(view, min(MAX_BRICKS, MAX_LINES - len(above) - len(below))), *below]
+
+
+def _sampled(view: SourceView) -> Iterator[str]:
+    """Yield a line with the function that ran most in the largest untimed part, if this part takes much time."""
+    between = view.time_range.between_percent if view.time_range else None
+    for place in view.sampled[:1]:
+        if place.place != BETWEEN_STEPS or (between or 0.0) >= LEAST_BETWEEN_PERCENT:
+            yield from filter(None, [sampled_text.brief(place)])
 
 
 def _is_much(view: SourceView) -> bool:

@@ -27,6 +27,7 @@ from cbtop.text import (
     rate_text,
     recording_text,
     roof_text,
+    sampled_text,
     source_text,
     time_text,
 )
@@ -394,6 +395,7 @@ def books_text(view: SourceView) -> str:
     shared = f" - {breakdown_text.OVERLAP} {units.duration(books.overlap_us)}" if books.overlap_us else ""
     still_open = f"; {units.duration(books.open_us)} in a step still running" if books.open_us else ""
     time_range = f"\n{found}" if (found := range_text.time_range(view)) else ""
+    time_range += "".join(f"\n{line}" for place in view.sampled for line in sampled_text.lines(place))
     outside = f"\n{found}" if (found := source_text.not_instrumented(view)) else ""
     if none := breakdown_text.no_books(view):
         return f"books: n/a ({none}){still_open}{time_range}"

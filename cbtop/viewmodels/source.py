@@ -18,6 +18,7 @@ from cbtop.viewmodels.brick_growth import BrickGrowth, brick_growth
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import CategoryRow, category_rows
 from cbtop.viewmodels.checks import CheckRow, check_rows
+from cbtop.viewmodels.cpu_samples import SampledTimeView, sampled_time
 from cbtop.viewmodels.devices import DeviceRow, MachineView
 from cbtop.viewmodels.graph import CriticalPathView, GraphRow, GraphRows, graph_rows
 from cbtop.viewmodels.guard import GuardView, guard_view
@@ -144,6 +145,8 @@ class SourceView:
     # the clock's resolution (smallest difference of two readings); None if not reported
     clock_resolution_ns: int | None = None
     overhead: Sampling | None = None  # how much recording slows the process; None if not measured
+    # The Python functions that ran in untimed places, by samples. Empty without a sampler, and in a merge.
+    sampled: Lazy[tuple[SampledTimeView, ...]] = Lazy(())
     # The calls outside of all steps. None without any, or without steps.
     outside: Lazy[BesideView | None] = Lazy(None)
     stall: StallView | None = None  # why the process makes no progress; None if it does, or has ended
@@ -339,6 +342,7 @@ def _with_details(
         view,
         layer_times=LazyValue(lambda: layers_view(parts.totals)),
         outside=LazyValue(lambda: parts.outside),
+        sampled=LazyValue(lambda: sampled_time(record.cpu_samples, record.nodes, phase)),
         training=LazyValue(lambda: training_view(record, parts.totals, lambda: parts.bricks)),
         traces=LazyValue(lambda: trace_views(record.traces.values())),
         pace=LazyValue(lambda: pace(record, phase)),

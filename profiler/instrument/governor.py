@@ -22,6 +22,8 @@ Choosing k
 - The upper end of the interval, divided by k, must be within four fifths of the share. The last fifth is for costs
   that the process cannot measure. (On an H200, plain replays of a captured graph of 4.9 ms took 5 us more than
   measured.)
+- The processor time of the thread that samples functions (cpu_sampling.py) counts as if the program had waited for
+  it.
 - If plain steps alone use up the share, recording may still take a fifth of the share. Without recording, cbtop would
   show nothing and still cost almost as much.
 - Until FLOOR steps of a kind are recorded, one step in FIRST_EVERY is recorded at any cost, because fewer steps give
@@ -40,6 +42,7 @@ from enum import IntEnum
 from typing import NamedTuple
 from weakref import ref
 
+from cbtop.profiler.cpu_sampling import CpuSampling
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder
 from cbtop.protocol.messages import Sampling
@@ -228,6 +231,7 @@ class Governor:
         "models_by_kernels",
         "own_ns",
         "recorded",
+        "sampling",
         "seen",
         "told_ns",
     )
@@ -238,6 +242,7 @@ class Governor:
         self.allowed_share = allowed_percent / (100 + allowed_percent)
         self._announce = announce
         self.models_by_kernels: set[str] = set()  # names of models with steps that only kernel_steps.py records
+        self.sampling: CpuSampling | None = None
         self.floor = FLOOR  # set to 0 by a benchmark that chooses the recorded steps itself
         self.forget()
 
@@ -376,6 +381,8 @@ class Governor:
                     del kind.waiting[0]
         if self.seen >= self.look_at_step and self._lived_ns >= self._look_at_ns:
             self._look()
+            if self.sampling is not None:
+                self.sampling.tell_if_due()
 
     def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
         """Return the share of the time that `model` may spend on recording, if it chooses its recorded steps itself.
@@ -388,6 +395,11 @@ class Governor:
         self._recorded_alone_ns = {name: at for name, at in last_ns.items() if now_ns - at < SHARING_NS}
         share = steady * self.allowed_share if recorded >= FLOOR else max(self.allowed_share, FLOOR_SHARE)
         return share / len(self._recorded_alone_ns)
+
+    @property
+    def sampled_share(self) -> float:
+        """The share of a core that sampling functions takes (cpu_sampling.py)."""
+        return 0.0 if self.sampling is None else self.sampling.share
 
     def last_plain_ns(self, name: str, model: str) -> int | None:
         """Return the time in ns of the last plain step of a kind, or None if there was none."""
@@ -432,7 +444,8 @@ class Governor:
             self._announce(Sampling(self.every, None, None, None, self.allowed_percent))
             return
         own = median_of(sorted(self.own_ns)) if len(self.own_ns) >= ENOUGH else NOTHING
-        own = own.plus(Estimate(*[looks[len(looks) // 2] / steps] * 3))
+        sampled_ns = self.sampled_share * step_ns
+        own = own.plus(Estimate(*[looks[len(looks) // 2] / steps + sampled_ns] * 3))
         share_ns = self.allowed_share * step_ns
         # Time in ns that recording may cost per step.
         allowed_ns = max(USED * share_ns - own.high, LEAST_USED * share_ns)

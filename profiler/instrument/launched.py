@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 
+from cbtop.profiler import cpu_sampling
 from cbtop.profiler import instrument as instrumentation
 from cbtop.profiler.guard_setting import guard_setting
 from cbtop.profiler.instrument import vllm_plugin
@@ -85,6 +86,9 @@ def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None
     profiler = (
         GovernedProfiler(overhead_percent, recorder=recorder) if is_governed else BrickProfiler(recorder=recorder)
     )
+    sampling = cpu_sampling.begin(recorder, overhead_percent / (100 + overhead_percent))
+    if isinstance(profiler, GovernedProfiler):
+        profiler.governor.sampling = sampling
     profiler.parts.steps.warm_ups = WarmUps()
     profiler.parts.by_kernels = is_governed
     if guard := os.environ.get("CBTOP_GUARD"):

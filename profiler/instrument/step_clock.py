@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cbtop.profiler.cpu_sampling import CODES, NO_STEP, end_training_step, show_part
 from cbtop.protocol.vocabulary import TrainingPart
 
 MOST_RANGES = 8_000  # most ranges of time that are kept for the record of a step
@@ -35,6 +36,12 @@ class StepClock:
         # Each item is a part of the step, its begin and its end in ns.
         self.ranges: list[tuple[TrainingPart, int, int]] = []
         self.has_backward = False
+        self._show_part()
+        end_training_step(False)  # after `finish`, nothing is left to drop
+
+    def _show_part(self) -> None:
+        """Tell the sampler of functions which part runs."""
+        show_part(NO_STEP if self.begun_ns is None else CODES[self._part])
 
     @property
     def is_in(self) -> TrainingPart | None:
@@ -57,12 +64,14 @@ class StepClock:
         self._count(now_ns)
         self._around.append(self._part)
         self._part = part
+        self._show_part()
         if self.changed is not None:
             self.changed(part)
 
     def end(self, now_ns: int) -> None:
         """End the innermost call that belongs to a part."""
         self._end(now_ns)
+        self._show_part()
         if self.changed is not None:
             self.changed(self._part)
 
@@ -100,6 +109,7 @@ class StepClock:
         self._count(now_ns)
         begun_ns = now_ns if self.begun_ns is None else self.begun_ns
         parts, ranges = self.parts, self.ranges
+        end_training_step(True)
         self.restart(now_ns)
         return begun_ns, parts, ranges
 

@@ -443,9 +443,9 @@ class TrainingSteps:
         lived_ns = max(1, now_ns - self._first_ns)
         plain = statistics.median(self._plain_ns) * self._seen / lived_ns if self._plain_ns else 0.0
         share = governor.share_of(model.model, self._recorded, now_ns, self.steady)
-        used = max(LEAST_USED * share, USED * share - plain)
+        used = max(LEAST_USED * share, USED * share - plain - governor.sampled_share)
         self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
-        percent = 100 * self._paid_ns / lived_ns
+        percent = 100 * (self._paid_ns / lived_ns + governor.sampled_share)
         every = max(1, round(self._seen / self._recorded))
         model.profiler.announce(
             Sampling(every, percent, *interval_of(percent, self._costs_ns), governor.allowed_percent)

@@ -26,6 +26,7 @@ from cbtop.tui.views.figures import figure
 from cbtop.tui.views.layer_map import MAX_BAR_HEIGHT, SMALL_STRIP, how_many, layer_at, slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
+from cbtop.tui.views.sampled import most_sampled_lines, sampled_detail, sampled_lines, shown_places
 from cbtop.tui.views.training import legend, lines_below, training_lines
 from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines, verdict_of_each_line
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
@@ -53,8 +54,9 @@ _RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
 # In a view of at least the first width in cells, each brick has its limit, in the second width.
 _ROOM_FOR_LIMITS, _LIMIT_WIDTH = 76, 16
-_LAYERS = "layers"
-_PARTS = ("phases", _LAYERS, "bricks", "devices")  # parts of the view with rows; other rows belong to verdicts
+_LAYERS, _SAMPLED = "layers", "sampled"
+# Parts of the view with rows. Other rows belong to verdicts.
+_PARTS = ("phases", _LAYERS, "bricks", "devices", _SAMPLED)
 _Draw = Callable[[SourceView, int, int], list[Line]]
 _Links = Callable[[SourceView, int, int], Sequence[Hashable]]
 
@@ -105,8 +107,9 @@ class Overview(View, can_focus=True):
         "layer as a bar, the costliest bricks and the devices, with the bytes that bricks declare over wall-clock "
         "time, for no counter of memory is read; with a baseline (`b`) also tokens/s and a step beside those of "
         "then. Rates, shares, what lies between steps and what mending would give are derived of what was measured. "
-        "j and k choose a row: a verdict, a phase, a layer, a brick or a device. Enter or a click opens its evidence "
-        "in another view, and Esc comes back. A larger terminal shows more of it; the views behind show all."
+        "j and k choose a row: a verdict, a phase, a layer, a brick, a device, or sampled functions. Enter or a "
+        "click opens its evidence in another view, or all sampled functions, and Esc comes back. A larger terminal "
+        "shows more of it; the views behind show all."
     )
     columns_doc = tuple((column.title, column.doc) for column in (*PHASE_COLUMNS, *COLUMNS_WITHOUT_TOKENS[1:4]))
 
@@ -114,6 +117,7 @@ class Overview(View, can_focus=True):
         Binding("j,down", "move(1)", "choose", key_display="j k"),
         Binding("k,up", "move(-1)", "row before", show=False),
         Binding("enter", "open", "open its evidence", tooltip="open"),
+        Binding("escape", "close", "close the sampled functions", show=False),
     ]
 
     class EvidenceOpened(Message):
@@ -140,8 +144,14 @@ class Overview(View, can_focus=True):
         """Open the row under the cursor. Without a cursor, put the cursor on the worst verdict."""
         if (row := self._drawing.current) is None:
             self._drawing.move(0)
+        elif row.part == _SAMPLED:
+            self._drawing.open_sampled(True)
         else:
             self.post_message(self.EvidenceOpened(row.subject))
+
+    def action_close(self) -> None:
+        """Close the list of sampled functions."""
+        self._drawing.open_sampled(False)
 
     def cells(self) -> Cells:
         """Return the phases of the source as a table."""
@@ -174,6 +184,12 @@ class OverviewDrawing(SourceDrawing):
         self._pictures = Pictures()
         self._panes: Sequence[_Pane] = ()
         self._cursor: OverviewRow | None = None
+        self._shows_sampled = False  # whether the sampled functions are shown instead of the overview
+
+    def open_sampled(self, is_open: bool) -> None:
+        """Show the sampled functions instead of the overview, or the overview again."""
+        self._shows_sampled = is_open
+        self.redraw()
 
     def let_go(self) -> None:
         """Drop the cached pictures of the previous moment."""
@@ -213,6 +229,8 @@ class OverviewDrawing(SourceDrawing):
             layers = self._source.layer_times if self._source else None
             if row.part == _LAYERS and layers is not None and (layer := layer_at(layers, pane.width, x)) is not None:
                 self.post_message(Overview.EvidenceOpened(Subject(About.LAYER, layer.name, layer.id)))
+            elif row.part == _SAMPLED:
+                self._shows_sampled = True
             else:
                 self.post_message(Overview.EvidenceOpened(row.subject))
             self._cursor = row
@@ -221,6 +239,9 @@ class OverviewDrawing(SourceDrawing):
     def draw(self, width: int, height: int) -> list[Line]:
         if self._source is None:
             return []
+        if self._shows_sampled:
+            self._panes = ()
+            return sampled_detail(self._source, width)[:height]
         self._pictures.begin(self._source)
         self._panes = self._drawn(self._source, width, height)
         current = self.current
@@ -251,6 +272,7 @@ class OverviewDrawing(SourceDrawing):
             most = 2 + len(legend(source.training, left)) + len(lines_below(source, source.training, left))
             step = part(_training, min(most, _LEAST_TRAINING) if height >= _ROOMY else 2, most)
         served = part(_served, 1, 2 if source.serving else 0)
+        sampled = part(sampled_lines, len(shown_places(source)), most_sampled_lines(source), _sampled_links)
         verdicts = part(verdict_lines, worst, most_verdict_lines(source, right), _verdict_links)
         compared = len(baseline_lines(source.baseline, left))
         since = part(_baseline, max(1, min(compared, 2)), compared)
@@ -265,17 +287,17 @@ class OverviewDrawing(SourceDrawing):
         count = _device_count(source)
         devices = part(_devices, 2, 1 + count if count else 0, _device_links)
         if width < TWO_COLUMNS:
-            order = (speed, phases, served, since, step, verdicts, layers, bricks, devices, cost)
-            by_rank = (phases, step, bricks, served, verdicts, since, speed, cost, layers, devices)
+            order = (speed, phases, served, since, step, sampled, verdicts, layers, bricks, devices, cost)
+            by_rank = (phases, step, bricks, served, verdicts, since, speed, cost, sampled, layers, devices)
             return [_Pane(linked_lines(order, by_rank, width, height), 0, width)]
         # The layers get their lines before the curves, because bars for each brick are more useful than a high curve.
         if known is not None:
             bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
             layers = replace(layers, most=bars)
-            rest = sum(each.most for each in (phases, served, since, step, layers))
+            rest = sum(each.most for each in (phases, served, since, step, sampled, layers))
             speed = replace(speed, most=min(speed.most, max(USUAL_CHART, height - rest)))
-        over = (speed, phases, served, since, step, layers)
-        first = linked_lines(over, (phases, step, served, since, speed, layers), left, height)
+        over = (speed, phases, served, since, step, sampled, layers)
+        first = linked_lines(over, (phases, step, served, since, speed, sampled, layers), left, height)
         first_of = verdicts, bricks, cost, devices
         room = height - sum(each.most for each in first_of)
         curves = [chart for machine in source.machines for chart in machine_charts(machine)]
@@ -297,6 +319,12 @@ def _under_cursor(line: Line, width: int) -> Line:
 def _phase_links(source: SourceView, width: int, height: int) -> list[OverviewRow | None]:
     rows = [OverviewRow("phases", Subject(About.STEPS, steps.phase)) for steps in _phases_in_order(source)]
     return list(rows) if height <= len(rows) else [None, *rows]
+
+
+def _sampled_links(source: SourceView, width: int, height: int) -> list[OverviewRow | None]:
+    """Return the list of sampled functions for each line about them."""
+    rows = [OverviewRow(_SAMPLED, Subject(About.STEPS, place.place)) for place in shown_places(source)[:1]]
+    return [*rows * height]
 
 
 def _verdict_links(source: SourceView, width: int, height: int) -> list[OverviewRow | None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from cbtop.protocol.sample_messages import BETWEEN_STEPS
 from cbtop.protocol.vocabulary import BY_KERNELS, EnginePart
 from cbtop.units import duration, percent
+from cbtop.viewmodels.cpu_samples import mostly
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
@@ -32,7 +34,8 @@ def _find(view: SourceView) -> Finding | None:
     ends += f", without {duration(no_request_us)} in which there was no request (derived)" if no_request_us else ""
     return Finding(
         f"{percent(idle_percent)} of the time is between steps: {duration(idle_us)} of "
-        f"{duration(time_range.wall_us)}{ends}{'; gradients are computed between steps' if view.trains else ''}",
+        f"{duration(time_range.wall_us)}{ends}{'; gradients are computed between steps' if view.trains else ''}"
+        f"{mostly(view.sampled, BETWEEN_STEPS)}",
         (
             Evidence("between steps", idle_percent, "%"),
             Evidence("time between steps", idle_us, "µs"),
@@ -72,7 +75,8 @@ IDLE_BETWEEN_STEPS = Rule(
     "does not count, nor time in which a GPU still runs kernels of a step (if recorded) or an engine has no request. "
     "Not for training steps, if some steps left no record, or if records were lost. No gain is given if gradients "
     "are computed between steps.",
-    advice="Look at what the program does between its steps. A server without requests is idle for a good reason. In "
+    advice="Look at what the program does between its steps: the sentence names the function that was sampled there "
+    "most often, if it is known. A server without requests is idle for a good reason. In "
     "training, backward passes and the optimizer run there.",
     find=_find,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cbtop.protocol.vocabulary import TrainingPart
 from cbtop.units import count, duration, number, percent
+from cbtop.viewmodels.cpu_samples import mostly
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingPartRow, TrainingView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
@@ -30,7 +31,8 @@ def _find(view: SourceView) -> Finding | None:
     tail = f"; without the wait, {number(faster)} samples/s at most" if faster and more is None else ""
     return Finding(
         f"{percent(wait.percent)} of a {steps.phase} step waits for data: {duration(wait.mean_us)} of "
-        f"{duration(training.mean_us)}, the mean of the latest {count(training.steps)}{tail}",
+        f"{duration(training.mean_us)}, the mean of the latest {count(training.steps)}{tail}"
+        f"{mostly(view.sampled, TrainingPart.DATA_WAIT)}",
         (
             Evidence("data wait", wait.percent, "%"),
             Evidence("data wait a step", wait.mean_us, "µs"),
