@@ -101,5 +101,5 @@ def _costliest(view: SourceView, most: int) -> Iterator[str]:
     rows = sorted(rows, key=lambda row: row.total_exclusive_us, reverse=True)[:most]
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
-        mean_us = row.total_exclusive_us / max(1, row.count)
-        yield f"  {row.name:<{width}}  {units.percent(row.percent):>6}  {units.duration(mean_us)} a call"
+        each = "" if row.avg_exclusive_us is None else f"  {units.duration(row.avg_exclusive_us)} a call"
+        yield f"  {row.name:<{width}}  {units.percent(row.percent):>6}{each}"

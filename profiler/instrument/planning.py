@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+from torch.jit import ScriptModule
 from torch.nn import Parameter
 
 from cbtop.profiler.definitions import BrickDefinition, OwningKey, OwnOperations
@@ -383,6 +384,8 @@ class _Planner:
                 return replace(kind, is_own=True)
             return kind if self._shows_blocks and _is_large(module) else None
         is_around_layers = any([module is one for one in self.plan.trunk])
+        if kind is None and self._shows_own and not is_around_layers and issubclass(type(module), ScriptModule):
+            return ModuleKind(f"{module.original_name} (scripted)")  # cbtop sees nothing inside a script
         if kind is None and self._shows_own and not is_around_layers and _runs_operations(module):
             return own_kind(type(module).__name__, is_taken=_is_called_like_one_of_torch(module))
         return kind
