@@ -57,6 +57,7 @@ class TimedModel(ABC):
         "_device",
         "_first_forwards",
         "bursts",
+        "backwards",
         "calls",
         "calls_are_in",
         "changed",
@@ -113,6 +114,7 @@ class TimedModel(ABC):
         self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
         self.own: OwnOperations | None = None  # operations that the model runs outside of its children's calls
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
+        self.backwards = 0  # number of backwards that gave the model gradients while the process had no optimizer
         self._first_forwards = 0  # number of calls that may have been forward passes of the first training step
         self.in_python = False  # whether Python handles the model's calls, although the hot path is compiled
         # True: calls of the model's runner are the steps; False: calls of the model itself
