@@ -33,6 +33,8 @@ def warm_up(found: WarmUpView) -> str:
     line = f"warm-up: {counted(found.steps, 'step')}, {duration(found.took_us)}"
     if found.recompilations:
         line += f" (recompiled {counted(found.recompilations, 'time')}: {duration(found.recompiled_us)})"
+    if found.unsettled:
+        line += f" ({', '.join(found.unsettled)} did not settle: the last steps still became faster)"
     return (
         f"{line}, in no other figure" if found.has_ended else f"{line}; figures are of these: nothing else has ended"
     )

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 Arguments = ParamSpec("Arguments")
 LOADER = "torch.utils.data.dataloader"
-# A model is trained by hand if this many backwards gave it gradients, and the process has made no optimizer. A program
-# may look at gradients once before it makes its optimizer.
+# A model is trained by hand if this many backwards gave it gradients, and the process has made no optimizer. A
+# program may look at gradients once before it makes its optimizer.
 BACKWARDS_BY_HAND = 3
 MOST_NAMED = 8  # this many optimizers have their own phase; the others share the last phase
 

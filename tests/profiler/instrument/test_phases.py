@@ -116,9 +116,7 @@ def test_the_first_axis_has_the_sequences_unless_a_module_inside_differs(
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cell = (
-                torch.nn.GRUCell(4, 4) if batch_first is None else torch.nn.GRU(4, 4, batch_first=batch_first)
-            )
+            self.cell = torch.nn.GRUCell(4, 4) if batch_first is None else torch.nn.GRU(4, 4, batch_first=batch_first)
 
     assert axis_of_sequences(Model()) == axis
 

@@ -20,7 +20,14 @@ from tests.representatives import first_by_default
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import install, optimizers, timed_model, training, training_calls, uninstall  # noqa: E402
+from cbtop.profiler.instrument import (  # noqa: E402
+    install,
+    optimizers,
+    timed_model,
+    training,
+    training_calls,
+    uninstall,
+)
 from cbtop.profiler.instrument.gradient_hooks import GradientHooks  # noqa: E402
 from cbtop.profiler.instrument.step_clock import StepClock  # noqa: E402
 from cbtop.profiler.instrument.training import training_here  # noqa: E402
