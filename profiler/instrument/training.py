@@ -256,7 +256,7 @@ class TrainingSteps:
             here.give_up()
             # This model's steps end in another thread, or in a way that cbtop does not see. Show its forward passes
             # as inference.
-            model.training, model.in_python = False, model.guard is not None
+            model.training, model.in_python = False, model.takes_turns or model.guard is not None
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
         if here.steps is None:
