@@ -13,9 +13,9 @@ from cbtop.viewmodels.roofline import CeilingRow
 
 
 def limit(row: BrickRow) -> str:
-    """Format the roof that limits a brick, and the percentage that it reaches: `memory 79 %`. If the roof is uncertain:
-    `latency ~12 %`.
+    """Format the roof that limits a brick, and the percentage that it reaches: `memory 79 %`.
 
+    If the roof is uncertain: `latency ~12 %`.
     The limit of a brick is `launch` if the device waited for the host.
     """
     if row.roof is None:

@@ -164,7 +164,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:
-    """Return how many warm-up steps there are, how long they took, and which of them never settled. None without any."""
+    """Return how many warm-up steps there are, how long they took, and which never settled. None without any."""
     counts, times_ns = record.stats.column("count"), record.stats.column("total_ns")
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id < len(counts)]
     kinds = [step for step in steps if is_warm_up(step.name) and counts[step.id]]

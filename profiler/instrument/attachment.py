@@ -151,8 +151,7 @@ class Attachment(ModelHandle):
         """Store the current mode of `root` (see `mode_of`). Returns whether the mode has changed."""
         before = getattr(self, "_mode", None)
         self._mode = mode_of(root)
-        self.steps.ask_of(device_of(root), adapted_in(root), self._mode)
-        self.steps.take_turns(takes_turns(root))
+        self.steps.ask_of(device_of(root), adapted_in(root), self._mode, takes_turns=takes_turns(root))
         return self._mode != before
 
     def _follow_mode(self, autocast: torch.dtype | None, adapters: object) -> None:
@@ -527,8 +526,9 @@ def _look_first_at(module: nn.Module) -> None:
             if not isinstance(error, Exception):
                 raise
             log_own_error(error, f"{type(module).__name__} is not shown")
-        except BaseException:  # a signal handler of the host raised this error
-            _was_cut_short(module)
+        except BaseException as raised:  # a signal handler of the host raised this error, or the stack is full
+            if not isinstance(raised, RecursionError):
+                _was_cut_short(module)
             raise
         leave_alone(module)
 

@@ -202,21 +202,18 @@ class TimedModel(ABC):
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.failed(error)
 
-    def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
+    def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode, *, takes_turns: bool) -> None:
         """From now on, check `device` for autocast, and the layer `adapted` for changed adapters. `mode` is their
         current state.
+
+        If the model `takes_turns` with several adapters, Python handles its calls, because C code does not look at
+        adapters.
         """
+        self.takes_turns = takes_turns
+        self.in_python |= takes_turns
         self._device = device if device in AUTOCAST_DEVICES else ""
         self._adapted = None if adapted is None else ref(adapted)
         self._asked = mode.autocast, mode.adapters
-
-    def take_turns(self, is_so: bool) -> None:
-        """Set whether steps of different adapters have different phases. Then Python handles the model's calls,
-        because C code does not look at adapters.
-        """
-        if is_so != self.takes_turns:
-            self.takes_turns = is_so
-            self.in_python |= is_so
 
     def with_adapter(self, phase: str) -> str:
         """Return `phase` with the names of the step's adapters. For a model with several.

@@ -385,7 +385,7 @@ def test_layers_that_are_called_outside_of_a_step_are_not_recorded(sample_every:
                 x = checkpoint(layer, x, use_reentrant=False)
             return x
 
-    model = Checkpointed()
+    model = Checkpointed().eval()  # in training mode, gradients without an optimizer are training steps
     attachment = attach(model, profiler)
     with torch.enable_grad():
         for _ in range(4):
