@@ -279,9 +279,9 @@ def costliest_brick(graph: Sequence[GraphRow]) -> int | None:
     if isinstance(graph, GraphRows):
         return graph.costliest
     rows = [row for row in graph if row.kind is NodeKind.BRICK and row.total_inclusive_us]
-    bricks: Counter[str] = Counter()
+    bricks: dict[str, float] = {}
     for row in rows:
-        bricks[row.name] += row.total_inclusive_us or 0.0
+        bricks[row.name] = bricks.get(row.name, 0.0) + (row.total_inclusive_us or 0.0)
     return max(rows, key=lambda row: (bricks[row.name], row.total_inclusive_us or 0.0)).id if rows else None
 
 
