@@ -78,6 +78,9 @@ def _while_it_ran(view: SourceView, steps: StepsView) -> str:
     per_sec, unit = steps.tokens_per_sec_in_steps, "tokens/s"
     if per_sec is None and steps.union_us:
         per_sec, unit = steps.count / steps.union_us * 1e6, "steps/s"
+        if steps.samples_per_sec is not None and steps.steps_per_sec:
+            samples_per_sec = per_sec * steps.samples_per_sec / steps.steps_per_sec
+            unit = f"{unit}, {rate_text.rate(view, samples_per_sec)} samples/s"
     text = f"{rate_text.rate(view, per_sec)} {unit} while it ran"
     found = view.time_range
     ran_us = sum(phase.us for phase in found.by_phase if phase.name == steps.phase) if found else 0.0
