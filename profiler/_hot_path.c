@@ -975,7 +975,7 @@ static Calls module_calls = {{"_path", "_key", "_model", "module", "instead", "a
 static Calls guarded_calls = {{"module", "instead"}, guarded_call};
 static Calls function_calls = {{"original", "name", "brick", "first", "brick_of", "queries", "last"}, function_call};
 static PyObject *count_elements, *tensor_type, *is_overridden, *definition_type, *swapped_in; /* see `functions` */
-static PyObject *hiding, *shape_of_tensor, *dtype_of_tensor, *is_cpu_of_tensor;
+static PyObject *hiding, *shape_of_tensor, *dtype_of_tensor, *is_cpu_of_tensor, *is_floating_dtype;
 /* Functions that are needed at every call, if they are C functions, else NULL. They are called directly, because
    looking one up and calling it like a Python function would double the cost. */
 static PyCFunction c_is_overridden, c_numel;
@@ -2596,6 +2596,7 @@ PyInit__hot_path(void)
         (model_of_step = PyUnicode_InternFromString("_model")) == NULL ||
         (name_of_key = PyUnicode_InternFromString("name")) == NULL ||
         (shape_of_tensor = PyUnicode_InternFromString("shape")) == NULL ||
+        (is_floating_dtype = PyUnicode_InternFromString("is_floating_point")) == NULL ||
         (dtype_of_tensor = PyUnicode_InternFromString("dtype")) == NULL ||
         (is_cpu_of_tensor = PyUnicode_InternFromString("is_cpu")) == NULL ||
         (ScopeType = add_type(module, &scope_spec)) == NULL ||

@@ -281,6 +281,31 @@ has_type_of_ids(PyObject *tensor)
     return is_known;
 }
 
+/* Store the number of sequences of a call whose first `tensor` has no token ids in `found`: the first axis of `shape`.
+   Two axes are rows of features. Returns 0 if Python must do it, and -1 with an exception set. */
+ONCE_A_STEP static int
+count_first_axis(PyObject *args, PyObject *kwargs, PyObject *tensor, PyObject *shape, Described *found)
+{
+    Py_ssize_t dimensions = PyTuple_GET_SIZE(shape);
+    if (dimensions == 2) {
+        Py_ssize_t tensors = 0;
+        PyObject *name, *value;
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++)
+            tensors += is_tensor(PyTuple_GET_ITEM(args, i));
+        for (Py_ssize_t at = 0; kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value);)
+            tensors += is_tensor(value);
+        if (tensors != 1)
+            return 0; /* Python compares their numbers of rows. */
+        PyObject *dtype = PyObject_GetAttr(tensor, dtype_of_tensor);
+        PyObject *is_floating = dtype == NULL ? NULL : PyObject_GetAttr(dtype, is_floating_dtype);
+        Py_XDECREF(dtype);
+        Py_XDECREF(is_floating);
+        if (is_floating != Py_True)
+            return is_floating == NULL ? -1 : 1;
+    }
+    return dimensions < 2 || number_in(PyTuple_GET_ITEM(shape, 0), &found->sequences);
+}
+
 /* Describe a model's call by its first tensor, like `describe` of phases.py. For models without a cache and
    without known argument names.
 */
@@ -294,8 +319,10 @@ describe_nameless(PyObject *call, PyObject *args, PyObject *kwargs, Described *f
     for (Py_ssize_t at = 0; tensor == NULL && kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value);)
         if (is_tensor(value))
             tensor = value;
+    PyObject *axis = PLAIN_SLOT(call, MODEL_CALL, CALLED_AXIS);
+    int is_first_axis = axis != NULL && PyLong_CheckExact(axis) && PyLong_AsLong(axis) == 0;
     if (tensor == NULL || (PyObject *)Py_TYPE(tensor) != tensor_type ||
-        PLAIN_SLOT(call, MODEL_CALL, CALLED_HAS_CACHE) != Py_False || PLAIN_SLOT(call, MODEL_CALL, CALLED_AXIS) != Py_None)
+        PLAIN_SLOT(call, MODEL_CALL, CALLED_HAS_CACHE) != Py_False || (axis != Py_None && !is_first_axis))
         return 0;
     PyObject *overridden = ask_whether_overridden(tensor);
     Py_XDECREF(overridden);
@@ -306,12 +333,12 @@ describe_nameless(PyObject *call, PyObject *args, PyObject *kwargs, Described *f
         return -1;
     Py_ssize_t dimensions = PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : -1;
     int64_t length = 1;
-    int known = dimensions >= 0;
+    int known = dimensions >= 0, are_ids = 0;
     found->sequences = found->tokens = 0;
     if (dimensions > 3)
         known = number_in(PyTuple_GET_ITEM(shape, 0), &found->sequences);
     else if (dimensions < 3 && PLAIN_SLOT(call, MODEL_CALL, CALLED_TAKES_IDS) != Py_False && known) {
-        int are_ids = has_type_of_ids(tensor);
+        are_ids = has_type_of_ids(tensor);
         if (are_ids < 0) {
             Py_DECREF(shape);
             return -1;
@@ -327,7 +354,11 @@ describe_nameless(PyObject *call, PyObject *args, PyObject *kwargs, Described *f
             found->tokens = known ? found->sequences * length : 0;
         }
     }
+    if (known > 0 && is_first_axis && !are_ids && dimensions < 4)
+        known = count_first_axis(args, kwargs, tensor, shape, found);
     Py_DECREF(shape);
+    if (known < 0)
+        return -1;
     found->cached = -1;
     found->phase = PLAIN_SLOT(call, MODEL_CALL, CALLED_WITHOUT_CACHE);
     return known && found->phase != NULL && found->sequences < INT32_MAX;

@@ -116,6 +116,7 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 
 
 WARM_UP = " (warm-up)"  # Suffix of the phase name for the first steps of a process. Their times are not stable yet.
+MAX_WARM_UP_STEPS = 32  # A warm-up of this many steps ended although its steps still became faster.
 SAMPLE = ", a sample"  # suffix of the phase name if the totals contain only the recorded steps
 # Suffix of the backend's name if the model runs on a GPU and CUPTI records its kernels.
 BY_KERNELS = "kernels by CUPTI, a recorded step as long as the plain one before it"

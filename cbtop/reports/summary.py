@@ -89,6 +89,9 @@ def _while_it_ran(view: SourceView, steps: StepsView) -> str:
     per_sec, unit = steps.tokens_per_sec_in_steps, "tokens/s"
     if per_sec is None and steps.union_us:
         per_sec, unit = steps.count / steps.union_us * 1e6, "steps/s"
+        if steps.samples_per_sec is not None and steps.steps_per_sec:
+            samples_per_sec = per_sec * steps.samples_per_sec / steps.steps_per_sec
+            unit = f"{unit}, {rate_text.rate(view, samples_per_sec)} samples/s"
     text = f"{rate_text.rate(view, per_sec)} {unit} while it ran"
     found = view.time_range
     ran_us = sum(phase.us for phase in found.by_phase if phase.name == steps.phase) if found else 0.0
@@ -112,5 +115,5 @@ def _costliest(view: SourceView, most: int) -> Iterator[str]:
     rows = sorted(rows, key=lambda row: row.total_exclusive_us, reverse=True)[:most]
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
-        mean_us = row.total_exclusive_us / max(1, row.count)
-        yield f"  {row.name:<{width}}  {units.percent(row.percent):>6}  {units.duration(mean_us)} a call"
+        each = "" if row.avg_exclusive_us is None else f"  {units.duration(row.avg_exclusive_us)} a call"
+        yield f"  {row.name:<{width}}  {units.percent(row.percent):>6}{each}"

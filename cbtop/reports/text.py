@@ -368,7 +368,7 @@ def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
         checked = row.checks_passed + row.checks_failed
         return f"{row.checks_passed}/{checked}" if checked else units.NOT_MEASURED
     if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.roof is not None:
-        return f"{'!' * row.above_roof}{'?' * bool(row.roof_unsure)}{statistic.bare(row)}"
+        return f"{'!' * row.above_roof}{'~' * bool(row.roof_unsure)}{statistic.bare(row)}"
     if statistic.unit == "count":
         return units.exact_count(getattr(row, statistic.key))
     return statistic.bare(row)

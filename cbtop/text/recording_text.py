@@ -33,13 +33,15 @@ def warm_up(found: WarmUpView) -> str:
     line = f"warm-up: {counted(found.steps, 'step')}, {duration(found.took_us)}"
     if found.recompilations:
         line += f" (recompiled {counted(found.recompilations, 'time')}: {duration(found.recompiled_us)})"
+    if found.unsettled:
+        line += f" ({', '.join(found.unsettled)} did not settle: the last steps still became faster)"
     return (
         f"{line}, in no other figure" if found.has_ended else f"{line}; figures are of these: nothing else has ended"
     )
 
 
 def overhead(sampling: Sampling) -> str:
-    """Format the cost of recording: `recording costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; …)`.
+    """Format the cost of recording: `recording costs 0.62% of its steps' time (95 %: 0.41 to 0.80; …)`.
 
     Some costs cannot be measured. For example, recording pushes the model's data out of the processor's cache.
     """
@@ -49,7 +51,7 @@ def overhead(sampling: Sampling) -> str:
         return f"what recording costs its steps is {NOT_MEASURED}: too few were compared yet ({allowed})"
     is_known = low is not None and high is not None
     interval = f"95 %: {low:.2f} to {high:.2f}" if is_known else "too few recorded steps for an interval"
-    return f"recording costs at least {cost:.2f}% of its steps' time ({interval}; {allowed})"
+    return f"recording costs {cost:.2f}% of its steps' time ({interval}; {allowed})"
 
 
 def short_overhead(sampling: Sampling | None) -> str:

@@ -13,15 +13,16 @@ from cbtop.viewmodels.roofline import CeilingRow
 
 
 def limit(row: BrickRow) -> str:
-    """Format the roof that limits a brick, and the percentage that it reaches: `memory 79 %`, `? latency 12 %`.
+    """Format the roof that limits a brick, and the percentage that it reaches: `memory 79 %`.
 
+    If the roof is uncertain: `latency ~12 %`.
     The limit of a brick is `launch` if the device waited for the host.
     """
     if row.roof is None:
         return "launch" if row.name.endswith(f", {LAUNCH_BOUND}") else NOT_MEASURED
-    mark = "⚠ " if row.above_roof else "? " if row.roof_unsure else ""
     word = {NO_ROOF: "latency", SHARED: "shared"}.get(row.roof.bound, row.roof.bound)
-    return f"{mark}{word} {whole(row.percent_of_roof)} %"
+    warning, about = "⚠ " if row.above_roof else "", "~" if row.roof_unsure and not row.above_roof else ""
+    return f"{warning}{word} {about}{whole(row.percent_of_roof)} %"
 
 
 def has_limits(rows: Sequence[BrickRow]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import overload
@@ -156,10 +156,17 @@ class GraphRows(Sequence[GraphRow]):
 
     @property
     def costliest(self) -> int | None:
-        """The id of the brick with the largest exclusive time in ended steps, or None before the first one."""
-        exclusive_ns = self._totals.closed_exclusive_ns
-        bricks = [node.id for node in self.places if node.kind is NodeKind.BRICK and exclusive_ns[node.id] > 0]
-        return max(bricks, key=lambda node: int(exclusive_ns[node]), default=None)
+        """The id of the costliest node of the costliest brick, or None before the first step has ended.
+
+        A brick counts with all its nodes, as in the table of bricks. Otherwise the output layer of a model would be
+        the costliest, although a brick that every layer runs takes more time.
+        """
+        exclusive_ns, first_of = self._totals.closed_exclusive_ns, self._totals.table.column("first_of")
+        nodes = [node.id for node in self.places if node.kind is NodeKind.BRICK and exclusive_ns[node.id] > 0]
+        bricks: Counter[int] = Counter()
+        for node in nodes:
+            bricks[int(first_of[node])] += int(exclusive_ns[node])
+        return max(nodes, key=lambda node: (bricks[int(first_of[node])], int(exclusive_ns[node])), default=None)
 
     def _rows(self, nodes: Sequence[Node]) -> list[GraphRow]:
         calls = self._totals.stats.calls_of([[node.id] for node in nodes])
@@ -271,8 +278,11 @@ def costliest_brick(graph: Sequence[GraphRow]) -> int | None:
     """Return the id of the brick of `graph` that takes the most time, or None without a timed brick."""
     if isinstance(graph, GraphRows):
         return graph.costliest
-    bricks = [row for row in graph if row.kind is NodeKind.BRICK and row.total_inclusive_us]
-    return max(bricks, key=lambda row: row.total_inclusive_us or 0.0).id if bricks else None
+    rows = [row for row in graph if row.kind is NodeKind.BRICK and row.total_inclusive_us]
+    bricks: dict[str, float] = {}
+    for row in rows:
+        bricks[row.name] = bricks.get(row.name, 0.0) + (row.total_inclusive_us or 0.0)
+    return max(rows, key=lambda row: (bricks[row.name], row.total_inclusive_us or 0.0)).id if rows else None
 
 
 def has_burst(graph: Sequence[GraphRow]) -> bool:

@@ -14,7 +14,7 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import SAMPLE, NodeKind, is_warm_up
+from cbtop.protocol.vocabulary import MAX_WARM_UP_STEPS, SAMPLE, WARM_UP, NodeKind, is_warm_up
 from cbtop.viewmodels.durations import DurationBar, duration_bars
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.time_range import compiling_in_warm_up, of_model
@@ -121,6 +121,7 @@ class WarmUpView:
     # Number of recompilations in the warm-up, which the verdict "recompilation" leaves out.
     recompilations: int = 0
     recompiled_us: float = 0.0
+    unsettled: tuple[str, ...] = ()  # the phases with steps that still became faster when their warm-up ended
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
@@ -163,18 +164,21 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:
-    """Return how many warm-up steps there are, and how long they took. None without any."""
+    """Return how many warm-up steps there are, how long they took, and which never settled. None without any."""
     counts, times_ns = record.stats.column("count"), record.stats.column("total_ns")
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id < len(counts)]
-    warm = [step.id for step in steps if is_warm_up(step.name) and counts[step.id]]
-    if not warm:
+    kinds = [step for step in steps if is_warm_up(step.name) and counts[step.id]]
+    if not kinds:
         return None
+    warm = [step.id for step in kinds]
+    unsettled = tuple(
+        display_name(step).removesuffix(WARM_UP) for step in kinds if counts[step.id] == MAX_WARM_UP_STEPS
+    )
     has_ended = any(counts[step.id] for step in steps if not is_warm_up(step.name))
     count, took_us = int(sum(counts[warm])), int(sum(times_ns[warm])) / 1e3
     compiling = compiling_in_warm_up(record)
-    if compiling is None:
-        return WarmUpView(count, took_us, has_ended)
-    return WarmUpView(count, took_us, has_ended, compiling.again, compiling.again_us)
+    again = (0, 0.0) if compiling is None else (compiling.again, compiling.again_us)
+    return WarmUpView(count, took_us, has_ended, *again, unsettled)
 
 
 def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:

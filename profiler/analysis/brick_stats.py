@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -197,6 +197,8 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
         ran.sums(closed_exclusive_ns),
         ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),
         ran.sums(closed_ns[nodes]),
+        ran.sums(totals.columns["count"][nodes]),
+        ran.sums(totals.columns["total_ns"][nodes]),
         ran.outermost_sums(closed_ns),
         ran.alike_sums(totals.columns["count"]),
         ran.alike_sums(totals.columns["elements"]),
@@ -205,14 +207,27 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     found = [
         _stats(
             brick,
-            calls,
+            # The calls of a model include plain steps, whose insides are unknown. Sums are of the recorded ones only.
+            calls if calls.count == recorded else replace(calls, count=recorded, total_ns=recorded_ns),
             totals,
             exclusive_ns=exclusive_ns,
             adopted_ns=adopted_ns,
             closed=ClosedTime(once_ns, closed_exclusive - adopted_ns, calls_ns),
             alike=list(zip(brick.alike, counts, elements, strict=True)),
         )
-        for brick, calls, exclusive_ns, closed_exclusive, adopted_ns, calls_ns, once_ns, counts, elements in rows
+        for (
+            brick,
+            calls,
+            exclusive_ns,
+            closed_exclusive,
+            adopted_ns,
+            calls_ns,
+            recorded,
+            recorded_ns,
+            once_ns,
+            counts,
+            elements,
+        ) in rows
         if calls
     ]
     return sorted(found, key=lambda stats: -stats.exclusive_ns)

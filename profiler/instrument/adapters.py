@@ -6,6 +6,7 @@ adapter.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.instrument.module_tree import dictionary_of, home_of_class
@@ -39,6 +40,25 @@ def state_of_adapters(module: nn.Module) -> tuple[Any, ...]:
     has_merged = type(merged) is list and len(merged) > 0
     # In a mixed batch, PEFT uses a forward pre-hook to tell the layer the adapter of each sequence.
     return active, own.get("_disable_adapters") is True, has_merged, len(own["_forward_pre_hooks"])
+
+
+def has_several_adapters(layers: Iterable[nn.Module]) -> bool:
+    """Return whether these layers of PEFT have adapters of more than one name."""
+    names: set[str] = set()
+    for layer in layers:
+        names.update((submodules(layer).get("lora_A") or layer)._modules)
+        if len(names - {"base_layer"}) > 1:
+            return True
+    return False
+
+
+def active_adapters(module: nn.Module) -> str:
+    """Return the names of the active adapters of the PEFT layer `module`, as a part of a phase's name."""
+    active, is_disabled, _, hooks = state_of_adapters(module)
+    if hooks:
+        return "mixed adapters"
+    names = (active,) if isinstance(active, str) else active
+    return "no adapter" if is_disabled or not names else f"adapter {'+'.join(map(str, names))}"
 
 
 def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | None:

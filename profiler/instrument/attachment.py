@@ -71,7 +71,7 @@ from cbtop.profiler.instrument.swapping import swapped_in, swaps
 from cbtop.profiler.instrument.timed_sections import CallMaker, TimedSection, plan_for
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
-from cbtop.profiler.instrument.work import adapted_in, device_of, mode_of
+from cbtop.profiler.instrument.work import adapted_in, device_of, mode_of, takes_turns
 from cbtop.profiler.instrument.wrapping import follow_host, is_compiled, is_symbolic
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
@@ -151,7 +151,7 @@ class Attachment(ModelHandle):
         """Store the current mode of `root` (see `mode_of`). Returns whether the mode has changed."""
         before = getattr(self, "_mode", None)
         self._mode = mode_of(root)
-        self.steps.ask_of(device_of(root), adapted_in(root), self._mode)
+        self.steps.ask_of(device_of(root), adapted_in(root), self._mode, takes_turns=takes_turns(root))
         return self._mode != before
 
     def _follow_mode(self, autocast: torch.dtype | None, adapters: object) -> None:
@@ -526,8 +526,9 @@ def _look_first_at(module: nn.Module) -> None:
             if not isinstance(error, Exception):
                 raise
             log_own_error(error, f"{type(module).__name__} is not shown")
-        except BaseException:  # a signal handler of the host raised this error
-            _was_cut_short(module)
+        except BaseException as raised:  # a signal handler of the host raised this error, or the stack is full
+            if not isinstance(raised, RecursionError):
+                _was_cut_short(module)
             raise
         leave_alone(module)
 

@@ -51,10 +51,12 @@ class Candidates:
         kind = id(type(module))
         if holds_a_stack(module):
             return True
-        if kind in self._layers or not has_products(module) or unseen.is_called_by_another():
-            return False
         reference = self._called_once.get(kind)
         first = None if reference is None else reference()
+        if unseen.is_called_by_another():
+            return None if first is module else False  # the module that is called first may call itself
+        if kind in self._layers or not has_products(module):
+            return False
         if first is module:
             return True
         if first is None or self._is_attached(first):

@@ -59,12 +59,19 @@ def is_called_encoder(module: nn.Module) -> bool:
 def axis_of_sequences(module: nn.Module) -> int | None:
     """Return which axis of the input has the sequences, by the attribute `batch_first`. None if it is unknown.
 
-    For torch's own encoders, the modules inside them have this attribute.
+    For torch's own encoders, the modules inside them have this attribute. A model of another class may transpose its
+    input before such a module. So it is the first axis, as everywhere else in torch, unless a module inside takes
+    another one.
     """
     is_of_torch = type(module).__module__.startswith("torch.nn.")
-    flags = attributes_of(modules_of(module) if is_of_torch else [module], "batch_first")
-    axes = {int(not flag) for flag in flags if isinstance(flag, bool)}
-    return axes.pop() if len(axes) == 1 else None
+    own = _axes(modules_of(module) if is_of_torch else [module])
+    if len(own) == 1:
+        return own.pop()
+    return None if own or 1 in _axes(modules_of(module)) else 0
+
+
+def _axes(modules: list[nn.Module]) -> set[int]:
+    return {int(not flag) for flag in attributes_of(modules, "batch_first") if isinstance(flag, bool)}
 
 
 def positional_arguments(module: nn.Module) -> tuple[str, ...]:

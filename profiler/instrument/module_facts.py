@@ -81,7 +81,8 @@ def _from_import_folder(path: str) -> str:
 def _weight_of(module: torch.nn.Module) -> Tensor | None:
     """Return the parameter `weight` of a module, or its first parameter, or its first buffer."""
     for held in (own_parameters(module), own_buffers(module)):
-        tensors = [one for one in (held.get("weight"), *held.values()) if one is not None and not is_lazy(one)]
+        # A module from `torch.jit` has no dictionary here, only an object with `items`.
+        tensors = {name: one for name, one in held.items() if one is not None and not is_lazy(one)}
         if tensors:
-            return tensors[0]
+            return tensors.get("weight", next(iter(tensors.values())))
     return None

@@ -188,6 +188,9 @@ class OpenStep:
             beams, returned = generation.beams
             phase, tokens = phases.with_beams(phase, beams), sequences * returned // beams
             self.call = phases.Call(phase, tokens, sequences, self.call.cached)
+        if steps.takes_turns and phase != VERIFY:
+            phase = steps.with_adapter(phase)
+            self.call = self.call._replace(phase=phase)
         self._begun_ns = clock.perf_counter_ns()
         warm_ups = steps.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)

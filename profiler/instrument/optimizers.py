@@ -22,8 +22,15 @@ from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
 from cbtop.profiler.instrument.gradient_hooks import GradientHooks
-from cbtop.profiler.instrument.module_tree import dictionary_of, modules_of
-from cbtop.profiler.instrument.training import OptimizerCall, ThreadTraining, TrainingSteps, training_here
+from cbtop.profiler.instrument.module_tree import dictionary_of, first_trained, modules_of
+from cbtop.profiler.instrument.torch_internals import has_made_optimizer, without_torch_function
+from cbtop.profiler.instrument.training import (
+    OptimizerCall,
+    ThreadTraining,
+    TrainingSteps,
+    end_step,
+    training_here,
+)
 from cbtop.profiler.instrument.training_kernels import GpuTrainingSteps
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
@@ -37,6 +44,9 @@ if TYPE_CHECKING:
 
 Arguments = ParamSpec("Arguments")
 LOADER = "torch.utils.data.dataloader"
+# A model is trained by hand if this many backwards gave it gradients, and the process has made no optimizer. A
+# program may look at gradients once before it makes its optimizer.
+BACKWARDS_BY_HAND = 3
 MOST_NAMED = 8  # this many optimizers have their own phase; the others share the last phase
 
 
@@ -45,7 +55,7 @@ class Optimizers:
 
     def __init__(self, models: Callable[[], list[TimedModel]]) -> None:
         self._models = models
-        self._replicas = Replicas(models)
+        self.replicas = Replicas(models)
         # Keys are ids of optimizers, because looking up an optimizer itself may run the host's code.
         self._known: dict[int, _Optimizer] = {}
         self._handles: list[Any] = []
@@ -66,7 +76,7 @@ class Optimizers:
             optimizer.register_optimizer_step_pre_hook(self._begins),
             optimizer.register_optimizer_step_post_hook(self._ended),
         ]
-        functions.replace(torch.autograd, "backward", functools.partial(_backward, replicas=self._replicas))
+        functions.replace(torch.autograd, "backward", functools.partial(_backward, optimizers=self))
         functions.replace(torch.amp.GradScaler, "step", self._scaled)
         functions.replace(optimizer.Optimizer, "zero_grad", _times(TrainingPart.ZERO_GRAD))
         self._functions = None if is_compiled else functions
@@ -83,6 +93,25 @@ class Optimizers:
         self._functions = None
         self._known.clear()
         self._gradients.leave()
+
+    def backward_ended(self) -> None:
+        """Show the steps of models that the program trains without an optimizer of torch (see training.py)."""
+        _unless_it_fails(self._train_by_hand)()
+
+    def _train_by_hand(self) -> None:
+        untrained = [model for model in self._models() if model.training is None and model.training_mode()]
+        if not untrained or has_made_optimizer():
+            return
+        for model in untrained:
+            root = model.root()
+            with without_torch_function():  # hides cbtop's reads from the host's `__torch_function__`
+                weight = None if root is None else first_trained(root)
+                is_trained = weight is not None and weight.is_leaf and weight.grad is not None
+            model.backwards += is_trained
+            if model.backwards >= BACKWARDS_BY_HAND:
+                _train(model)
+                if model.training:
+                    model.training.is_by_hand = True
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_dynamo_compiling():
@@ -139,7 +168,7 @@ class Optimizers:
         if here.clock.is_in is TrainingPart.BACKWARD:
             here.phase_after_backward = TRAIN
         elif here.clock.has_backward:
-            _end_step(here, phase, now_ns)
+            end_step(here, phase, now_ns)
         else:
             here.clock.leave_out(now_ns, clock.perf_counter_ns())
 
@@ -231,16 +260,17 @@ def _train(model: TimedModel) -> None:
             model.profiler.announce(Training())
 
 
-def _backward(original: Function, replicas: Replicas) -> Function:
+def _backward(original: Function, optimizers: Optimizers) -> Function:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(tensors, *args, **kwargs)
-        hooks = _backward_begins(tensors, replicas)
+        hooks = _backward_begins(tensors, optimizers.replicas)
         try:
             return original(tensors, *args, **kwargs)
         finally:
             _backward_ended(hooks)
+            optimizers.backward_ended()
 
     return backward
 
@@ -291,19 +321,9 @@ def _backward_ended(hooks: _Hooks | None) -> None:
         now_ns = clock.perf_counter_ns()
         here.clock.end(now_ns)
         if here.phase_after_backward and here.clock.is_in is None:
-            _end_step(here, here.phase_after_backward, now_ns)
+            end_step(here, here.phase_after_backward, now_ns)
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         log_own_error(error, "the backward of bricks is not shown")
-
-
-def _end_step(here: ThreadTraining, phase: str, now_ns: int) -> None:
-    steps, training = here.steps, None if here.steps is None else here.steps.training
-    if steps is None or not training or not steps.profiler.enabled:
-        here.give_up()
-        here.clock.restart(now_ns)
-    else:
-        training.mode = steps.training_mode()
-        without_dynamo(training.ended, here, phase, now_ns)
 
 
 def _unless_it_fails(function: Callable[Arguments, None]) -> Callable[Arguments, bool]:

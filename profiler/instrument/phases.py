@@ -195,6 +195,10 @@ def _new_tokens(
         if axis == 1 and dimensions == 2:
             sequences, length = length, sequences
         return new, sequences, length, sequences * length
+    if dimensions == 2 and axis == 0 and new.dtype.is_floating_point:
+        # Rows of features. Rows of a graph's nodes come with its edges, which have another number of rows.
+        others = [value for value in (*args, *kwargs.values()) if _is_tensor(value)]
+        return new, sequences if all([one.shape[:1] == shape[:1] for one in others]) else 0, length, 0
     return new, 0 if axis is None or dimensions < 3 else int(shape[axis]), length, 0
 
 

@@ -13,8 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+from torch.jit import ScriptModule
 from torch.nn import Parameter
 
+from cbtop.profiler.analysis.graph.node_table import MAX_DEPTH
 from cbtop.profiler.definitions import BrickDefinition, OwningKey, OwnOperations
 from cbtop.profiler.instrument.adapters import has_adapters, state_of_adapters
 from cbtop.profiler.instrument.builds import Builds
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 _LISTS = ("ModuleList", "Sequential")
 # Files of torch with classes that have no `forward`, or a `forward` that only calls children.
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module", "torch._dynamo", "torch.nn.parallel")
+# Modules inside this many others are not rows of their own operations, because nodes are at most MAX_DEPTH deep.
+MAX_OWN_DEPTH = MAX_DEPTH - 8
 OWN_LABEL = "outside its children"
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
 # A block with fewer weights is not timed. It runs for 20 us or less, and timing would add 1 us.
@@ -358,7 +362,7 @@ class _Planner:
         described = Described(
             path, classes, siblings, holds, in_layer, not in_layer and self._is_of_vocabulary(child)
         )
-        kind = self._shown(self._kind_of(described), child)
+        kind = self._shown(self._kind_of(described), child, len(classes))
         if kind is None:
             self.section.others.append(child)
         else:
@@ -373,7 +377,7 @@ class _Planner:
         else:
             self.section.others += modules_of(child)[1:]
 
-    def _shown(self, kind: ModuleKind | None, module: nn.Module) -> ModuleKind | None:
+    def _shown(self, kind: ModuleKind | None, module: nn.Module, depth: int) -> ModuleKind | None:
         """Return the kind under which `module` is shown, or None if it is not shown.
 
         `kind` is the result of `classify`.
@@ -383,9 +387,13 @@ class _Planner:
                 return replace(kind, is_own=True)
             return kind if self._shows_blocks and _is_large(module) else None
         is_around_layers = any([module is one for one in self.plan.trunk])
-        if kind is None and self._shows_own and not is_around_layers and _runs_operations(module):
+        if kind is not None or is_around_layers or not self._shows_own:
+            return kind
+        if issubclass(type(module), ScriptModule):
+            return ModuleKind(f"{module.original_name} (scripted)")  # cbtop sees nothing inside a script
+        if depth <= MAX_OWN_DEPTH and _runs_operations(module):
             return own_kind(type(module).__name__, is_taken=_is_called_like_one_of_torch(module))
-        return kind
+        return None
 
     def own_of(self, module: nn.Module) -> OwnOperations | None:
         """Return the brick for operations that a layer or the model runs outside of its children. None for a

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 from torch import get_autocast_dtype, is_autocast_enabled
 
-from cbtop.profiler.instrument.adapters import state_of_adapters
+from cbtop.profiler.instrument.adapters import active_adapters, state_of_adapters
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.kernel_bursts import bursts_of
 from cbtop.profiler.instrument.module_tree import dictionary_of, first_trained
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 # One recorded step in this many checks the model for changes. A check takes as long as timing all modules.
 LOOK_EVERY = 8
+MAX_ADAPTERS = 8  # the steps of this many different adapters have a phase each
 MOST_FIRST_FORWARDS = 64  # at most this many calls are taken for forward passes of the first training step
 MODULES_PER_STEP = 200  # number of modules that a recorded step checks on average; this takes 0.3 ms
 
@@ -53,9 +54,11 @@ class TimedModel(ABC):
     __slots__ = (
         "__weakref__",
         "_adapted",
+        "_adapters",
         "_asked",
         "_device",
         "_first_forwards",
+        "backwards",
         "bursts",
         "calls",
         "calls_are_in",
@@ -81,6 +84,7 @@ class TimedModel(ABC):
         "profiler_steps",
         "recorded_steps",
         "root",
+        "takes_turns",
         "times",
         "timing",
         "training",
@@ -113,6 +117,7 @@ class TimedModel(ABC):
         self.guard: Guard | None = None  # looks for values that are not finite in recorded steps
         self.own: OwnOperations | None = None  # operations that the model runs outside of its children's calls
         self.training: Any = None  # the model's TrainingSteps, if an optimizer changes its weights
+        self.backwards = 0  # number of backwards that gave the model gradients while the process had no optimizer
         self._first_forwards = 0  # number of calls that may have been forward passes of the first training step
         self.in_python = False  # whether Python handles the model's calls, although the hot path is compiled
         # True: calls of the model's runner are the steps; False: calls of the model itself
@@ -126,6 +131,8 @@ class TimedModel(ABC):
         self._asked: tuple[torch.dtype | None, object] = (None, None)
         self._device = ""  # the device to check for autocast
         self._adapted: ref[nn.Module] | None = None  # the layer to check for changed adapters
+        self.takes_turns = False  # whether the model has several adapters
+        self._adapters: set[str] = set()  # the adapters of its steps; only used with several
         self.trains = False  # whether the process trains (it computes gradients between the model's steps)
         self.weight_version: int | None = None  # how often the first weight that requires a gradient was changed
         self.looks = 0  # number of recorded steps
@@ -195,13 +202,33 @@ class TimedModel(ABC):
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.failed(error)
 
-    def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
+    def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode, *, takes_turns: bool) -> None:
         """From now on, check `device` for autocast, and the layer `adapted` for changed adapters. `mode` is their
         current state.
+
+        If the model `takes_turns` with several adapters, Python handles its calls, because C code does not look at
+        adapters.
         """
+        self.takes_turns = takes_turns
+        self.in_python |= takes_turns
         self._device = device if device in AUTOCAST_DEVICES else ""
         self._adapted = None if adapted is None else ref(adapted)
         self._asked = mode.autocast, mode.adapters
+
+    def with_adapter(self, phase: str) -> str:
+        """Return `phase` with the names of the step's adapters. For a model with several.
+
+        After MAX_ADAPTERS different ones, all further ones share a phase, because phases are few.
+        """
+        layer = None if self._adapted is None else self._adapted()
+        if layer is None:
+            return phase
+        name = active_adapters(layer)
+        if name not in self._adapters:
+            if len(self._adapters) >= MAX_ADAPTERS:
+                return f"{phase}, other adapters"
+            self._adapters.add(name)
+        return f"{phase}, {name}"
 
     def look_through(self, modules: int) -> None:
         """Set how often the model is checked for changes.
@@ -231,7 +258,12 @@ class TimedModel(ABC):
             return False
         self._first_forwards += 1
         # C code would count the next forward pass as inference, so Python must handle it.
-        self.in_python = self.guard is not None or self.is_of_runner or self._first_forwards < MOST_FIRST_FORWARDS
+        self.in_python = (
+            self.takes_turns
+            or self.guard is not None
+            or self.is_of_runner
+            or self._first_forwards < MOST_FIRST_FORWARDS
+        )
         return True
 
     def training_mode(self) -> bool | None:

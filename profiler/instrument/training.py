@@ -6,6 +6,9 @@ Rules
   with gradients enabled is a forward of a training step. Other calls are steps of inference, as usual.
 - The first optimizer step after a backward ends the training step. Further optimizers after the same backward end no
   other step. Micro-batches with gradients that are added up are in one step.
+- If the process has made no optimizer, and backwards give a model in training mode gradients, the program changes the
+  weights by hand. Then a step ends where the next call of a model begins after a backward. So each backward is in a
+  step of its own, and changing the weights is in the part `other`.
 - The time of the thread is divided into the parts of the step, so the parts add up to the step. Only cbtop's own work
   in the hooks of optimizers is in no part: the program would not spend that time by itself.
 - If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
@@ -30,12 +33,14 @@ import torch
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.capturing import captures
 from cbtop.profiler.instrument.communication_times import StepCommunication, together
+from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, interval_of
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.step_clock import MOST_RANGES, Parts, StepClock
 from cbtop.profiler.instrument.step_memory import NO_GPU
+from cbtop.profiler.instrument.torch_internals import has_made_optimizer
 from cbtop.profiler.instrument.training_calls import GRADIENT_SYNC, Part, StepCalls
 from cbtop.profiler.positions import finder
 from cbtop.profiler.recorder import RingRecorder
@@ -235,6 +240,7 @@ class TrainingSteps:
         self._no_memory: set[str] = set()  # phases for which unknown memory was announced
         # The model's training mode when an optimizer last changed its weights; None if unknown.
         self.mode: bool | None = None
+        self.is_by_hand = False  # whether the program changes the weights by itself, without an optimizer
 
     def forward(self, model: TimedModel, call: Call) -> Forward | None:
         """Begin a call of the model in a training step.
@@ -250,7 +256,7 @@ class TrainingSteps:
             here.give_up()
             # This model's steps end in another thread, or in a way that cbtop does not see. Show its forward passes
             # as inference.
-            model.training, model.in_python = False, model.guard is not None
+            model.training, model.in_python = False, model.takes_turns or model.guard is not None
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
         if here.steps is None:
@@ -473,6 +479,18 @@ def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[Br
         around = part
 
 
+def end_step(here: ThreadTraining, phase: str, now_ns: int) -> None:
+    """End the training step of the thread `here`, which gets this `phase`."""
+    steps, training = here.steps, None if here.steps is None else here.steps.training
+    if steps is None or not training or not steps.profiler.enabled:
+        here.give_up()
+        here.clock.restart(now_ns)
+    else:
+        if not training.is_by_hand:  # a step that ends with an evaluation was in training mode
+            training.mode = steps.training_mode()
+        without_dynamo(training.ended, here, phase, now_ns)
+
+
 def is_in_training(model: TimedModel) -> bool:
     """Return whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
 
@@ -487,6 +505,11 @@ def is_in_training(model: TimedModel) -> bool:
         return False
     if here.clock.is_in is not None:
         return True
+    if here.clock.has_backward and model.training.is_by_hand:
+        if has_made_optimizer():
+            model.training.is_by_hand = False  # the optimizer ends this step, and the next ones
+        else:
+            end_step(here, TRAIN, clock.perf_counter_ns())
     is_trained = torch.is_grad_enabled() and (here.steps is not None or model.training_mode() == model.training.mode)
     if not is_trained and here.steps is None:
         here.give_up()  # an evaluation between two training steps

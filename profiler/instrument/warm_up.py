@@ -6,15 +6,15 @@ Rules
 - Steps with less and less work become faster, too. So a warm-up also ends when the time per token (without tokens:
   per sequence) no longer decreases.
 - If another kind of steps of this model has ended its warm-up like this, a warm-up ends after its first step.
-- A warm-up ends after MOST steps in any case, because the steps of some programs never settle.
+- A warm-up ends after MAX_WARM_UP_STEPS steps in any case, because the steps of some programs never settle.
 - Warm-up steps have a different name, to keep them out of the figures of later steps.
 """
 
 from __future__ import annotations
 
-from cbtop.protocol.vocabulary import WARM_UP
+from cbtop.protocol.vocabulary import MAX_WARM_UP_STEPS, WARM_UP
 
-LEAST, MOST = 4, 32  # smallest and largest number of steps in a warm-up of one kind of step
+LEAST = 4  # smallest number of steps in a warm-up of one kind of step
 SETTLED = 0.9
 MAX_KINDS = 64
 
@@ -54,7 +54,7 @@ class WarmUps:
         if (
             _is_flat([whole for whole, _ in took_ns])
             or _is_flat([each for _, each in took_ns])
-            or len(took_ns) >= MOST
+            or len(took_ns) >= MAX_WARM_UP_STEPS
         ):
             self._settle((phase, model))
 

@@ -22,7 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from cbtop.profiler.instrument.adapters import has_adapters, low_rank_products, may_have_adapters, state_of_adapters
+from cbtop.profiler.instrument.adapters import (
+    has_adapters,
+    has_several_adapters,
+    low_rank_products,
+    may_have_adapters,
+    state_of_adapters,
+)
 from cbtop.profiler.instrument.convolutions import convolved, is_convolution
 from cbtop.profiler.instrument.experts import flops_per_element
 from cbtop.profiler.instrument.module_tree import (
@@ -266,6 +272,13 @@ def adapted_in(root: nn.Module) -> nn.Module | None:
     if not any([may_have_adapters(type(module)) for module in kinds_of(root)]):
         return None
     return next(filter(has_adapters, modules_of(root)), None)
+
+
+def takes_turns(root: nn.Module) -> bool:
+    """Return whether `root` has several adapters, so that its steps may have different ones."""
+    if not any([may_have_adapters(type(module)) for module in kinds_of(root)]):
+        return False
+    return has_several_adapters(filter(has_adapters, modules_of(root)))
 
 
 def device_of(*modules: nn.Module) -> str:

@@ -78,7 +78,7 @@ def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> L
 
 
 def limit_cell(row: BrickRow) -> Line:
-    """Return how far a brick is from its roof as a table cell, such as `memory 79 %`. A grey `?` is added if the roof
+    """Return how far a brick is from its roof as a table cell, such as `memory 79 %`. A grey `~` is added if the roof
     is uncertain.
     """
     text = roof_text.limit(row)

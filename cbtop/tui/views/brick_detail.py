@@ -23,7 +23,7 @@ from cbtop.viewmodels.source import SourceView
 
 Fact = tuple[str, str, str]  # a fact about a brick: (name, value, colour role)
 
-# Keys of the figures that depend on a roof. If the roof is uncertain, they are grey and have a `?`.
+# Keys of the figures that depend on a roof. If the roof is uncertain, they are grey, and numbers have a `~`.
 ROOFED = ("percent_of_roof", "bound")
 # minimum number of lines of the panel, and the number of lines that its whole content needs
 LEAST_LINES, ALL_LINES = 5, 26
@@ -128,7 +128,7 @@ def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> li
         derived = " derived" if is_window and statistic.derived_in_window else ""
         value, role = clean(statistic.in_full(brick)), ""
         if statistic.key in ROOFED and brick.roof_unsure:
-            value, role = f"? {value}", "dim"
+            value, role = value if statistic.key == "bound" else f"~{value}", "dim"
         if statistic.key == "budget_over_us" and brick.budget_over_us:
             role = "bad"
         mark = " ⚠ above" if statistic.key == "percent_of_roof" and brick.above_roof else ""

@@ -173,7 +173,7 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
     def share(row: CeilingRow) -> Line:
         percent = reached(row)
         role = "dim" if row.is_unsure else "strong warn" if (percent or 0) > 100 else "strong"
-        return figure(("? " if row.is_unsure else "") + units.percent(percent), role)
+        return figure(("~" if row.is_unsure else "") + units.percent(percent), role)
 
     return (
         Column("roof", 16, 0, lambda row, width: ((clip(clean(row.name), width), ""),), "", align="left", stretch=1,

@@ -45,7 +45,7 @@ def _brick(row: LetteredPoint, width: int) -> Line:
 def _of_roof(row: LetteredPoint) -> Line:
     text = units.percent_number(row.point.percent_of_roof)
     if row.point.roof_unsure:
-        return ((f"? {text}", "dim"),)
+        return ((f"~{text}", "dim"),)
     return ((f"⚠ {text}", "warn"),) if row.point.above_roof else figure(text, "strong")
 
 

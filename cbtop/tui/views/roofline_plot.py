@@ -268,8 +268,8 @@ def _begin(peak: CeilingRow, bandwidths: Sequence[CeilingRow], x: Span1D) -> flo
 
 def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, spots: Sequence[Spot]) -> bool:
     """Write the name of a roof in the longest form that fits. Return False if no form fits."""
-    unsure = "? " if ceiling.is_unsure else ""
-    short = f"{unsure}{clean(ceiling.name)} {units.number(ceiling.value)} {clean(ceiling.unit)}"
+    unsure = "~" if ceiling.is_unsure else ""
+    short = f"{clean(ceiling.name)} {unsure}{units.number(ceiling.value)} {clean(ceiling.unit)}"
     texts = [f"{short} ({ceiling.provenance.value})"]
     if ceiling.measured_on:
         day = f"{ceiling.provenance.value} {clean(time_text.day(ceiling.measured_on))}"

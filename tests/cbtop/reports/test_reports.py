@@ -469,7 +469,7 @@ def test_too_few_recorded_steps_to_show_a_brick_are_reported_with_their_cost() -
     costly = Sampling(10_000, 3.1, 2.3, 4.7, 1.0)
     view = replace(samples.LIVE, steps=replace(steps, recorded=0), bricks=(), sample_every=10_000, overhead=costly)
     said = (
-        "none of the 1,200 decode steps was recorded: one in 10,000 is: recording costs at least 3.10% of its steps' "
+        "none of the 1,200 decode steps was recorded: one in 10,000 is: recording costs 3.10% of its steps' "
         "time (95 %: 2.30 to 4.70; at most 1 is allowed); `cbtop run --overhead PERCENT` lets it cost more"
     )
     assert f"bricks: n/a ({said})\n" in REPORTS["text"]([view], ["bricks"])

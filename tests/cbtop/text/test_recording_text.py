@@ -14,7 +14,7 @@ from cbtop.text.recording_text import limit_of_overhead, overhead, short_overhea
         (
             Sampling(20, 0.62, 0.41, 0.8, 1.0),
             (
-                "recording costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; at most 1 is allowed)",
+                "recording costs 0.62% of its steps' time (95 %: 0.41 to 0.80; at most 1 is allowed)",
                 "≥0.62 % (0.41–0.80)",
                 "up to 0.8%",
             ),
@@ -22,7 +22,7 @@ from cbtop.text.recording_text import limit_of_overhead, overhead, short_overhea
         (
             Sampling(20, 8.34, None, None, 3.0),
             (
-                "recording costs at least 8.34% of its steps' time (too few recorded steps for an interval; "
+                "recording costs 8.34% of its steps' time (too few recorded steps for an interval; "
                 "at most 3 is allowed)",
                 "≥8.34 %",
                 "at least 8.3%",

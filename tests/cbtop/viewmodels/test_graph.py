@@ -56,6 +56,24 @@ def test_views_are_compared_without_a_row_made(tmp_path: Path, rows_made: list[i
     assert rows_made == []
 
 
+def test_the_costliest_brick_counts_with_all_its_places(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    with profiler.step("decode", 1):
+        for layer, took_ns in enumerate((300, 400, 350)):
+            with profiler.layer(layer), profiler.brick("Mlp"):
+                clock.now_ns += took_ns
+        with profiler.brick("LmHead"):
+            clock.now_ns += 600
+    source, store = source_of(tmp_path), Store()
+    source.poll()
+    apply(store, source.snapshot())
+    graph = source_view(store.sources[source.key]).graph
+    for rows in (graph, tuple(graph)):
+        (costliest,) = [row for row in graph if row.id == costliest_brick(rows)]
+        assert (costliest.name, costliest.total_inclusive_us) == ("Mlp", 0.4)
+
+
 def test_the_costliest_brick_is_that_with_most_exclusive_time_without_a_row_made(
     tmp_path: Path, rows_made: list[int]
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Compilation
-from cbtop.protocol.vocabulary import WARM_UP
+from cbtop.protocol.vocabulary import MAX_WARM_UP_STEPS, WARM_UP
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.merge_mode import MergeMode
@@ -259,3 +259,18 @@ def test_recompilations_in_the_warm_up_are_said_with_its_time(tmp_path: Path) ->
     assert "warm-up: 3 steps, 6.00 s (recompiled 2 times: 4.00 s), in no other figure" in REPORTS["text"](
         [view], [], None
     )
+
+
+def test_a_warm_up_that_never_settled_is_named(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    for phase, count in (("decode", MAX_WARM_UP_STEPS), ("prefill", 4)):
+        for _ in range(count):
+            with profiler.step(f"{phase}{WARM_UP}", tokens=1):
+                clock.sleep_us(1_000)
+    _run(profiler, clock, (1, 0))
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    assert view.warm_up is not None
+    assert view.warm_up.unsettled == ("decode",)
+    assert "(decode did not settle: the last steps still became faster), in no" in REPORTS["text"]([view], [], None)

@@ -138,3 +138,14 @@ def test_a_summary_has_other_phases_while_they_ran_and_their_share(tmp_path: Pat
     assert "also: reward prefill 100.0 tokens/s while it ran, 19.0 % of the time" in summary(view, "cbtop")
     said = json.loads(REPORTS["json"]([view], []))["sources"][0]["phases"]
     assert {one["phase"]: one["tokens_per_sec_in_steps"] for one in said}["reward prefill"] == 100
+
+
+def test_other_phases_without_tokens_have_samples_while_they_ran(tmp_path: Path) -> None:
+    def two_pictures(profiler: BrickProfiler, clock: Clock) -> None:
+        for name, seconds in (("encode", 3.0), ("forward", 1.0)) * 10:
+            with profiler.step(name) as running:
+                running.sequences = 4
+                clock.sleep_us(1e6 * seconds)
+
+    view = recorded(tmp_path, two_pictures, "encode")
+    assert "also: forward 1.00 steps/s, 4.00 samples/s while it ran, 25.0 % of the time" in summary(view, "cbtop")

@@ -106,10 +106,10 @@ def test_bricks_are_the_sums_of_their_places(seed: int) -> None:
             assert getattr(stats, unit) == sum(by_place)
 
 
-def phase_of(layer_ns: int, module_ns: int) -> PhaseTotals:
+def phase_of(layer_ns: int, module_ns: int, plain_steps: int = 0) -> PhaseTotals:
     """Return ten steps of 10 µs in a model with one layer, in which one module runs a product of 2 µs.
 
-    The layer takes `layer_ns`, and the module in it `module_ns`.
+    The layer takes `layer_ns`, and the module in it `module_ns`. `plain_steps` more steps of 10 µs are not recorded.
     """
     table, stats = NodeTable(), NodeStats()
     table.add(Node(1, None, NodeKind.STEP, "forward", own="Net"))
@@ -120,7 +120,15 @@ def phase_of(layer_ns: int, module_ns: int) -> PhaseTotals:
     columns["count"][1:] = 10
     columns["total_ns"][1:] = columns["closed_ns"][1:] = (100_000, 10 * layer_ns, 10 * module_ns, 20_000)
     none = np.zeros(0, np.int64)
-    stats.take_over(np.arange(5), np.array([columns[name] for name in COLUMNS]), none, none, {})
+    columns["count"][1] += plain_steps
+    columns["total_ns"][1] += 10_000 * plain_steps
+    plain = {
+        (SPARSE_COLUMNS.index("plain"), 1): plain_steps,
+        (SPARSE_COLUMNS.index("plain_ns"), 1): 10_000 * plain_steps,
+    }
+    stats.take_over(
+        np.arange(5), np.array([columns[name] for name in COLUMNS]), none, none, plain if plain_steps else {}
+    )
     return PhaseTotals.of(table, stats, "forward")
 
 
@@ -138,6 +146,11 @@ def test_own_operations_of_a_module_a_layer_and_a_model_are_rows() -> None:
     rows, gaps = rows_and_gaps(phase_of(layer_ns=8_000, module_ns=5_000))
     assert rows == {"Linear": 20_000, "Scan": 30_000, "Block": 30_000, "Net": 20_000}
     assert not gaps
+
+
+def test_the_own_operations_of_a_model_count_recorded_steps_only() -> None:
+    (net,) = [one for one in brick_stats(phase_of(8_000, 5_000, plain_steps=90)) if one.name == "Net"]
+    assert (net.calls.count, net.calls.total_ns, net.mean_exclusive_ns) == (10, 100_000, 2_000)
 
 
 def test_own_operations_below_one_percent_count_for_what_is_around() -> None:

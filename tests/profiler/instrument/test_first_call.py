@@ -5,6 +5,7 @@ No caller waits for this start.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -141,6 +142,30 @@ def test_a_model_runs_and_is_reported_if_signal_handlers_cut_attaching_short(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert "Model is not shown: the program's signal handlers cut attaching short 3 times" in caplog.text
+
+
+def test_a_full_stack_is_no_signal_handler(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[object] = []
+
+    def fills(*args: object) -> None:
+        calls.append(args)
+        raise RecursionError
+
+    monkeypatch.setattr(trouble, "_said", {})
+    instrument.install(BrickProfiler(recorder=memory))
+    model, given = Model(), torch.ones(1, 4)
+    with monkeypatch.context() as full:
+        full.setattr(attachment, "_look_at", fills)
+        full.setattr(attachment, "log_own_error", fills)  # the stack is so full that the error cannot be handled
+        for _ in range(attachment.MOST_TRIES):
+            with contextlib.suppress(RecursionError):
+                model(given)
+    assert len(calls) >= 2 * attachment.MOST_TRIES
+    model(given)
+    assert attachment.attachments()
+    assert not caplog.text
 
 
 def test_a_model_has_steps_again_after_the_host_deletes_its_call_attribute(memory: Memory) -> None:

@@ -158,6 +158,29 @@ def test_the_encoder_of_torch_gives_its_sequence_axis_but_no_token_count(
     assert _amounts(memory) == [2]
 
 
+@pytest.mark.parametrize(
+    ("shapes", "sequences"),
+    [(((7, 32),), 7), (((7, 5, 32),), 7), (((7, 32), (7,)), 7), (((7, 32), (2, 20)), None), (((7,),), None)],
+)
+def test_plain_steps_count_the_same_sequences_as_recorded_ones(
+    shapes: tuple[tuple[int, ...], ...], sequences: int | None, memory: Memory
+) -> None:
+    class Rows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+            return tensors[0]
+
+    profiler, model = BrickProfiler(sample_every=2, recorder=memory), Rows()
+    attach(model, profiler)
+    for _ in range(4):
+        model(*(torch.zeros(shape) for shape in shapes))
+    counts = [amount for amount in _amounts(memory) if amount < 100]  # plain steps also have their begins here
+    assert counts == ([] if sequences is None else [sequences] * 4)
+
+
 def test_the_frames_and_bins_of_a_spectrogram_are_no_tokens(profiler: BrickProfiler, memory: Memory) -> None:
     config = transformers.WhisperConfig(
         vocab_size=WORDS, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,

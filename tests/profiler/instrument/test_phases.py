@@ -12,6 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument.model_call import ModelCall  # noqa: E402
+from cbtop.profiler.instrument.model_traits import axis_of_sequences  # noqa: E402
 from cbtop.profiler.instrument.phases import describe, describe_captured  # noqa: E402
 
 
@@ -98,6 +99,26 @@ def test_the_axis_of_sequences_is_the_one_that_a_model_says(axis: int | None, se
         assert describe_it((embedded,), {}, has_cache=False, axis=axis)[1:3] == (0, sequences)
         assert describe_it((ids,), {}, has_cache=False, axis=axis)[1:3] == (14, sequences or 7)
         assert describe_it((), {"input_ids": ids}, has_cache=False, axis=axis)[1:3] == (14, 7)
+
+
+def test_rows_of_features_are_sequences_if_all_tensors_have_as_many_rows() -> None:
+    rows, edges = torch.zeros(7, 32), torch.zeros(2, 20, dtype=torch.long)
+    for describe_it in (describe, describe_captured):
+        assert describe_it((rows, torch.zeros(7)), {}, has_cache=False, axis=0)[1:3] == (0, 7)
+        assert describe_it((rows, edges), {}, has_cache=False, axis=0)[1:3] == (0, 0)
+        assert describe_it((rows,), {}, has_cache=False)[1:3] == (0, 0)
+
+
+@pytest.mark.parametrize(("batch_first", "axis"), [(None, 0), (True, 0), (False, None)])
+def test_the_first_axis_has_the_sequences_unless_a_module_inside_differs(
+    batch_first: bool | None, axis: int | None
+) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = torch.nn.GRUCell(4, 4) if batch_first is None else torch.nn.GRU(4, 4, batch_first=batch_first)
+
+    assert axis_of_sequences(Model()) == axis
 
 
 def test_a_call_that_nothing_names_is_a_forward_and_an_encoders_an_encode() -> None:

@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
+from cbtop.profiler.analysis.graph.node_table import MAX_DEPTH
 from cbtop.profiler.definitions import BrickDefinition, OwnOperations, own_operations
-from cbtop.profiler.instrument import planning
+from cbtop.profiler.instrument import attach, planning
 from cbtop.profiler.instrument.planning import holds_a_stack, plan_of
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.timed_model import LOOK_EVERY
@@ -23,6 +24,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import UNKNOWN_WORK
 from cbtop.protocol.vocabulary import BrickId
 from tests.profiler.instrument.tiny import WORDS, model_of, torch
+from tests.profiler.memory import Memory
 
 from torch import nn  # isort: skip
 
@@ -553,3 +555,23 @@ def test_layers_whose_class_has_weights_and_no_modules_are_timed() -> None:
     assert plan is not None
     assert len(plan.layers) == 3
     assert not holds_a_stack(nn.Sequential(nn.ModuleList(nn.Linear(4, 4) for _ in range(3))))
+
+
+def test_no_brick_is_nested_deeper_than_a_node_may_be() -> None:
+    class Nest(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner, self.product = inner, nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.product(x))  # type: ignore[no-any-return]
+
+    model: nn.Module = nn.Linear(4, 4)
+    for _ in range(2 * MAX_DEPTH):
+        model = Nest(model)
+    memory = Memory()
+    attach(model, BrickProfiler(recorder=memory))
+    model(torch.ones(1, 4))
+    nodes = [tag & (1 << 24) - 1 for tag, *_ in memory.records]
+    assert len(nodes) > 2 * MAX_DEPTH
+    assert min(nodes) > 0

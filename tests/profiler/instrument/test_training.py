@@ -20,7 +20,14 @@ from tests.representatives import first_by_default
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import install, timed_model, training, training_calls, uninstall  # noqa: E402
+from cbtop.profiler.instrument import (  # noqa: E402
+    install,
+    optimizers,
+    timed_model,
+    training,
+    training_calls,
+    uninstall,
+)
 from cbtop.profiler.instrument.gradient_hooks import GradientHooks  # noqa: E402
 from cbtop.profiler.instrument.step_clock import StepClock  # noqa: E402
 from cbtop.profiler.instrument.training import training_here  # noqa: E402
@@ -162,6 +169,56 @@ def test_inference_with_gradients_and_without_optimizer_is_no_warm_up(
     for _ in range(6):
         loop.model(loop.ids)
     assert steps_of(memory) == {"forward": 6}
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> Training:
+    """A loop in a process that has made no optimizer, as far as cbtop sees."""
+    for module in (timed_model, optimizers, training):
+        monkeypatch.setattr(module, "has_made_optimizer", lambda: False)
+    return Training()
+
+
+def change_by_hand(loop: Training) -> None:
+    loop.model.zero_grad()
+    loop.loss().backward()
+    for weight in loop.model.parameters():
+        weight.data.add_(weight.grad, alpha=-0.01)
+
+
+def test_weights_that_the_program_changes_by_hand_have_training_steps(memory: Memory, by_hand: Training) -> None:
+    forwards = optimizers.BACKWARDS_BY_HAND
+    for _ in range(forwards + 4):
+        change_by_hand(by_hand)
+    assert steps_of(memory) == {"forward": forwards, "train": 3}  # the last step has not ended
+    by_hand.model.eval()
+    with torch.no_grad():
+        by_hand.model(by_hand.ids)
+    by_hand.model.train()
+    for _ in range(3):
+        change_by_hand(by_hand)
+    assert steps_of(memory) == {"forward": forwards + 1, "train": 6}
+
+
+def test_an_optimizer_that_is_made_later_ends_the_next_steps(
+    memory: Memory, by_hand: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(optimizers.BACKWARDS_BY_HAND + 2):
+        change_by_hand(by_hand)
+    memory.records.clear()
+    monkeypatch.setattr(training, "has_made_optimizer", lambda: True)
+    for _ in range(3):
+        by_hand.loss().backward()
+        by_hand.loss().backward()
+        by_hand.optimizer.step()
+    assert steps_of(memory) == {"train": 3}
+
+
+def test_gradients_in_evaluation_mode_are_no_training(memory: Memory, by_hand: Training) -> None:
+    by_hand.model.eval()
+    for _ in range(optimizers.BACKWARDS_BY_HAND + 3):
+        by_hand.loss().backward()
+    assert set(steps_of(memory)) == {"forward"}
 
 
 @pytest.mark.slow

@@ -42,6 +42,17 @@ class Inner(nn.Module):
         return self.up_proj(self.norm(x))  # type: ignore[no-any-return]
 
 
+class Recursive(nn.Module):
+    """A model that calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, depth: int) -> torch.Tensor:
+        return self.first(x) if not depth else self(self.second(x), depth - 1)  # type: ignore[no-any-return]
+
+
 class Net(nn.Module):
     """A model that calls two modules of one class.
 
@@ -81,6 +92,14 @@ def test_a_model_without_a_list_of_layers_is_shown_from_its_second_call_on() -> 
     net(torch.ones(1, 4))
     (attached,) = attachment.attachments()
     assert attached.root() is net
+
+
+def test_a_model_that_calls_itself_is_shown() -> None:
+    model = Recursive()
+    for _ in range(2):
+        model(torch.ones(1, 4), 3)
+    (attached,) = attachment.attachments()
+    assert attached.root() is model
 
 
 def test_a_model_with_one_product_is_named_and_not_what_it_calls() -> None:

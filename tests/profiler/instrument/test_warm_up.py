@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cbtop.profiler.instrument.governor import FIRST_EVERY, FLOOR, Governor
-from cbtop.profiler.instrument.warm_up import LEAST, MOST, WarmUps
-from cbtop.protocol.vocabulary import WARM_UP, NodeKind
+from cbtop.profiler.instrument.warm_up import LEAST, WarmUps
+from cbtop.protocol.vocabulary import MAX_WARM_UP_STEPS, WARM_UP, NodeKind
 
 MS = 1_000_000
 
@@ -39,7 +39,7 @@ def test_a_warm_up_ends_when_steps_become_no_faster(durations_ms: list[float], s
 
 
 def test_a_warm_up_of_steps_that_never_settle_ends_all_the_same() -> None:
-    assert warm_up_of([1000 * 0.8**number for number in range(100)]) == MOST
+    assert warm_up_of([1000 * 0.8**number for number in range(100)]) == MAX_WARM_UP_STEPS
 
 
 def test_work_that_shrinks_is_no_warm_up() -> None:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.hot_path import HotPath, chosen
+from cbtop.profiler.instrument import timed_model
 from cbtop.profiler.instrument.attachment import attach
 from cbtop.profiler.instrument.experts import chosen_experts
 from cbtop.profiler.instrument.work import work_of
@@ -19,6 +20,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import UNKNOWN_TYPE, Work
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickId
+from tests.profiler.instrument.engines import steps_of
 from tests.profiler.instrument.oracle import Brick, bricks_of, counted, counted_in, each_step, observe, recorded
 from tests.profiler.instrument.tiny import model_of, torch, transformers, words
 from tests.profiler.instrument.tiny_unet import pictures, unet
@@ -216,6 +218,29 @@ def test_adapters_that_change_between_steps_count_in_each_as_they_are() -> None:
     found = [bricks["q_proj"].flops for bricks in each_step(model, *steps)]
     assert found == [counted_in(counted(model, step), "q_proj") for step in steps]
     assert len(set(found)) == 3
+
+
+def test_the_steps_of_each_adapter_have_a_phase_if_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed_model, "MAX_ADAPTERS", 3)
+    model, ids, memory = _adapted(), words(1, 7), Memory()
+    model(ids)
+    attachment = attach(model, BrickProfiler(recorder=memory))
+    model(ids)
+    attachment.detach()
+    assert steps_of(memory) == [("prefill", 7)]
+    for name in ("other", "third"):
+        _add(model, name, 8)
+    memory = Memory()
+    attachment = attach(model, BrickProfiler(recorder=memory))
+    assert attachment.steps.in_python  # C code does not look at adapters
+    for name in ("default", "other", "other", "third"):
+        model.set_adapter(name)
+        model(ids)
+    with model.disable_adapter():
+        model(ids)
+    attachment.detach()
+    adapters = ("adapter default", *["adapter other"] * 2, "adapter third", "other adapters")
+    assert steps_of(memory) == [(f"prefill, {adapter}", 7) for adapter in adapters]
 
 
 @pytest.mark.slow

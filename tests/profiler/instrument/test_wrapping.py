@@ -319,6 +319,24 @@ def test_a_model_of_scripted_layers_has_steps_and_layers(profiler: BrickProfiler
     assert (found["forward"], found["forward/0"], found["forward/1"]) == (1, 1, 1)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_traced_part_of_a_model_is_a_brick(profiler: BrickProfiler, memory: Memory) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            part = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+            self.backbone, self.fc = torch.jit.trace(part, torch.ones(1, 4)), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.backbone(x))  # type: ignore[no-any-return]
+
+    model = Reader()
+    attach(model, profiler)
+    model(torch.ones(1, 4))
+    found = _timed(memory)
+    assert (found["forward/Sequential (scripted) backbone"], found["forward/Linear fc"]) == (1, 1)
+
+
 class Scripted(nn.Module):
     """A module that torch.jit can script.
 
@@ -367,7 +385,7 @@ def test_layers_that_are_called_outside_of_a_step_are_not_recorded(sample_every:
                 x = checkpoint(layer, x, use_reentrant=False)
             return x
 
-    model = Checkpointed()
+    model = Checkpointed().eval()  # in training mode, gradients without an optimizer are training steps
     attachment = attach(model, profiler)
     with torch.enable_grad():
         for _ in range(4):

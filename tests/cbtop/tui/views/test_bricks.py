@@ -160,7 +160,7 @@ def test_the_limit_names_the_roof_and_its_use_and_is_grey_if_that_is_unsure() ->
     for roof, text, role in (
         (None, NOT_MEASURED, "faint"),
         (Distance(100.0, 78.6, "memory", False), "memory 79 %", ""),
-        (Distance(100.0, 78.6, "compute", True), "? compute 79 %", "dim"),
+        (Distance(100.0, 78.6, "compute", True), "compute ~79 %", "dim"),
         (Distance(100.0, 12.0, NO_ROOF), "latency 12 %", ""),
         (Distance(100.0, 37.7, SHARED), "shared 38 %", ""),
         (Distance(100.0, 104.0, "memory"), "⚠ memory 104 %", "bad"),

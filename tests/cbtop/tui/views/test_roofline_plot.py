@@ -148,25 +148,25 @@ def test_of_two_compute_roofs_each_ridge_says_what_is_multiplied_right_of_it() -
 def test_a_roof_that_is_unsure_is_grey_and_says_so_without_colour() -> None:
     unsure = RooflineView((replace(MEMORY, median=80.0), PEAK), (), ())
     roles = {text: role for line in roofline_lines(unsure, (), "", 60, 20) for text, role in line}
-    assert next(role for text, role in roles.items() if "? read" in text) == "dim"
+    assert next(role for text, role in roles.items() if "read ~" in text) == "dim"
     assert "accent" not in roles.values()  # No line has the colour for the roof (peak rate) of the selected brick.
     assert next(role for text, role in roles.items() if "fma" in text) == "warn"
 
 
 @pytest.mark.parametrize(("unsure", "role"), [(True, "dim"), (False, "strong"), (None, "strong")])
-def test_an_unsure_roof_share_is_grey_with_a_question_mark_in_both_places(unsure: bool | None, role: str) -> None:
+def test_an_unsure_roof_share_is_grey_and_approximate_in_both_places(unsure: bool | None, role: str) -> None:
     brick = replace(samples.BRICKS[0], roof=Distance(100.0, 44.1, "memory", unsure))
     cells = {
         column.title: column.cell(LetteredPoint("a", brick), 20)
         for column in POINT_COLUMNS
         if column.title in ("% roof", "bound")
     }
-    question = "? " if unsure else ""
-    assert cells["% roof"] == ((f"{question}44.1", role),)
+    about = "~" if unsure else ""
+    assert cells["% roof"] == ((f"{about}44.1", role),)
     assert cells["bound"] == (("memory", "dim" if unsure else ""),)
     details = [span for line in detail_lines(brick, samples.LIVE, 60, 60) for span in line]
-    for text in ("44.1 %", "memory"):
-        found = next(span for span in details if span[0].strip() == f"{question}{text}")
+    for text in (f"{about}44.1 %", "memory"):
+        found = next(span for span in details if span[0].strip() == text)
         assert found[1] == ("dim" if unsure else "")
 
 

@@ -253,9 +253,7 @@ async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
     none = replace(samples.LIVE, steps=replace(steps, recorded=0), bricks=(), sample_every=10_000, overhead=costly)
     for size in ((80, 24), (120, 30)):
         text = " ".join((await shown(none, size, "2")).split())
-        assert (
-            "none of the 1,200 decode steps was recorded: one in 10,000 is: recording costs at least 3.10% of" in text
-        )
+        assert "none of the 1,200 decode steps was recorded: one in 10,000 is: recording costs 3.10% of" in text
         assert "; `cbtop run --overhead PERCENT` lets it cost more" in text
 
 
