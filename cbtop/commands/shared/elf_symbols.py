@@ -16,6 +16,7 @@ PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
 LOADED, SYMBOLS = 1, 11  # PT_LOAD, SHT_DYNSYM
+CHOSEN_AT_START = 10  # STT_GNU_IFUNC: the address is that of a function which chooses the real one
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,8 @@ def _exported(file: MappedFile, content: bytes) -> ExportedSymbols:
     names_at = headers[table[6]][4]
     found = {}
     for at in range(table[4], table[4] + table[5], SYMBOL.size):
-        name_at, _, _, section, value, _ = SYMBOL.unpack_from(content, at)
-        if section:  # 0: the symbol is imported, not exported
+        name_at, info, _, section, value, _ = SYMBOL.unpack_from(content, at)
+        if section and info & 0xF != CHOSEN_AT_START:  # section 0: the symbol is imported
             begin = names_at + name_at
             found[content[begin : content.index(b"\0", begin)].decode("ascii", "replace")] = value + bias
     segments = tuple((header[3], header[2], header[5]) for header in loaded)
