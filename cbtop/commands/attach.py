@@ -15,8 +15,8 @@ from cbtop.commands.shared.show import (
 )
 
 DESCRIPTION = (
-    "Attach to process PID, a Python process with torch that was started without cbtop, and show its models from their "
-    "next call on. No code is edited. When this viewer ends, the process runs on as before."
+    "Attach to process PID, a Python process with torch that was started without cbtop, and show its models from "
+    "their next call on. No code is edited. When this viewer ends, the process runs on as before."
 )
 EPILOG = """\
 examples:
@@ -24,11 +24,11 @@ examples:
   cbtop attach 4242 --headless --once      print one report, then detach
   cbtop attach 4242 --overhead 1%          with less overhead
 
-The process must be yours, run CPython 3.11 to 3.13 on Linux for x86-64, and have NumPy. The kernel must let cbtop trace
-it (ptrace): if ptrace_scope is 1, `sudo sysctl kernel.yama.ptrace_scope=0` allows it; a container needs --cap-add
-SYS_PTRACE. Its main thread is stopped for about a millisecond, to start a thread of cbtop there. That thread begins
-when the main thread next runs Python code, and ends with this viewer, however it ends. If attaching is not safe, cbtop
-refuses in one line.
+The process must be yours, run CPython 3.11 to 3.13 on Linux for x86-64, and have NumPy. The kernel must let cbtop
+trace it (ptrace): if ptrace_scope is 1, `sudo sysctl kernel.yama.ptrace_scope=0` allows it; a container needs
+--cap-add SYS_PTRACE. Its main thread is stopped for about a millisecond, to start a thread of cbtop there. That
+thread begins when the main thread next runs Python code, and ends with this viewer, however it ends. If attaching is
+not safe, cbtop refuses in one line.
 Not shown: models that are called without `torch.nn.Module.__call__`, children that the process forks, engines that
 must be followed from their start (vLLM, SGLang: start them by `cbtop run`).
 
@@ -37,7 +37,9 @@ exit codes: as `cbtop`; 1 if the process cannot be attached
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pid", type=_pid, metavar="PID", help="the process; `cbtop --view devices` lists what is busy")
+    parser.add_argument(
+        "pid", type=_pid, metavar="PID", help="the process; `cbtop --view devices` lists what is busy"
+    )
     parser.add_argument(
         "--overhead", default=DEFAULT_OVERHEAD, metavar="PERCENT",
         help=f"the most by which the steps of its models may slow down (default: {DEFAULT_OVERHEAD}%)",
@@ -62,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
     options.source = [str(options.pid)]
     process = attachable(options.pid)
     with OutsideAttachment(process, overhead_percent, options.timeout) as attached:
-        sys.stderr.write(f"cbtop: attached to process {options.pid}; it was stopped for {attached.stopped_ms:.1f} ms\n")
+        sys.stderr.write(
+            f"cbtop: attached to process {options.pid}; it was stopped for {attached.stopped_ms:.1f} ms\n"
+        )
         return top.watch_live(options)
 
 

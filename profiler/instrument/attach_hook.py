@@ -121,7 +121,9 @@ def _import_hook(package: str) -> ModuleType:
     """Return the module with the functions that lend cbtop, loaded from the viewer's package."""
     from importlib.util import module_from_spec, spec_from_file_location
 
-    spec = spec_from_file_location("_cbtop_import_hook", f"{package}/profiler/instrument/import_hook/sitecustomize.py")
+    spec = spec_from_file_location(
+        "_cbtop_import_hook", f"{package}/profiler/instrument/import_hook/sitecustomize.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -130,7 +132,7 @@ def _import_hook(package: str) -> ModuleType:
 
 
 def _say(viewer: socket.socket, line: str) -> None:
-    try:
+    from contextlib import suppress
+
+    with suppress(OSError):  # the viewer may have ended
         viewer.sendall(line.encode("utf-8", "replace") + b"\n")
-    except OSError:
-        pass  # the viewer has ended

@@ -1,4 +1,4 @@
-"""`cbtop attach` with real processes that were started without cbtop. Their output is that of an unwatched process."""
+"""`cbtop attach` with real processes that were started without cbtop. Their output is that of unwatched ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Net(torch.nn.Module):
         return x / x.norm()
 net, x = Net(), torch.randn(4, 32)
 """
-# Computes until stdin ends, and prints each value after a fixed number of steps. So a longer run repeats a shorter one.
+# Computes until stdin ends, and prints the value after every 100 steps.
 LOOP = (
     MODEL
     + """
@@ -115,7 +115,7 @@ def test_an_attached_process_is_shown_and_prints_what_it_would_have(runtime: Pat
 def unwatched(lines: int) -> list[str]:
     """Return the first lines that the loop prints if nothing watches it."""
     program: dict[str, Any] = {}
-    exec(MODEL, program)  # noqa: S102 - the same program as in the process
+    exec(MODEL, program)
     net, x, found = program["net"], program["x"], []
     with program["torch"].inference_mode():
         for line in range(1, lines + 1):
@@ -160,8 +160,8 @@ def test_a_process_that_runs_no_python_code_in_time_stays_unattached() -> None:
         refused = cbtop("attach", str(process.pid), "--headless", "--timeout", "0.3")
         assert refused.returncode == 1
         assert refused.stderr == (
-            f"cbtop: the main thread of process {process.pid} has run no Python code for 0.3 s, so nothing is attached: "
-            "it sleeps or is in a long call; raise --timeout\n"
+            f"cbtop: the main thread of process {process.pid} has run no Python code for 0.3 s, so nothing is "
+            "attached: it sleeps or is in a long call; raise --timeout\n"
         )
         assert process.communicate() == ("slept 1\n", "")
         assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""Finds exported functions of a running process: their addresses, from its maps and the ELF files that it has mapped."""
+"""Finds the addresses of exported functions in a running process, from its maps and the ELF files in them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MappedFile:
 
 def mapped_files(pid: int) -> list[MappedFile]:
     """Return the files that a process has mapped from their beginning. Raises OSError if its maps cannot be read."""
-    found = {}
+    found: dict[str, MappedFile] = {}
     for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         span, _, offset, _, inode, *rest = line.split(maxsplit=5)
         if rest and rest[0].startswith("/") and int(offset, 16) == 0:

@@ -1,4 +1,4 @@
-"""Attaches to a running process from outside: starts a thread there, which shows its models while this viewer lives."""
+"""Attaches to a running process from outside, by a thread there that shows its models while this viewer lives."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ VECTOR_BYTES = 1 << 15  # those with AMX take 11 KiB
 EVENT_STOP = 128  # PTRACE_EVENT_STOP: stopped by INTERRUPT, or with the whole process by a signal such as SIGSTOP
 ALL_TASKS = 0x40000000  # __WALL
 FIELDS = (
-    "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs "
-    "gs"
-).split()
+    "r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi", "orig_rax",
+    "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs",
+)  # fmt: skip
 REGISTERS = struct.Struct(f"<{len(FIELDS)}Q")
 ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
 NO_SYSTEM_CALL = (1 << 64) - 1
@@ -41,12 +41,12 @@ FLAGS_TO_CLEAR = 0x500  # the direction flag and the trap flag, which are clear 
 FUTEX = 202
 RESTARTED = {NO_SYSTEM_CALL - code + 1 for code in (512, 513, 514, 516)}  # results of an interrupted system call
 INTERRUPTED = NO_SYSTEM_CALL - errno.EINTR + 1
-# The thread's own faults must reach this process at once. If they were blocked, the kernel would reset their handlers.
+# The thread's own faults reach this process at once. If they were blocked, the kernel would reset their handlers.
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 BLOCKED = sum(1 << (number - 1) for number in range(1, 65) if number not in FAULTS)
 STOP_WITHIN_S = 1.0
 CALL_WITHIN_S = 0.5
-POLL_S = 0
+POLL_S = 0.0  # Only let others run: a sleep of 20 µs takes 75 µs, as long as most stops.
 
 
 class TracedThread:
@@ -63,7 +63,7 @@ class TracedThread:
         self._registers = b""
         self._vectors = b""
         self._blocked = b""
-        self._held: set[signal.Signals] = set()
+        self._held: set[int | signal.Signals] = set()
         self._wakes = False
 
     def __enter__(self) -> TracedThread:
@@ -135,7 +135,7 @@ class TracedThread:
                 values = REGISTERS.unpack(self._read(GET_REGISTERS, REGISTERS.size))
                 now = dict(zip(FIELDS, values, strict=True))
                 if now["rip"] == 0:
-                    return now["rax"]
+                    return int(now["rax"])
             if stop[1] != EVENT_STOP:
                 raise CbtopError(f"a function called in process {self._pid} failed by signal {stop[0]}")
             self._ask(CONTINUE)

@@ -93,7 +93,9 @@ def test_this_process_and_one_that_does_not_exist_are_refused() -> None:
     assert f"there is no process {largest}" in refused(largest)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or which("setpriv") is None, reason="only root may start another user's process")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or which("setpriv") is None, reason="only root may start another user's process"
+)
 def test_a_process_of_another_user_is_refused_with_the_command_for_that_user() -> None:
     command = ["setpriv", "--reuid", "65534", "--clear-groups", "sleep", "60"]
     with subprocess.Popen(command) as process:
@@ -123,7 +125,12 @@ def test_a_python_that_cbtop_does_not_support_is_named(
 
 @pytest.mark.parametrize(
     ("scope", "way_out"),
-    [("0", "--cap-add SYS_PTRACE"), ("1", "kernel.yama.ptrace_scope=0"), ("3", "by `cbtop run`"), (None, "SYS_PTRACE")],
+    [
+        ("0", "--cap-add SYS_PTRACE"),
+        ("1", "kernel.yama.ptrace_scope=0"),
+        ("3", "by `cbtop run`"),
+        (None, "SYS_PTRACE"),
+    ],
 )
 def test_a_kernel_that_permits_no_tracing_is_told_with_the_way_out(
     scope: str | None, way_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,7 +43,9 @@ def test_a_constant_that_is_not_exported_is_none() -> None:
     assert exported_symbols(file).number("Py_Version") is None
 
 
-@pytest.mark.parametrize("content", [b"", b"#!/bin/sh\n", b"\x7fELF\x02\x01" + bytes(10), b"\x7fELF\x02\x01" + b"\xff" * 90])
+@pytest.mark.parametrize(
+    "content", [b"", b"#!/bin/sh\n", b"\x7fELF\x02\x01" + bytes(10), b"\x7fELF\x02\x01" + b"\xff" * 90]
+)
 def test_a_file_of_another_format_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "python"
     path.write_bytes(content)

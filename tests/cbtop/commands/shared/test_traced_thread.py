@@ -136,7 +136,7 @@ def test_a_suspended_process_is_refused_and_stays_suspended() -> None:
 
 
 def test_a_thread_that_another_process_traces_is_not_permitted() -> None:
-    tracer = f"""
+    tracer = """
 import sys
 from cbtop.commands.shared.traced_thread import TracedThread
 with TracedThread(int(sys.argv[1])):
