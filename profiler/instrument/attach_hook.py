@@ -8,7 +8,7 @@ Rules
 - An error of cbtop reaches only the viewer. Nothing is printed.
 - A forked child is not shown, because the viewer asked for this process only.
 
-What remains after the viewer's end: the imported modules, this process's files in the runtime directory, a page of
+These remain after the viewer's end: the imported modules, this process's files in the runtime directory, a page of
 memory with the code that started this thread, and a function that each fork calls.
 """
 
@@ -31,7 +31,8 @@ def show_until_the_end(
 ) -> None:
     """Attach to the models of this process, and detach when the viewer at the socket `address` has ended.
 
-    `directory` is the viewer's runtime directory, and `package` the viewer's cbtop, for a Python without cbtop.
+    `directory` is the viewer's runtime directory, and `package` the viewer's cbtop. A Python without
+    cbtop loads it.
     """
     import socket
 

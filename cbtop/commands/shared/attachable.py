@@ -16,7 +16,7 @@ from cbtop.errors import CbtopError, UsageError
 from cbtop.protocol.ended import rings_of_latest, runs
 from cbtop.protocol.endpoint import runtime_dir
 
-# The functions that an attachment calls, and the file in which each is looked for.
+# The functions that an attachment calls: those of Python, and one of the C library.
 OF_PYTHON = ("Py_IsInitialized", "Py_AddPendingCall", "PyRun_SimpleString")
 OF_LIBC = "mmap"
 LIBCS = ("libc.so.", "libc-2.", "ld-musl-")
@@ -120,7 +120,7 @@ def _check_namespaces(pid: int) -> None:
 
 
 def _python_of(pid: int, files: list[MappedFile]) -> ExportedSymbols:
-    """Return the symbols of the process's interpreter. Raises CbtopError if it is no Python that cbtop supports."""
+    """Return the symbols of the process's interpreter. Raises CbtopError if cbtop does not support it."""
     executable = os.readlink(f"/proc/{pid}/exe").removesuffix(" (deleted)")
     for file in files:
         if file.path != executable and not file.name.startswith("libpython"):

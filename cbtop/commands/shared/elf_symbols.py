@@ -16,12 +16,12 @@ PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
 LOADED, SYMBOLS = 1, 11  # PT_LOAD, SHT_DYNSYM
-CHOSEN_AT_START = 10  # STT_GNU_IFUNC: the address is that of a function which chooses the real one
+CHOSEN_AT_START = 10  # STT_GNU_IFUNC: a function that chooses the real one
 
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """A file that a process has mapped, and where it begins there."""
+    """A file that a process has mapped, and the address of its beginning."""
 
     path: str
     inode: int

@@ -4,9 +4,9 @@ Rules
 - Only one thread is stopped, for less than a millisecond. The other threads of the process run on.
 - All registers of the thread, with those for vectors, and its blocked signals are restored. Signals that arrive
   meanwhile wait. A system call that the stop has interrupted begins again, as after SIGSTOP and SIGCONT.
-- No code of the process is changed. A function returns to address 0, where the thread faults. The fault reaches only
-  this process.
-- A call that does not return in time is given up: the thread continues where it was stopped.
+- No code of the process is changed. A function returns to address 0, and the thread faults there. Only this process gets
+  the fault.
+- A call that does not return in time is given up: the thread continues at the place of its stop.
 - Signals to this process wait, too, because a process that ended during a call would leave the thread in it.
 """
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-NO_LIMIT_BYTES = 1 << 60  # version 1 gives the largest number of pages where there is no limit
+NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 gives the largest number of pages
 MAX_DEPTH = 32
 
 
@@ -17,8 +17,7 @@ MAX_DEPTH = 32
 class ContainerLimits:
     """The tightest limits around a process. None: there is no such limit.
 
-    `periods` are the scheduler's periods so far, and `throttled` those in which the container had used up its
-    processor time.
+    `periods` counts the scheduler's periods, and `throttled` the periods without processor time left.
     """
 
     cpu_percent: float | None = None  # 100 is one whole processor
