@@ -29,8 +29,8 @@ class DeviceProcess:
     - `waiting_percent`: the share of time in which the busiest thread was ready to run but had no processor, as
       counted by the kernel.
     - `cpu_limit_percent` and `memory_limit_bytes` are the limits of the container (control group) around the process.
-      None means no limit. `throttled_percent` is the share of the scheduler's periods in which the container had used
-      up its processor time.
+      None means no limit. `throttled_percent` is the share of the scheduler's periods without processor time left for
+      the container.
     """
 
     pid: int

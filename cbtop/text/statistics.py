@@ -311,7 +311,7 @@ STATISTICS = (
     Statistic("memory_limit_bytes", "memory limit", "B", Origin.DECLARED,
               "memory that its container may use; null without a limit", _PROCESS),
     Statistic("throttled_percent", "throttled %", "%", Origin.MEASUREMENTS,
-              "share of the scheduler's periods in which its container had used up its processor time", _PROCESS),
+              "share of the scheduler's periods without processor time left for its container", _PROCESS),
 )
 # fmt: on
 

@@ -65,10 +65,11 @@ def _attached(directory: str, package: str, lent_msgpack: str, overhead_percent:
     hook = _import_hook(package)
     if hook.lacks_cbtop():
         hook.load_package(package)
-    from cbtop.profiler.instrument import temporary
     from cbtop.protocol import packing
 
-    packing.lent_directory = lent_msgpack
+    packing.lent_directory = lent_msgpack  # before any module that loads msgpack
+    from cbtop.profiler.instrument import temporary
+
     if temporary.are_attached():
         raise RuntimeError("its models are attached already: it runs under `cbtop run`, or attaches itself")
     from pathlib import Path

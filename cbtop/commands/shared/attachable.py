@@ -16,7 +16,7 @@ from cbtop.errors import CbtopError, UsageError
 from cbtop.protocol.ended import rings_of_latest, runs
 from cbtop.protocol.endpoint import runtime_dir
 
-# The functions that an attachment calls: those of Python, and one of the C library.
+# The functions that an attachment calls, in Python and in the C library.
 OF_PYTHON = ("Py_IsInitialized", "Py_AddPendingCall", "PyRun_SimpleString")
 OF_LIBC = "mmap"
 LIBCS = ("libc.so.", "libc-2.", "ld-musl-")

@@ -63,7 +63,11 @@ class OutsideAttachment:
                 Path(self._address).unlink(missing_ok=True)
         try:
             self._host.settimeout(self._timeout_s)
-            answer = self._read()
+            try:
+                answer = self._read()
+            except TimeoutError:
+                late = f"process {self._process.pid} is not attached after {self._timeout_s:g} s, so cbtop leaves it"
+                raise CbtopError(f"{late}: it is busy, perhaps with its imports; raise --timeout") from None
             if answer != ATTACHED:
                 why = answer.partition(" ")[2] or "it has ended"
                 raise CbtopError(f"process {self._process.pid} cannot be attached: {why}")

@@ -1,4 +1,4 @@
-"""Calls functions in a stopped thread of another process, by ptrace(2), on Linux for x86-64.
+"""Calls functions in a stopped thread of a different process, by ptrace(2), on Linux for x86-64.
 
 Rules
 - Only one thread is stopped, for less than a millisecond. The other threads of the process run on.

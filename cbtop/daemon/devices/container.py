@@ -15,7 +15,7 @@ MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class ContainerLimits:
-    """The tightest limits around a process. None: there is no such limit.
+    """The tightest limits around a process. None: it is not limited.
 
     `periods` counts the scheduler's periods, and `throttled` the periods without processor time left.
     """
