@@ -463,12 +463,13 @@ def container_text(process: ProcessRow) -> str:
     """Return the limits of a process's container as text, or "" if it has none."""
     limits = []
     if process.cpu_limit_percent is not None:
-        limits.append(f"{process.cpu_limit_percent / 100:g} processors")
+        processors = process.cpu_limit_percent / 100
+        limits.append(f"{processors:g} processor" if processors <= 1 else f"{processors:g} processors")
     if process.memory_limit_bytes is not None:
         limits.append(f"{units.size_bytes(process.memory_limit_bytes)} of memory")
     if not limits:
         return ""
-    text = f"{process.name} {process.pid}: its container may use {' and '.join(limits)}"
+    text = f"{process.name or units.NOT_MEASURED} {process.pid}: its container may use {' and '.join(limits)}"
     if process.throttled_percent is None:
         return text
     share = units.percent_number(process.throttled_percent)

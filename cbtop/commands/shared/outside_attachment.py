@@ -115,6 +115,8 @@ class OutsideAttachment:
                 thread.wake()
         except PermissionError as error:
             raise CbtopError(not_permitted(self._process.pid)) from error
+        except ProcessLookupError as error:
+            raise CbtopError(f"process {self._process.pid} has ended") from error
         self.stopped_ms = 1e3 * (time.monotonic() - begun_s)
 
     def _code(self) -> str:

@@ -4,8 +4,8 @@ Rules
 - Only one thread is stopped, for less than a millisecond. The other threads of the process run on.
 - All registers of the thread, with those for vectors, and its blocked signals are restored. Signals that arrive
   meanwhile wait. A system call that the stop has interrupted begins again, as after SIGSTOP and SIGCONT.
-- No code of the process is changed. A function returns to address 0, and the thread faults there. Only this process gets
-  the fault.
+- No code of the process is changed. A function returns to address 0, and the thread faults there. Only this process
+  gets the fault.
 - A call that does not return in time is given up: the thread continues at the place of its stop.
 - Signals to this process wait, too, because a process that ended during a call would leave the thread in it.
 """
@@ -18,6 +18,7 @@ import os
 import signal
 import struct
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from cbtop.errors import CbtopError
@@ -76,7 +77,9 @@ class TracedThread:
             self._blocked = self._read(GET_BLOCKED, 8, 8)
             self._write(SET_BLOCKED, struct.pack("<Q", BLOCKED), 8)
         except BaseException:
-            # The kernel lets go of a thread that has not stopped when this process ends.
+            # If the thread has not stopped, the kernel lets it go when this process ends.
+            with suppress(OSError):
+                self._ask(DETACH)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._held)
             raise
         return self
@@ -151,7 +154,6 @@ class TracedThread:
             if stop == (signal.SIGTRAP, EVENT_STOP):
                 return
             if stop[1] == EVENT_STOP:
-                self._ask(DETACH)
                 raise CbtopError(f"process {self._pid} is suspended: kill -CONT {self._pid}, then try again")
             self._ask(CONTINUE, stop[0])  # a signal for the process has arrived first
 

@@ -47,8 +47,10 @@ LOCKED = "import _thread\nlock = _thread.allocate_lock(); lock.acquire(); print(
 
 @contextmanager
 def program(source: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", source, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-X", "faulthandler", "-c", source, *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         try:
@@ -156,7 +158,7 @@ def test_signals_of_this_process_wait_until_the_thread_runs_again() -> None:
     try:
         with program(SUMS, "1") as process:
             with TracedThread(process.pid):
-                os.kill(os.getpid(), signal.SIGUSR1)
+                signal.raise_signal(signal.SIGUSR1)
                 assert not seen
             assert seen == [signal.SIGUSR1]
             assert process.communicate()[0] == "True\n"
