@@ -1,12 +1,14 @@
 """Calls functions in a stopped thread of a different process, by ptrace(2), on Linux for x86-64.
 
 Rules
-- Only one thread is stopped, for less than a millisecond. The other threads of the process run on.
+- Only one thread is stopped, for about a millisecond (2 cores, Zen 5). The other threads of the process run on.
 - All registers of the thread, with those for vectors, and its blocked signals are restored. Signals that arrive
   meanwhile wait. A system call that the stop has interrupted begins again, as after SIGSTOP and SIGCONT.
 - No code of the process is changed. A function returns to address 0, and the thread faults there. Only this process
   gets the fault.
 - A call that does not return in time is given up: the thread continues at the place of its stop.
+- A restartable sequence (rseq(2), which Google's tcmalloc uses) is not begun again if the stop is inside it. Such a
+  sequence has a few instructions.
 - Signals to this process wait, too, because a process that ended during a call would leave the thread in it.
 """
 
