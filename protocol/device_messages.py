@@ -28,6 +28,9 @@ class DeviceProcess:
     - `process_start` is as in HostHello, or 0 if unknown.
     - `waiting_percent`: the share of time in which the busiest thread was ready to run but had no processor, as
       counted by the kernel.
+    - `cpu_limit_percent` and `memory_limit_bytes` are the limits of the container (control group) around the process.
+      None means no limit. `throttled_percent` is the share of the scheduler's periods without processor time left for
+      the container.
     """
 
     pid: int
@@ -36,6 +39,9 @@ class DeviceProcess:
     memory_bytes: float | None = None
     utilization_percent: float | None = None
     waiting_percent: float | None = None
+    cpu_limit_percent: float | None = None
+    memory_limit_bytes: float | None = None
+    throttled_percent: float | None = None
 
     def __post_init__(self) -> None:
         _check_figures(self)

@@ -20,6 +20,9 @@ LENT_MSGPACK = "CBTOP_RUN_MSGPACK"
 # The compiled part of msgpack adds itself to sys.modules under this name, even if it is loaded under another name.
 _COMPILED = "msgpack._cmsgpack"
 
+# The same directory, in a process that `cbtop attach` has chosen. "" means that there is none.
+lent_directory = ""
+
 
 def msgpack_directory() -> str | None:
     """Return the directory of this environment's msgpack, or None without one. Does not load msgpack."""
@@ -53,14 +56,14 @@ def _lent(directory: str) -> Any:
 
 
 def load_msgpack() -> Any:
-    """Return the msgpack of this environment, or else the msgpack of `cbtop run`.
+    """Return the msgpack of this environment, or else the msgpack of `cbtop run` or `cbtop attach`.
 
     Raises ImportError if neither exists.
     """
     try:
         import msgpack
     except ModuleNotFoundError as error:
-        directory = os.environ.get(LENT_MSGPACK)
+        directory = lent_directory or os.environ.get(LENT_MSGPACK)
         if error.name != "msgpack" or not directory:
             raise
         return _lent(directory)

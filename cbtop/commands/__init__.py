@@ -7,6 +7,7 @@ Only the given one is imported, so that a fast command such as `cbtop keys` does
 COMMANDS = {
     "demo": "decode a model with instrumented bricks, and watch it",
     "run": "run a program, and show its torch models; the program is not edited",
+    "attach": "attach to a Python process with torch that runs already",
     "ls": "list what runs, on one host or several",
     "record": "record what runs into a file",
     "replay": "show a recording",

@@ -132,7 +132,7 @@ def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool,
     command = list(words)
     try:
         record, guard = given["--record"], _checked(given[GUARD])
-        return (command, _allowed(given["--overhead"], record), record, quiet, guard) if command else None
+        return (command, allowed_percent(given["--overhead"], record), record, quiet, guard) if command else None
     except UsageError:
         return None
 
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise UsageError("run what? cbtop run -- python serve.py")
-    overhead_percent = _allowed(options.overhead, options.report if options.record is None else options.record)
+    overhead_percent = allowed_percent(options.overhead, options.report if options.record is None else options.record)
     guard = _checked(options.guard)
     if options.watch:
         if options.report is not None:
@@ -438,7 +438,7 @@ def _say(line: str) -> None:
             sys.stderr.flush()
 
 
-def _allowed(overhead: str | None, record: str | None) -> float:
+def allowed_percent(overhead: str | None, record: str | None) -> float:
     """Return the allowed overhead in percent. Raises UsageError if `overhead` is not valid."""
     if overhead is None:
         overhead = DEFAULT_OVERHEAD if record is None else recorded_overhead()

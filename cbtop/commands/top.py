@@ -67,6 +67,15 @@ RANKS_WATCH_S = 1.5  # Watch for this many seconds to find the slowest rank.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_show_arguments(parser)
     add_merge_argument(parser)
+    add_length_arguments(parser)
+    add_attach_arguments(parser)
+    add_web_argument(parser)
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="show a recording (as `cbtop replay FILE`)")
+    replay.add_replay_arguments(parser)
+
+
+def add_length_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how long to watch before the report is printed."""
     parser.add_argument(
         "--once",
         "-1",
@@ -79,10 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SEC",
         help="with --headless: watch this long, then print the report",
     )
-    add_attach_arguments(parser)
-    add_web_argument(parser)
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="show a recording (as `cbtop replay FILE`)")
-    replay.add_replay_arguments(parser)
 
 
 def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +106,11 @@ def run(options: argparse.Namespace) -> int:
     if is_for_browser(options):
         viewer_keys(options)  # Tell about invalid keys now, not in the browser.
         return serve_screen(options)
+    return watch_live(options)
+
+
+def watch_live(options: argparse.Namespace) -> int:
+    """Show the screen or print a report of live processes. `options` must already be complete (`settle_options`)."""
     if not (options.once or options.duration or is_headless(options)):
         with open_feed(options, options.source, window_s(options)) as feed:
             judge_as_asked(feed, options)

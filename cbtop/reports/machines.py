@@ -14,6 +14,7 @@ from cbtop.text.statistics import (
     DEVICE_COLUMNS,
     PROCESS_COLUMNS,
     Of,
+    container_text,
     device_text,
     has_figure,
     process_text,
@@ -49,6 +50,7 @@ def _machine(machine: MachineView) -> str:
     lines += [f"{row.label} {row.device.name}: {row.device.trouble}" for row in machine.devices if row.device.trouble]
     if machine.processes:
         lines += ["", _processes(machine)]
+        lines += list(dict.fromkeys(filter(None, map(container_text, machine.processes))))
     lines += [f"n/a: {why_unknown(why)}" for why in machine.unknown]
     if machine.gpus:
         lines.append(BUSY_LINE)

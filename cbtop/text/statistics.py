@@ -305,6 +305,13 @@ STATISTICS = (
               "share of the time that its busiest thread could run and had no processor", _PROCESS),
     Statistic("resident_bytes", "resident", "B", Origin.MEASURED, "memory of the host in use by the process",
               _PROCESS),
+    Statistic("cpu_limit_percent", "CPU limit", "%", Origin.DECLARED,
+              "processor time that its container may use; 100 is one whole processor; null without a limit",
+              _PROCESS),
+    Statistic("memory_limit_bytes", "memory limit", "B", Origin.DECLARED,
+              "memory that its container may use; null without a limit", _PROCESS),
+    Statistic("throttled_percent", "throttled %", "%", Origin.MEASUREMENTS,
+              "share of the scheduler's periods without processor time left for its container", _PROCESS),
 )
 # fmt: on
 
@@ -450,6 +457,23 @@ def process_text(statistic: Statistic, process: ProcessRow) -> str:
     """Return a figure of a process as text. Return a dash for a GPU figure if the process uses no GPU."""
     is_on_gpu = statistic.key in ("gpu_memory_bytes", "gpu_utilization_percent")
     return units.NONE_THERE if is_on_gpu and not process.device else statistic.bare(process)
+
+
+def container_text(process: ProcessRow) -> str:
+    """Return the limits of a process's container as text, or "" if it has none."""
+    limits = []
+    if process.cpu_limit_percent is not None:
+        processors = process.cpu_limit_percent / 100
+        limits.append(f"{processors:g} processor" if processors <= 1 else f"{processors:g} processors")
+    if process.memory_limit_bytes is not None:
+        limits.append(f"{units.size_bytes(process.memory_limit_bytes)} of memory")
+    if not limits:
+        return ""
+    text = f"{process.name or units.NOT_MEASURED} {process.pid}: its container may use {' and '.join(limits)}"
+    if process.throttled_percent is None:
+        return text
+    share = units.percent_number(process.throttled_percent)
+    return f"{text}; it had none left in {share} % of the scheduler's periods (throttled)"
 
 
 BRICK_PANEL = {

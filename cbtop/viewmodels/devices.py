@@ -14,6 +14,8 @@ from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 STALE_AFTER_S = 3.0  # A sample is old after this many seconds. One is taken every second.
 # At most the newest LATEST samples are used (one a second), and at least LEAST_SAMPLES are needed.
 LATEST, LEAST_SAMPLES = 10, 3
+# At most this many processes without a GPU that are not profiled, if they take at least this much of one processor.
+MAX_BUSY, LEAST_BUSY_PERCENT = 10, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,10 @@ class ProcessRow:
     cpu_percent: float | None = None
     waiting_percent: float | None = None
     resident_bytes: float | None = None
+    # limits of the process's container, or None without one
+    cpu_limit_percent: float | None = None
+    memory_limit_bytes: float | None = None
+    throttled_percent: float | None = None
     history: tuple[ProcessMoment, ...] = ()  # samples of the process in the last two minutes, oldest first
 
 
@@ -76,7 +82,8 @@ class MachineView:
     daemon: str  # key of the daemon: host, boot id and pid
     host: str
     devices: tuple[DeviceRow, ...]
-    processes: tuple[ProcessRow, ...]  # processes on the machine, profiled ones first
+    # processes on the machine: profiled ones first, then others on GPUs or processors, the busiest first
+    processes: tuple[ProcessRow, ...]
     unknown: tuple[WhyView, ...]
     elsewhere: tuple[str, ...]  # keys of profiled processes in other pid namespaces, which the samplers cannot see
     troubles: tuple[str, ...]  # texts about samplers without a result, each with the reason: `nvml: reason`
@@ -125,8 +132,8 @@ def _rows(sampler: str, known: SampledDevices, age_s: float) -> Iterable[DeviceR
 
 
 def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...]:
-    """Return a row for each process on each GPU, and for each profiled process without a GPU. Pid and start time
-    identify a process.
+    """Return a row for each process on each GPU, and for each profiled or busy process without a GPU. Pid and start
+    time identify a process.
     """
     sources = {
         (record.hello.pid, record.hello.process_start): record.key
@@ -142,10 +149,19 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
             else:
                 found.append((row, process))
     on_gpus = {(process.pid, process.process_start) for _, process in found}
-    found += [(None, process) for key, process in on_host.items() if key in sources and key not in on_gpus]
+    busy = sorted(
+        (process.utilization_percent or 0.0, key) for key, process in on_host.items() if key not in sources
+    )[-MAX_BUSY:]
+    shown = sources.keys() | {key for percent, key in busy if percent >= LEAST_BUSY_PERCENT}
+    found += [(None, process) for key, process in on_host.items() if key in shown and key not in on_gpus]
     seen = {key: tuple(kept) for known in store.devices.values() for key, kept in known.of_processes.items()}
     made = [_process(row, process, sources, on_host, seen) for row, process in found]
-    return tuple(sorted(made, key=lambda row: (row.source is None, row.pid, row.device)))
+    return tuple(sorted(made, key=_order))
+
+
+def _order(row: ProcessRow) -> tuple[bool, float, int, str]:
+    busy_percent = 0.0 if row.source else row.cpu_percent or 0.0
+    return row.source is None, -busy_percent, row.pid, row.device
 
 
 def waiting_percent(store: Store, record: SourceRecord) -> float | None:
@@ -196,6 +212,9 @@ def _process(
         cpu_percent=host.utilization_percent if host else None,
         waiting_percent=host.waiting_percent if host else None,
         resident_bytes=host.memory_bytes if host else None,
+        cpu_limit_percent=host.cpu_limit_percent if host else None,
+        memory_limit_bytes=host.memory_limit_bytes if host else None,
+        throttled_percent=host.throttled_percent if host else None,
         history=seen.get(key, ()),
     )
 

@@ -75,13 +75,8 @@ class LaunchedRecorder(RingRecorder):
                 os.close(fifo)
 
 
-def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None:
-    """Instrument every model that this process calls. The overhead is at most `overhead_percent` of the process's
-    time.
-
-    `is_lent` says that cbtop is not installed in this environment. vLLM then does not find cbtop among its plugins.
-    """
-    recorder = LaunchedRecorder(nothing_yet)
+def profiler_of(recorder: RingRecorder, overhead_percent: float) -> BrickProfiler:
+    """Return a profiler that records every step, or as many steps as `overhead_percent` of their time allows."""
     is_governed = overhead_percent < EVERY_STEP_PERCENT
     profiler = (
         GovernedProfiler(overhead_percent, recorder=recorder) if is_governed else BrickProfiler(recorder=recorder)
@@ -91,6 +86,16 @@ def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None
         profiler.governor.sampling = sampling
     profiler.parts.steps.warm_ups = WarmUps()
     profiler.parts.by_kernels = is_governed
+    return profiler
+
+
+def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None:
+    """Instrument every model that this process calls. The overhead is at most `overhead_percent` of the process's
+    time.
+
+    `is_lent` says that cbtop is not installed in this environment. vLLM then does not find cbtop among its plugins.
+    """
+    profiler = profiler_of(LaunchedRecorder(nothing_yet), overhead_percent)
     if guard := os.environ.get("CBTOP_GUARD"):
         profiler.parts.guard = guard_setting(guard)
     instrumentation.install(profiler)

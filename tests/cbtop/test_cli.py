@@ -267,7 +267,7 @@ def test_every_sign_of_ours_has_its_ascii() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nonsense"], "unknown command 'nonsense'; there are demo, run, ls"),
+        (["nonsense"], "unknown command 'nonsense'; there are demo, run, attach, ls"),
         (["recrod"], "unknown command 'recrod'; did you mean record? there are demo"),
         (["help", "recrod"], "unknown command 'recrod'; did you mean record? there are demo"),
         (["help", "record", "ls"], "unrecognized arguments: ls"),

@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from cbtop.daemon.devices.base import MAX_APART_NS, TWO_SAMPLES, Figures, NotKnownError, Rates
+from cbtop.daemon.devices.busy_processes import BusyProcesses
+from cbtop.daemon.devices.container import ContainerLimits, Containers
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample
 from cbtop.protocol.process import busiest_wait_ns, pid_namespace, process_start, processor_times
 from cbtop.protocol.roofs import cpu_name
@@ -20,21 +22,35 @@ NO_WORK = ("idle", "iowait", "guest", "guest_nice")
 
 
 class Cpu:
-    """Samples all processors as one device. `api` is the module psutil (None: load it with the first sample)."""
+    """Samples all processors as one device. `api` is the module psutil (None: load it with the first sample).
+
+    `busy` finds the processes that take the processors, and `containers` the limits of the requested processes.
+    """
 
     name = "cpu"
 
-    def __init__(self, api: Any = None, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(
+        self,
+        api: Any = None,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        busy: BusyProcesses | None = None,
+        containers: Containers | None = None,
+    ) -> None:
         self._api = api
+        self._busy = busy or BusyProcesses()
+        self._containers = containers or Containers()
         self._clock_ns = clock_ns
         self._rates = Rates()
         self._model = ""
         # process (pid, start time) -> time of the last reading in ns, and CPU times of its threads
         self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}
         self._next_times = dict(self._times)
+        # process (pid, start time) -> the limits of its container in the previous sample
+        self._limits: dict[tuple[int, int], ContainerLimits] = {}
+        self._next_limits = dict(self._limits)
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return a sample of the host and of the running processes among `pids`."""
+        """Return a sample of the host, the running processes among `pids`, and the processes that are busiest."""
         begun_ns = self._clock_ns()
         if self._api is None:
             try:
@@ -46,11 +62,13 @@ class Cpu:
         told.ask("utilization_percent", self._busy_percent)
         told.ask("memory_used_bytes memory_total_bytes", lambda: _memory(api.virtual_memory()))
         told.ask("clock_mhz clock_max_mhz", lambda: _clocks(api.cpu_freq()))
-        self._next_times = {}
+        self._next_times, self._next_limits = {}, {}
+        self._containers.begin()
         processes = [found for pid in sorted(pids)[:MAX_PROCESSES] if (found := self._process(pid)) is not None]
-        self._times = self._next_times
+        self._times, self._limits = self._next_times, self._next_limits
         if any(found.utilization_percent is None for found in processes):
             told.is_unknown("cpu_percent", TWO_SAMPLES)
+        processes += [found for found in self._busy.busiest() if found.pid not in pids]
         device = Device(
             "cpu", DeviceKind.CPU, 0, self._model, processes=tuple(processes), unknown=told.unknown, **told.known
         )
@@ -85,7 +103,20 @@ class Cpu:
         with suppress(NotKnownError):
             worked_s = times.user + times.system
             percent = 100 * self._rates.per_second((pid, start), self._clock_ns(), worked_s)
-        return DeviceProcess(pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start))
+        limits = self._containers.limits(pid)
+        return DeviceProcess(
+            pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start),
+            limits.cpu_percent, limits.memory_bytes, self._throttled_percent(pid, start, limits),
+        )  # fmt: skip
+
+    def _throttled_percent(self, pid: int, start: int, limits: ContainerLimits) -> float | None:
+        """Return in how many percent of the scheduler's periods the container had no processor time left."""
+        before = self._limits.get((pid, start))
+        self._next_limits[pid, start] = limits
+        if before is None or limits.cpu_percent is None:
+            return None
+        periods, throttled = limits.periods - before.periods, limits.throttled - before.throttled
+        return min(100.0, max(0.0, 100 * throttled / periods)) if periods > 0 else 0.0
 
     def _waiting_percent(self, pid: int, start: int) -> float | None:
         """Return how many percent of the time a process's busiest thread waited for a processor. None if unknown."""

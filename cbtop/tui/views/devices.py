@@ -16,6 +16,7 @@ from cbtop.text.statistics import (
     DEVICE_COLUMNS,
     PROCESS_COLUMNS,
     ScreenColumn,
+    container_text,
     device_text,
     has_figure,
     process_text,
@@ -110,7 +111,8 @@ class Devices(View):
     section = "devices"
     doc = (
         "The GPUs and the processors of the machine that the process runs on, as its daemon samples them every "
-        "second, and the processes on them. busy % is not how much of a GPU is used: one small kernel at a time "
+        "second, and the processes that use them: profiled ones (●), others on a GPU, and the ten that take most "
+        "processor time. busy % is not how much of a GPU is used: one small kernel at a time "
         "makes it 100. Power and bytes say more, and the roofline shows how close a brick is to its limit. The "
         "reason for each n/a is at the end. – means that the device does not have this. Below are the last two "
         "minutes of each device and of each profiled process, with mean and extremes (derived)."
@@ -199,6 +201,8 @@ def machine_lines(machine: MachineView, width: int) -> list[Line]:
         on_processes = place(PROCESSES, width - 2)
         lines += [BLANK, ((" ", ""), *head_line(on_processes, "", descending=True))]
         lines += [((" ", ""), *row_line(on_processes, row)) for row in machine.processes]
+        limits = dict.fromkeys(filter(None, map(container_text, machine.processes)))
+        lines += _wrapped("", list(limits), width, "dim")
     if machine.unknown:
         lines += [BLANK, *_wrapped("n/a: ", [why_unknown(why) for why in machine.unknown], width, "dim")]
     return lines

@@ -11,8 +11,19 @@ import pytest
 from cbtop.profiler.analysis.roofline import Distance
 from cbtop.protocol.device_messages import Device
 from cbtop.reports import REPORTS
-from cbtop.text.statistics import BRICK_COLUMNS, FORMATS, STATISTICS, Of, Statistic, statistic, statistics_of
+from cbtop.reports.machines import machines_text
+from cbtop.text.statistics import (
+    BRICK_COLUMNS,
+    FORMATS,
+    STATISTICS,
+    Of,
+    Statistic,
+    container_text,
+    statistic,
+    statistics_of,
+)
 from cbtop.tui.views import VIEWS
+from cbtop.tui.views.devices import machine_lines
 from cbtop.tui.views.help import help_lines
 from cbtop.tui.widgets.lines import plain
 from cbtop.units import NOT_MEASURED
@@ -94,3 +105,30 @@ def test_the_time_of_a_token_beside_an_exclusive_share_is_exclusive() -> None:
     columns = {place.statistic.title: place for place in BRICK_COLUMNS}
     assert (columns["µs/tok"].bare(outer), columns["incl µs/tok"].bare(outer)) == ("374.2", "1,497")
     assert (columns["wall %"].bare(whole), columns["wall %"].bare(outer)) == ("17.7", "4.4")
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({}, ""),
+        ({"throttled_percent": 3.0}, ""),
+        ({"memory_limit_bytes": 8e9}, "serve.py 7: its container may use 8.00 GB of memory"),
+        ({"cpu_limit_percent": 100.0}, "serve.py 7: its container may use 1 processor"),
+        (
+            {"cpu_limit_percent": 150.0, "memory_limit_bytes": 8e9, "throttled_percent": 40.0},
+            "serve.py 7: its container may use 1.5 processors and 8.00 GB of memory; it had none left in 40.0 % of "
+            "the scheduler's periods (throttled)",
+        ),
+    ],
+)
+def test_a_container_is_a_line_with_its_limits(limits: dict[str, float], text: str) -> None:
+    assert container_text(ProcessRow(7, "serve.py", None, "", "", **limits)) == text
+
+
+def test_the_line_of_a_container_is_on_the_screen_and_in_the_text() -> None:
+    limited = replace(H100.processes[0], cpu_limit_percent=200.0, throttled_percent=12.5)
+    machine = replace(H100, processes=(limited, replace(limited, device="1")))
+    line = container_text(limited)
+    assert machines_text([machine]).count(line) == 1
+    screen = " ".join(plain(row).strip() for row in machine_lines(machine, 100))
+    assert screen.count(line) == 1

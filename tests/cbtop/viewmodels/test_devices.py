@@ -46,6 +46,16 @@ def test_a_process_is_a_row_on_each_of_its_gpus_and_one_where_it_is_on_none() ->
     assert [row.label for row in view.gpus_of(source().source)] == ["0", "1"]
 
 
+def test_busy_processes_are_listed_after_profiled_ones_the_busiest_first() -> None:
+    (cpu,) = CPU.devices
+    busy = [DeviceProcess(100 + at, 1, "other", 5.0, 0.5 * at) for at in range(20)]
+    view = machine(source(), NVML, replace(CPU, devices=(replace(cpu, processes=(*cpu.processes, *busy)),)))
+    assert [row.pid for row in view.processes] == [PID, *range(119, 109, -1)]
+    assert [bool(row.source) for row in view.processes] == [True] + 10 * [False]
+    few = machine(source(), NVML, replace(CPU, devices=(replace(cpu, processes=tuple(busy[:4])),)))
+    assert [row.pid for row in few.processes] == [PID, 103, 102]  # the others take less than one percent
+
+
 def test_mig_devices_are_named_by_their_gpu_and_their_place() -> None:
     assert [row.label for row in made.MIG.devices] == ["0", "0:0", "0:1", "cpu"]
     assert [(row.pid, row.device) for row in made.MIG.processes] == [(PID, "0:0"), (PID + 1, "0:1")]

@@ -13,12 +13,30 @@ from typing import Any
 import psutil
 import pytest
 
+from cbtop.daemon.devices.busy_processes import BusyProcesses
+from cbtop.daemon.devices.container import ContainerLimits, Containers
 from cbtop.daemon.devices.cpu import Cpu
-from cbtop.protocol.device_messages import Device
+from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
 Times = namedtuple("Times", "user system idle iowait guest")
+
+
+class Idle(BusyProcesses):
+    """Finds no busy process, whatever else runs on the machine."""
+
+    def busiest(self) -> tuple[DeviceProcess, ...]:
+        return ()
+
+
+class Contained(Containers):
+    """Gives each process the limits that the test sets."""
+
+    found = ContainerLimits()
+
+    def limits(self, pid: int) -> ContainerLimits:
+        return self.found
 
 
 def device(sampler: Cpu, pids: tuple[int, ...] = ()) -> Device:
@@ -31,7 +49,7 @@ def unknown(found: Device) -> dict[str, str]:
 
 
 def test_the_real_host_says_what_it_and_its_processes_take() -> None:
-    sampler, me = Cpu(), os.getpid()
+    sampler, me = Cpu(busy=Idle()), os.getpid()
     first = device(sampler, (me,))
     assert unknown(first).keys() >= {"utilization_percent", "cpu_percent"}
     ends_s = time.process_time() + 0.05
@@ -142,3 +160,28 @@ def test_clocks_that_the_system_does_not_say_are_unknown() -> None:
 def test_without_psutil_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert Cpu().sample(()).trouble == "psutil is not installed: the host cannot be asked"
+
+
+def test_busy_processes_follow_the_requested_ones_and_none_comes_twice() -> None:
+    class Busy(Idle):
+        def busiest(self) -> tuple[DeviceProcess, ...]:
+            return (DeviceProcess(os.getpid(), 1, "me", 1.0, 90.0), DeviceProcess(9, 1, "other", 5.0, 80.0))
+
+    requested, other = device(Cpu(busy=Busy()), (os.getpid(),)).processes
+    assert (requested.pid, requested.utilization_percent) == (os.getpid(), None)
+    assert other == DeviceProcess(9, 1, "other", 5.0, 80.0)
+
+
+def test_a_process_has_its_containers_limits_and_how_often_they_held_it() -> None:
+    containers, seconds = Contained(), iter(range(1, 1000))
+    sampler = Cpu(clock_ns=lambda: next(seconds) * 10**7, busy=Idle(), containers=containers)
+    shares = []
+    for periods, throttled in ((10, 5), (20, 9), (20, 9), (30, 19)):
+        containers.found = ContainerLimits(150.0, 1e9, periods, throttled)
+        (process,) = device(sampler, (os.getpid(),)).processes
+        assert (process.cpu_limit_percent, process.memory_limit_bytes) == (150.0, 1e9)
+        shares.append(process.throttled_percent)
+    assert shares == [None, pytest.approx(40.0), 0.0, pytest.approx(100.0)]
+    containers.found = ContainerLimits(None, 1e9)
+    (process,) = device(sampler, (os.getpid(),)).processes
+    assert process.throttled_percent is None
