@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.instrument.module_tree import dictionary_of, home_of_class
-from cbtop.profiler.instrument.torch_internals import submodules
+from cbtop.profiler.instrument.torch_internals import child_named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +46,7 @@ def has_several_adapters(layers: Iterable[nn.Module]) -> bool:
     """Return whether these layers of PEFT have adapters of more than one name."""
     names: set[str] = set()
     for layer in layers:
-        names.update((submodules(layer).get("lora_A") or layer)._modules)
+        names.update((child_named(layer, "lora_A") or layer)._modules)
         if len(names - {"base_layer"}) > 1:
             return True
     return False
@@ -67,8 +67,7 @@ def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | 
     Returns None for variants of LoRA, for methods other than LoRA, and for mixed batches, because their products are
     not known.
     """
-    own, children = dictionary_of(module), submodules(module)
-    base = children.get("base_layer")
+    own, base = dictionary_of(module), child_named(module, "base_layer")
     kind = type(module)
     if base is None or not home_of_class(kind).startswith(_LORA) or not kind.__name__.startswith("Linear"):
         return None
@@ -80,7 +79,8 @@ def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | 
     found: list[nn.Module] = []
     variants = own.get("lora_variant") or {}, {key for key, is_so in (own.get("use_dora") or {}).items() if is_so}
     for name in (active,) if isinstance(active, str) else active:
-        pair = [getattr(children.get(part), "_modules", {}).get(name) for part in ("lora_A", "lora_B")]
+        held = [child_named(module, part) for part in ("lora_A", "lora_B")]
+        pair = [None if one is None else child_named(one, name) for one in held]
         if pair == [None, None]:
             continue  # this layer does not have an adapter of that name
         if None in pair or any([name in names for names in variants]):

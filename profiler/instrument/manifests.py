@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cbtop.profiler.instrument.module_tree import attribute_of, parameters_and_buffers
-from cbtop.profiler.instrument.torch_internals import submodules
+from cbtop.profiler.instrument.torch_internals import child_named
 from cbtop.profiler.instrument.work import backend_of, stored_bytes_of
 from cbtop.protocol.messages import Manifest
 
@@ -52,8 +52,8 @@ def manifest_of(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps
 
 def _class_of(model: nn.Module) -> str:
     """Return the name of the model's class, inside of torch's wrappers for compiled and distributed models."""
-    name, inside = WRAPPERS.get(type(model).__name__, ""), submodules(model)
-    return type(inside[name]).__name__ if inside.get(name) is not None else type(model).__name__
+    inside = child_named(model, WRAPPERS.get(type(model).__name__, ""))
+    return type(model if inside is None else inside).__name__
 
 
 def _config_of(module: nn.Module) -> Any:

@@ -23,8 +23,8 @@ from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, Mode
 from cbtop.profiler.instrument.step_contents import StepContents
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
 from cbtop.profiler.instrument.torch_internals import (
+    child_named,
     has_made_optimizer,
-    submodules,
     version_of,
     without_torch_function,
 )
@@ -272,7 +272,7 @@ class TimedModel(ABC):
         if root is None:
             return None
         # The wrapper of torch.compile has no training mode, so use the mode of the model inside.
-        inside = submodules(root).get("_orig_mod")
+        inside = child_named(root, "_orig_mod")
         mode: bool | None = dictionary_of(root if inside is None else inside).get("training")
         return mode
 

@@ -65,6 +65,12 @@ is_profiled: Callable[[], bool] = _profiler_enabled
 counting: set[int] = set()  # ids of the threads in which cbtop's own mode counts operations
 
 
+def child_named(module: nn.Module, name: str) -> nn.Module | None:
+    """Return the child `name` of `module`, or None. The children of a scripted or traced module have no `get`."""
+    children = submodules(module)
+    return children[name] if name in children else None  # noqa: SIM401 - see above
+
+
 def modes_of_host() -> int:
     """Return the number of active `__torch_dispatch__` modes, without cbtop's own."""
     modes = int(dispatch_modes())

@@ -53,7 +53,7 @@ from cbtop.profiler.instrument.multiplied import (
     types_of_float32,
     unknown_with,
 )
-from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameters, submodules
+from cbtop.profiler.instrument.torch_internals import child_named, own_buffers, own_parameters
 from cbtop.protocol.attributes import UNKNOWN_TYPE, UNKNOWN_WORK, Work
 from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 
@@ -195,7 +195,7 @@ class _Packed(NamedTuple):
 
 def _packed_weights(module: nn.Module) -> _Packed | None:
     activation_bytes = PACKED.get(home_of_class(type(module)))
-    holder = submodules(module).get("_packed_params")
+    holder = child_named(module, "_packed_params")
     if activation_bytes is None or holder is None:
         return None
     dtype, packed = attribute_of(holder, "dtype"), attribute_of(holder, "_packed_params")

@@ -97,3 +97,16 @@ def test_a_model_with_lazy_weights_is_attached_at_its_second_call() -> None:
     assert not memory.records
     model(torch.ones(1, 3, 8))
     assert memory.records
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_model_that_was_traced_whole_has_steps_without_bricks(caplog: pytest.LogCaptureFixture) -> None:
+    memory = Memory()
+    traced = torch.jit.trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.ones(3, 8))
+    install(BrickProfiler(recorder=memory))
+    for _ in range(3):
+        traced(torch.ones(3, 8))
+    assert [name for *_, name in memory.nodes] == ["forward"]
+    steps = [record for record in memory.records if record[0] == memory.nodes[0][0]]
+    assert len(steps) == 2  # It is attached in its first call.
+    assert not caplog.records
