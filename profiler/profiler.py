@@ -242,7 +242,7 @@ class BrickProfiler:
         because other code runs while they wait. Inside these, use `with profiler.brick(...)`.
         """
 
-        return timed(self._path, brick, elements, self.check)
+        return timed(self._path, brick, elements, self._checks.is_due, self.check)
 
     def check(self, definition: BrickDefinition, output: Any, *args: Any, **kwargs: Any) -> None:
         """Run the checks of a definition on `output`, the result of a call with these arguments.
@@ -271,7 +271,7 @@ class BrickProfiler:
         self._elapsed.forget()
         self._turns = thread_local()
         self._chance = random.Random()  # a separate generator (see __init__), seeded anew
-        self._checks = BrickChecks(self.announce)
+        self._checks.forget()
         self._scopes.dropped = 0
         self.graph.reset()
         self.stats.reset()
@@ -571,7 +571,7 @@ class BrickProfiler:
         """In a forked child, start recording anew, outside of the parent's bricks and steps."""
         self._scopes.after_fork()
         self._pending.after_fork()
-        self._checks = BrickChecks(self.announce)  # the child has no results, and its lock is free
+        self._checks.forget()  # the child has no results, and its lock is free
         self._ended_why = ""
         try:
             self._steps.after_fork()
