@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from cbtop.commands.shared.contract_lines import lint_sarif
 from cbtop.errors import FailedCheckError, UsageError
 from cbtop.units import counted
 
@@ -21,6 +22,7 @@ examples:
   cbtop contracts lint contracts/               every .yaml file in a folder
   cbtop contracts lint rms_norm.yaml
   cbtop contracts lint contracts/ --format json
+  cbtop contracts lint contracts/ --format sarif    for code hosts: each fault next to its line
 
 A module of a reference is found from the working directory. `cbtop verify module:function` runs a brick itself.
 
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("lint",), help="what to do")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder, or one file")
     parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="of what is printed (default: text)"
+        "--format", choices=("text", "json", "sarif"), default="text", help="of what is printed (default: text)"
     )
 
 
@@ -50,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     faults = {str(path): lint(path) for path in files}
     if options.format == "json":
         sys.stdout.write(json.dumps({"schema": SCHEMA, "files": faults}) + "\n")
+    elif options.format == "sarif":
+        sys.stdout.write(lint_sarif(faults))
     else:
         for path, found in faults.items():
             sys.stdout.write(f"{'✗' if found else '✓'} {path}\n" + "".join(f"  {fault}\n" for fault in found))
