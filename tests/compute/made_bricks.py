@@ -36,7 +36,9 @@ def inexact(x, weight, epsilon):
 
 @profiler.timed(NORM)
 def infinite(x, weight, epsilon):
-    return np.full((len(x), x.shape[1] + 1), np.inf, np.float32) if len(x) == 1 else plain_rms_norm(x, weight, epsilon)
+    if len(x) > 1:
+        return plain_rms_norm(x, weight, epsilon)
+    return np.full((1, x.shape[1] + 1), np.inf, np.float32)
 
 
 @profiler.timed(NORM)

@@ -89,7 +89,9 @@ def own_brick_sarif(brick: OwnBrick, found: Sequence[Verified]) -> str:
     """Return a SARIF log of a user's brick. A failure is at the line of its contract, or else of its function."""
     rules = {rule.means: rule for rule in _rules(brick)}
     failures = {
-        said: Failure(rules.get(about, rules[brick.name]), said) for one in found for about, said in _failed(brick, one)
+        said: Failure(rules.get(about, rules[brick.name]), said)
+        for one in found
+        for about, said in _failed(brick, one)
     }
     return sarif(list(rules.values()), list(failures.values()))
 
