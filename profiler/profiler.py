@@ -458,7 +458,7 @@ class BrickProfiler:
         return self.stats.stats_for(brick)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """Return the statistics of the categories that ran."""
+        """Return the statistics of each category. Those of a category that did not run are zeros."""
         return self.stats.category_stats()
 
     @property

@@ -280,8 +280,9 @@ class Session:
         return next((stats for stats in self._bricks() if stats.name == name), None)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """Return the statistics of the categories that ran, by category."""
-        return {stats.category: stats for stats in category_stats(self._bricks())}
+        """Return the statistics of each category. Those of a category that did not run are zeros."""
+        found = {stats.category: stats for stats in category_stats(self._bricks())}
+        return {category: found.get(category) or CategoryStats.zero(category) for category in BrickCategory}
 
     def phases(self) -> dict[str, StepSums]:
         """Return the sums of each phase with an ended step, by the name of the phase."""

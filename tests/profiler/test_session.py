@@ -68,7 +68,7 @@ def test_f110_category_sums_are_those_of_their_bricks(profiler: BrickProfiler) -
         with profiler.brick(brick, 5):
             pass
     found = profiler.category_stats()
-    assert {category: (stats.count, stats.exclusive_ns) for category, stats in found.items()} == {
+    assert {key: (stats.count, stats.exclusive_ns) for key, stats in found.items() if stats.count} == {
         BrickCategory.FFN: (2, 2000),
         BrickCategory.OTHER: (1, 1000),
     }
