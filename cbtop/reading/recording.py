@@ -68,7 +68,8 @@ class Recording:
 
     def __repr__(self) -> str:
         names = ", ".join(f"{one.process} (pid {one.pid}): {len(one.records):,} calls" for one in self._processes)
-        return f"<recording {self.path}: {names}>"
+        missing = f"; {self.lost:,} records are missing, see `lost`" if self.lost else ""
+        return f"<recording {self.path}: {names}{missing}>"
 
     @property
     def is_complete(self) -> bool:
@@ -79,7 +80,8 @@ class Recording:
     def lost(self) -> int:
         """The number of records that the processes wrote and that the tables lack.
 
-        They are from before the recording, or were lost on the way, overwritten or rejected.
+        They are from before the recording, or were lost on the way, overwritten or rejected. `cbtop replay` has those
+        from before the recording in its sums.
         """
         return sum(one.missed + one.overwritten + one.rejected for one in self._processes)
 

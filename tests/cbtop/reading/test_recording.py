@@ -106,6 +106,13 @@ def test_the_tokens_and_times_of_steps_are_known(made: Path) -> None:
     assert set(bricks.column("elements").tolist()) == {8}
 
 
+def test_records_from_before_the_recording_are_named() -> None:
+    (path,) = [one for one in RECORDINGS if one.stem == "imperfect"]
+    with cbtop.read(path) as run:
+        assert run.lost > 0
+        assert repr(run).endswith(f" calls; {run.lost:,} records are missing, see `lost`>")
+
+
 def test_tables_stay_equal_when_they_are_read_again(made: Path) -> None:
     with cbtop.read(made) as run:
         first, second = run.calls(), run.calls()
