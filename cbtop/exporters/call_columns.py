@@ -30,7 +30,8 @@ OF_LAYERS = (*PLACE, *TIMES, "adopted", *PROCESS)
 OF_BRICKS = (*PLACE, "brick", "label", "outer_brick", "category", "backend", *TIMES, "elements", "adopted", *PROCESS)
 OF_KERNELS = (*PLACE, "brick", "label", "kernel", "kind", "backend", *TIMES, "elements", "adopted", *PROCESS)
 OF_CALLS = (
-    *PLACE, "brick", "label", "kernel", "kind", "category", "backend", *TIMES, "elements", "plain", "adopted", *PROCESS
+    *PLACE, "brick", "label", "kernel", "kind", "category", "backend", *TIMES,
+    "elements", "plain", "adopted", *PROCESS,
 )  # fmt: skip
 # Columns that may differ between calls of one node. All others depend only on the node.
 OF_RECORDS = frozenset(

@@ -128,7 +128,8 @@ def test_every_kind_of_node_is_in_its_place() -> None:
         "brick": ["Expert", "UpProjection", "Mlp"], "label": [None, "up_proj", "mlp"],
         "outer_brick": ["Mlp", "Mlp", None], "adopted": [True, False, False],
         "category": [None, None, "FFN"], "backend": [None, None, "cuda"], "elements": [1] * 3, "failed": [False] * 3,
-        "program": ["program"] * 3, "pid": [42] * 3, "rank": [3] * 3, "source": ["host:42:1:0"] * 3, "node": [9, 4, 3],
+        "program": ["program"] * 3, "pid": [42] * 3, "rank": [3] * 3,
+        "source": ["host:42:1:0"] * 3, "node": [9, 4, 3],
     }  # fmt: skip
     kernels = CallColumns([process], OF_KERNELS, of_kinds(NodeKind.KERNEL)).table()
     assert [kernels.column(name).tolist() for name in ("kernel", "brick", "label")] == [
