@@ -371,11 +371,10 @@ class BrickProfiler:
         if not self.recording:
             return
         key, start_ns = checked(brick), self._on_host("a start", start_ns)
-        if end_ns is not None:
-            end_ns = self._on_host("an end", end_ns)
+        # Mark the end first: the first use of a place defines its node, which takes up to some milliseconds.
+        end = self._clock.mark() if end_ns is None else HostTime(self._on_host("an end", end_ns))
         position = self._path.position
         scope: Any = position.scope.children.get(key) or self._scopes.define(position.scope, key)
-        end = self._clock.mark() if end_ns is None else HostTime(end_ns)
         if scope.node < 0:
             self._path.emit(scope, position, HostTime(start_ns), end, elements, position.lane)
             return

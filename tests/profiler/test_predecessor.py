@@ -6,11 +6,13 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cbtop import BrickCategory, BrickId, BrickProfiler, Layer
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.profiler.scopes import Scopes
 
 
 @pytest.fixture
@@ -36,6 +38,25 @@ def test_deferred_times_are_those_of_the_work(profiler: BrickProfiler) -> None:
     again = profiler.stats_for(BrickId.RMS_NORM)
     assert again is not None
     assert again.count == 2
+
+
+def test_the_first_use_of_a_brick_is_not_part_of_its_deferred_time(
+    profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define = Scopes.define
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.05)
+        return define(*arguments)
+
+    monkeypatch.setattr(Scopes, "define", slow)
+    start = profiler.elapsed_ns()
+    profiler.record_deferred(BrickId.RMS_NORM, start, 1)
+    whole_ns = profiler.elapsed_ns() - start
+    profiler.finalize()
+    stats = profiler.stats_for(BrickId.RMS_NORM)
+    assert stats is not None
+    assert stats.total_ns <= whole_ns - 50_000_000
 
 
 def test_the_categories_share_the_time_of_all_bricks(profiler: BrickProfiler) -> None:
