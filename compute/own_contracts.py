@@ -30,20 +30,26 @@ def checks_of(path: str | PathLike[str]) -> tuple[Check, ...]:
     return EqualsReference(contract), KeepsContract(contract)
 
 
+def imported(module: str, about: str = "") -> Any:
+    """Return a module. Raises ContractError if it cannot be imported. The message begins with `about`."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ContractError(f"{about or module}: {error}") from error
+    except ContractError:  # of a BrickDefinition in the module
+        raise
+    except Exception as error:  # the author's module failed, and this is what is reported
+        why = f"importing {module} raises {type(error).__name__}: {error}"
+        raise ContractError(f"{about or module}: {why}") from error
+
+
 @cache
 def resolved(name: str) -> Any:
     """Return the object with this name, `module:object`. Raises ContractError if there is none."""
     module, _, path = name.partition(":")
     if not module or not path:
         raise ContractError(f"{name!r} is no name of an object; module:object is expected")
-    try:
-        found: Any = import_module(module)
-    except ImportError as error:
-        raise ContractError(f"{name}: {error}") from error
-    except ContractError:  # of a BrickDefinition in the module
-        raise
-    except Exception as error:  # the author's module failed, and this is what is reported
-        raise ContractError(f"{name}: importing {module} raises {type(error).__name__}: {error}") from error
+    found = imported(module, name)
     for part in path.split("."):
         if not hasattr(found, part):
             raise ContractError(f"{name}: there is no {part!r} in {getattr(found, '__name__', module)}")

@@ -168,6 +168,18 @@ def test_a_fault_of_a_contract_is_named(
     assert line_of(line, "rms.yaml") in {number for _, _, number in in_sarif}
 
 
+def test_a_contract_without_a_brick_is_a_fault(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["contracts", "lint", ".", "--bricks", name]) == 0
+    (tmp_path / "other.yaml").write_text((tmp_path / "rms.yaml").read_text("utf-8"), "utf-8")
+    assert main(["contracts", "lint", ".", "--bricks", name, "--bricks", "json"]) == 4
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"✗ other.yaml\n  no brick of {name}, json has this contract\n✓ rms.yaml\n")
+    assert main(["contracts", "lint", ".", "--bricks", "no_such_module"]) == 2
+    assert "--bricks no_such_module: No module named 'no_such_module'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", "1.0e-5"), ("bfloat16", "1.0e-2")])
 def test_a_brick_of_torch_gets_tensors(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, tolerance: str
