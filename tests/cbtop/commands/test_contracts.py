@@ -168,9 +168,7 @@ def test_a_fault_of_a_contract_is_named(
     assert line_of(line, "rms.yaml") in {number for _, _, number in in_sarif}
 
 
-def test_a_contract_without_a_brick_is_a_fault(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_contract_without_a_brick_is_a_fault(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["contracts", "lint", ".", "--bricks", name]) == 0
     (tmp_path / "other.yaml").write_text((tmp_path / "rms.yaml").read_text("utf-8"), "utf-8")
     assert main(["contracts", "lint", ".", "--bricks", name, "--bricks", "json"]) == 4
