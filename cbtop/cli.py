@@ -152,7 +152,7 @@ class _Parser(argparse.ArgumentParser):
         return [name for action in shown for name in action.option_strings if name.startswith("--")]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError for a value that is no choice of `action`, and name the nearest choice."""
+        """Raise ArgumentError for a wrong value, and name the nearest choice of `action`."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:

@@ -214,7 +214,7 @@ class BrickChecks:
         self._tallies: dict[tuple[str, str], _CheckTally] = {}  # by the names of brick and check
         self._of: dict[HasChecks, list[tuple[Check, _CheckTally]]] = {}
         self._begun_ns = self._spent_ns = 0
-        self._due_ns = 0.0  # at this time, the checks have used no more than their share
+        self._due_ns = 0.0  # from this time on, the checks have used less than their share
 
     def is_due(self, definition: HasChecks) -> bool:
         """Return whether to check the call of `definition` that has just ended."""

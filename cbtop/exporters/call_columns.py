@@ -51,7 +51,7 @@ class NodePlaces:
         size = len(table) + 1
         self._of: dict[str, list[str | None]] = {name: [None] * size for name in _TEXTS}
         self.layer: list[int | None] = [None] * size
-        # whether the node is work of other threads or tasks, whose time is not part of the step
+        # whether other threads or tasks do the node's work, so that its time is not part of the step
         self.adopted = np.zeros(size, np.bool_)
         for node in table.nodes:
             self._place(node)
