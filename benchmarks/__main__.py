@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 
 from benchmarks import (
+    checks,
     compute,
     contracts,
     decode,
@@ -44,6 +45,7 @@ from benchmarks.real import run as real
 
 BENCHMARKS = {
     "hot_path": hot_path.run,
+    "checks": checks.run,
     "compute": compute.run,
     "contracts": contracts.run,
     "decode": decode.run,

@@ -5,6 +5,8 @@ that take turns.
 
 - "Evaluated" is the time of all conditions of a decode step, in the step's order. They get copies of each call's
   arguments. The time of the same loop without the conditions is subtracted.
+- "Evaluated and counted" is the time that `ComputeBrick.run_checked` adds to bricks that compute nothing: calls from
+  Python, all conditions, and the copies for `old(x)`. The peer is a call of a Python function that does nothing.
 - "All told" compares a step of a checking decoder with one that does not check. It includes the copies for `old(x)`,
   Python, and caches that the kernels in between have filled.
 - Then follow the slowest conditions, each alone again and again. The conditions of the greedy choice among as many
@@ -25,6 +27,7 @@ import numpy as np
 from benchmarks.base import Figure, Ratio, interleaved_cpu_ns
 from benchmarks.decode import half_a_billion
 from cbtop.compute.backends import cpu_backend
+from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.contracts import Condition, Contract, contract
 from cbtop.compute.contracts.conditions import Failed
 from cbtop.compute.contracts.terms import Checks
@@ -75,6 +78,31 @@ class Call:
             )
 
 
+class IdleBrick:
+    """A brick that computes nothing: a call copies the known outputs into place. It has what `run_checked` needs.
+
+    `calls` are the arguments of its kernels before the call, and `outputs` are pairs of an array among them and its
+    values after the call.
+    """
+
+    def __init__(
+        self, contracts: Sequence[Contract], calls: Sequence[Arguments], outputs: Sequence[tuple[Any, Any]]
+    ) -> None:
+        self._contracts = tuple(contracts)
+        self._needs_earlier = any(contract.earlier for contract in contracts)
+        self.calls = calls
+        self._outputs = outputs
+        self._inputs = [(array, array.copy()) for array, _ in outputs]
+
+    def __call__(self, elements: int, *calls: Arguments) -> None:
+        for array, values in self._outputs:
+            array[...] = values
+
+    def reset(self) -> None:
+        for array, values in self._inputs:
+            array[...] = values
+
+
 def run() -> list[Figure]:
     cpu_backend(1)  # Use one thread. Waiting threads spin, which would count as processor time.
     found = []
@@ -90,9 +118,10 @@ def _of_model(name: str, path: Path) -> Iterator[Figure]:
         for checks in (True, False)
     }
     (token,) = {decoder.prefill(range(CONTEXT)) for decoder in decoders.values()}
-    calls = _calls_of(decoders[True], token, profiler)
+    calls, bricks = _calls_of(decoders[True], token, profiler)
     count = sum(len(call.conditions) for call in calls)
     yield Figure(f"{name}: a condition, evaluated", _in_step(calls) / count, "ns")
+    yield _counted(f"{name}: a condition, evaluated and counted", bricks, count)
     times: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(PAIRS):
         for checks in (True, False) if turn % 2 else (False, True):
@@ -112,9 +141,10 @@ def _of_model(name: str, path: Path) -> Iterator[Figure]:
         yield Figure(f"{name}: {condition:.38}", each_ns, "ns")
 
 
-def _calls_of(decoder: Decoder, token: int, profiler: BrickProfiler) -> list[Call]:
-    """Return the calls of kernels in a decode step, with the values of their arguments."""
+def _calls_of(decoder: Decoder, token: int, profiler: BrickProfiler) -> tuple[list[Call], list[IdleBrick]]:
+    """Return the calls of kernels in a decode step with the values of their arguments, and the bricks of the step."""
     calls: list[Call] = []
+    bricks: list[IdleBrick] = []
 
     def kept(values: Arguments) -> Arguments:
         return with_copies(values, [place for place, one in enumerate(values) if _may_change(one)])
@@ -130,10 +160,25 @@ def _calls_of(decoder: Decoder, token: int, profiler: BrickProfiler) -> list[Cal
             changed = [at for at in kernel.outputs if _may_change(arguments[at])]
             after = [arguments[at].copy() if at in changed else one for at, one in enumerate(before)]
             calls.append(Call.of(said, said.postconditions, said.after, (*after, *before)))
+        bricks.append(_idle(brick, given, earlier))
 
     decoder.position = CONTEXT
     decoder.plan([token], noted, profiler.layer)
-    return calls
+    return calls, bricks
+
+
+def _idle(brick: Any, given: Sequence[Arguments], earlier: Sequence[Arguments]) -> IdleBrick:
+    """Return a brick with the outputs that `brick` has written into `given`. `earlier` are copies from before."""
+    own: dict[int, Any] = {}  # One copy of each array, because the kernels of a brick share arrays.
+    outputs = []
+    for kernel, arguments, before in zip(brick.kernels, given, earlier, strict=True):
+        for place, value in enumerate(arguments):
+            if _may_change(value) and id(value) not in own:
+                own[id(value)] = before[place].copy()
+        outputs += [arguments[place] for place in kernel.outputs if _may_change(arguments[place])]
+    calls = [tuple([own.get(id(value), value) for value in arguments]) for arguments in given]
+    changed = [(own[id(array)], array.copy()) for array in outputs]
+    return IdleBrick([kernel.contract for kernel in brick.kernels], calls, changed)
 
 
 def _may_change(value: Any) -> bool:
@@ -154,6 +199,38 @@ def _in_step(calls: list[Call]) -> float:
             pass
 
     return _less(interleaved_cpu_ns({"own": all_of, "none": none_of}, ROUND_STEPS, ROUNDS))
+
+
+def _counted(what: str, bricks: Sequence[IdleBrick], conditions: int) -> Figure:
+    """Return the time (ns) of a condition in `run_checked`, of all bricks of a step one after another."""
+    failed: list[str] = []
+
+    def violated(brick: object, names: Iterator[str]) -> None:
+        failed.extend(names)
+
+    def checked() -> None:
+        for brick in bricks:
+            brick.reset()
+            ComputeBrick.run_checked(brick, violated, 1, brick.calls)  # type: ignore[arg-type]  # it has what is needed
+
+    def unchecked() -> None:
+        for brick in bricks:
+            brick.reset()
+            brick(1, *brick.calls)
+
+    def nothing(value: object) -> object:
+        return value
+
+    def python() -> None:
+        for _ in range(conditions):
+            nothing(None)
+
+    taken = interleaved_cpu_ns({"checked": checked, "unchecked": unchecked, "python": python}, ROUND_STEPS, ROUNDS)
+    assert not failed, failed[:3]
+    net = [on - off for on, off in zip(taken["checked"], taken["unchecked"], strict=True)]
+    return Figure(
+        what, statistics.median(net) / conditions, "ns", "a call of a Python function", Ratio.of(net, taken["python"])
+    )
 
 
 def _less(taken: dict[str, list[float]]) -> float:

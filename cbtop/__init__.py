@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.analysis.divergence import Fingerprints
     from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
     from cbtop.profiler.analysis.graph.nodes import Function, Layer
-    from cbtop.profiler.checks import Bounded, Equivalent, Finite
+    from cbtop.profiler.checks import Bounded, CheckOutcome, Equivalent, Finite
     from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
     from cbtop.profiler.guard_setting import NotFiniteError
     from cbtop.profiler.instrument import attach
@@ -56,6 +56,7 @@ _HOMES = {
     "BrickTuner": "cbtop.tuning.tuner",
     "BrickDefinition": "cbtop.profiler.definitions",
     "Bounded": "cbtop.profiler.checks",
+    "CheckOutcome": "cbtop.profiler.checks",
     "Equivalent": "cbtop.profiler.checks",
     "Finite": "cbtop.profiler.checks",
     "KernelDefinition": "cbtop.profiler.definitions",
@@ -88,6 +89,7 @@ __all__ = [
     "BrickTuner",
     "ByteBudget",
     "Ceiling",
+    "CheckOutcome",
     "Equivalent",
     "ExecutionGraph",
     "Fingerprints",

@@ -153,6 +153,19 @@ class _Parser(argparse.ArgumentParser):
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         return [name for action in shown for name in action.option_strings if name.startswith("--")]
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise ArgumentError for a wrong value, and name the nearest choice of `action`."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            # This module is imported only to report an error, because every import at the top of this file delays all
+            # commands.
+            from cbtop.commands.shared.names import nearest
+
+            found = nearest(str(value), map(str, action.choices or ()))
+            hint = f"; did you mean {found}? (choose" if found else " (choose"
+            raise argparse.ArgumentError(action, error.message.replace(" (choose", hint, 1)) from error
+
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         (file or sys.stderr).write(message)
         sys.stdout.flush()

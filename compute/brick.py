@@ -51,8 +51,8 @@ class ComputeBrick:
     """One brick at one place of a model. A call of the brick runs its kernels and records one timing."""
 
     __slots__ = (
-        "_contracts", "_is_int8", "_many_elements", "_of_many", "_of_token", "_profiler", "_token_elements", "_turn",
-        "definition", "implementations", "kernels", "makes_codes", "spec",
+        "_contracts", "_is_int8", "_many_elements", "_needs_earlier", "_of_many", "_of_token", "_profiler",
+        "_token_elements", "_turn", "definition", "implementations", "kernels", "makes_codes", "spec",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +83,7 @@ class ComputeBrick:
         #: The functions that a call runs, one for each kernel. They may be replaced, for example to plant a fault.
         self.implementations = tuple(kernel.implementation for kernel in self.kernels)
         self._contracts = tuple(kernel.contract for kernel in self.kernels)
+        self._needs_earlier = any(contract.earlier for contract in self._contracts)
         self._is_int8 = not names_launches and all(launch.work.dtype == "int8" for launch in launches)
         #: Whether the brick also makes int8 codes of its output, which later products read.
         self.makes_codes = any("codes" in contract.arguments for contract in self._contracts)
@@ -142,14 +143,17 @@ class ComputeBrick:
 
         If conditions fail, `violated` is called with their names. The timing does not include the checks.
         """
-        # Postconditions need the arguments of the call. Some also need copies of values from before the call, which
-        # follow the arguments.
-        values = []
         # `strict=True` is left out, because it would take as long as checking a condition.
         for contract, arguments in zip(self._contracts, calls):  # noqa: B905
             if failed := contract.before.failed(arguments):
                 violated(self, contract.before.names_of(failed))
-            values.append(arguments + with_copies(arguments, contract.earlier) if contract.earlier else arguments)
+        # Postconditions need the arguments of the call. Some also need values from before the call.
+        values = calls
+        if self._needs_earlier:
+            values = [
+                arguments + with_copies(arguments, contract.earlier) if contract.earlier else arguments
+                for contract, arguments in zip(self._contracts, calls)  # noqa: B905
+            ]
         self(elements, *calls)
         for contract, after in zip(self._contracts, values):  # noqa: B905
             if failed := contract.after.failed(after):

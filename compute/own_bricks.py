@@ -17,6 +17,7 @@ from cbtop.compute.own_contracts import (
     EqualsReference,
     KeepsContract,
     broken_conditions,
+    imported,
     in_order,
     inputs_of,
     on_host,
@@ -198,6 +199,22 @@ def contract_files(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
     return sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+
+
+def bound_contracts(modules: Iterable[str]) -> set[Path]:
+    """Return the contract files of the functions in `modules` that `BrickProfiler.timed` has wrapped.
+
+    Functions in classes of a module count, too. Raises ContractError if a module cannot be imported.
+    """
+    found: set[Path] = set()
+    for name in modules:
+        module = imported(name)
+        classes = [one for one in vars(module).values() if isinstance(one, type)]
+        for one in (member for holder in (module, *classes) for member in vars(holder).values()):
+            definition = getattr(one, "__brick__", None)
+            checks = definition.checks if isinstance(definition, BrickDefinition) else ()
+            found |= {check.contract.path.resolve() for check in checks if isinstance(check, KeepsContract)}
+    return found
 
 
 def lint(path: Path) -> list[str]:

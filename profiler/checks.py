@@ -151,56 +151,134 @@ class Equivalent:
         return CheckOutcome(error <= self.tolerance, error, self.tolerance)
 
 
+class _CheckTally:
+    """The outcomes of all calls of the checks with one name, of the bricks with one name."""
+
+    __slots__ = ("brick", "evaluated", "name", "result", "skipped")
+
+    def __init__(self, brick: str, name: str) -> None:
+        self.brick, self.name = brick, name
+        self.evaluated = self.skipped = 0
+        self.result: CheckResult | None = None
+
+    def count_passed(self, found: CheckOutcome) -> bool:
+        """Count an outcome that adds nothing to the result except a call. Returns False for any other outcome.
+
+        Most outcomes are of this kind, so they are counted without making a message.
+        """
+        result = self.result
+        if result is None or found.passed is not True or not result.passed or result.skipped or found.note:
+            return False
+        if found.max_error is not None and not found.max_error <= (result.max_error or 0.0):
+            return False
+        self.evaluated += 1
+        return True
+
+    def count(self, found: CheckResult) -> bool:
+        """Count an outcome. Returns whether it must be announced at once."""
+        is_first_skip = bool(found.skipped) and not self.skipped
+        if found.skipped:
+            self.skipped += 1
+        else:
+            self.evaluated += 1
+        self.result = _merged(self.result, found)
+        return is_first_skip or (self.result is found and not found.passed)
+
+    @property
+    def is_power_of_two(self) -> bool:
+        """Whether this was the first, second, fourth, eighth … call."""
+        total = self.evaluated + self.skipped
+        return total & (total - 1) == 0
+
+    def message(self) -> CheckResult:
+        """Return the result with the number of calls."""
+        assert self.result is not None
+        notes = [self.result.note, f"{self.evaluated:,} {'call' if self.evaluated == 1 else 'calls'} checked"]
+        if self.skipped:
+            notes.append(f"{self.skipped:,} skipped")
+        return replace(self.result, note="; ".join(filter(None, notes)))
+
+
 class BrickChecks:
     """Runs the checks of definitions, counts their outcomes, and announces them."""
 
     def __init__(self, announce: Callable[[CheckResult], None]) -> None:
         self._announce = announce
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin without results, as a forked child does. The lock is free afterwards."""
         self._lock = threading.Lock()
         self._checked: dict[HasChecks, int] = {}  # number of checked calls of each definition
-        self._calls: dict[tuple[str, str], list[int]] = {}  # evaluated and skipped, by the names of brick and check
-        self._results: dict[tuple[str, str], CheckResult] = {}
+        self._past_first: set[HasChecks] = set()  # definitions with at least FIRST checked calls
+        self._tallies: dict[tuple[str, str], _CheckTally] = {}  # by the names of brick and check
+        self._of: dict[HasChecks, list[tuple[Check, _CheckTally]]] = {}
         self._begun_ns = self._spent_ns = 0
+        self._due_ns = 0.0  # from this time on, the checks have used less than their share
 
     def is_due(self, definition: HasChecks) -> bool:
         """Return whether to check the call of `definition` that has just ended."""
-        checked = self._checked.get(definition, 0 if len(self._checked) < MAX_RESULTS else FIRST)
-        if checked < FIRST:
+        if definition not in self._past_first and (
+            len(self._checked) < MAX_RESULTS or self._checked.get(definition, FIRST) < FIRST
+        ):
             return True
-        return self._spent_ns < SHARE * (clock.perf_counter_ns() - self._begun_ns)
+        return clock.perf_counter_ns() > self._due_ns
 
     def evaluate(self, definition: HasChecks, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the checks of `definition` for a call, unless another thread is running checks."""
-        if not self._lock.acquire(blocking=False):
+        lock = self._lock  # `forget` makes a new one
+        if not lock.acquire(blocking=False):
             return
         try:
             begun_ns = clock.perf_counter_ns()
             self._begun_ns = self._begun_ns or begun_ns
-            if definition in self._checked or len(self._checked) < MAX_RESULTS:
-                self._checked[definition] = self._checked.get(definition, 0) + 1
-            for check in definition.checks:
-                brick, name = definition.name, check.name
-                self._count(brick, name, _outcome(brick, name, check, output, args, kwargs))
+            if definition not in self._past_first:
+                self._count_first(definition)
+            for check, tally in self._of.get(definition) or self._tallies_of(definition):
+                self._check(check, tally, output, args, kwargs)
             self._spent_ns += clock.perf_counter_ns() - begun_ns
+            self._due_ns = self._begun_ns + self._spent_ns / SHARE
         finally:
-            self._lock.release()
+            lock.release()
 
-    def _count(self, brick: str, name: str, found: CheckResult) -> None:
-        about = brick, name
-        if about not in self._calls and len(self._calls) >= MAX_RESULTS:
-            return
-        calls = self._calls.setdefault(about, [0, 0])
-        is_first_skip = bool(found.skipped) and not calls[1]
-        calls[bool(found.skipped)] += 1
-        result = self._results[about] = _merged(self._results.get(about), found)
-        fails_now = result is found and not found.passed
-        evaluated, skipped = calls
-        total = evaluated + skipped
-        if fails_now or is_first_skip or total & (total - 1) == 0:  # the first, second, fourth, eighth … call
-            notes = [result.note, f"{evaluated:,} {'call' if evaluated == 1 else 'calls'} checked"]
-            if skipped:
-                notes.append(f"{skipped:,} skipped")
-            self._announce(replace(result, note="; ".join(filter(None, notes))))
+    def _count_first(self, definition: HasChecks) -> None:
+        if definition in self._checked or len(self._checked) < MAX_RESULTS:
+            checked = self._checked[definition] = self._checked.get(definition, 0) + 1
+            if checked >= FIRST:
+                self._past_first.add(definition)
+
+    def _tallies_of(self, definition: HasChecks) -> list[tuple[Check, _CheckTally]]:
+        """Return the checks of `definition` with their tallies. Checks beyond MAX_RESULTS are left out."""
+        found = []
+        for check in definition.checks:
+            about = definition.name, check.name
+            if about in self._tallies or len(self._tallies) < MAX_RESULTS:
+                found.append((check, self._tallies.setdefault(about, _CheckTally(*about))))
+        if len(self._of) < MAX_RESULTS:
+            self._of[definition] = found
+        return found
+
+    def _check(
+        self, check: Check, tally: _CheckTally, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        try:
+            outcome = check.evaluate(output, args, kwargs)
+            is_counted = tally.count_passed(outcome)
+            found = None if is_counted else _result(tally, outcome)
+        except Exception as error:  # noqa: BLE001 - a check of the host failed: its result says why
+            reraise_host_error(error)
+            why = f"{type(error).__name__}: {error}"
+            found = CheckResult(tally.brick, tally.name, True, None, None, skipped=why)
+        is_news = found is not None and tally.count(found)
+        if is_news or tally.is_power_of_two:
+            self._announce(tally.message())
+
+
+def _result(tally: _CheckTally, found: CheckOutcome) -> CheckResult:
+    max_error, tolerance = _finite_or_none(found.max_error), _finite_or_none(found.tolerance)
+    return CheckResult(
+        tally.brick, tally.name, bool(found.passed), max_error, tolerance, found.not_finite, "", found.note
+    )
 
 
 def _merged(before: CheckResult | None, found: CheckResult) -> CheckResult:
@@ -212,18 +290,6 @@ def _merged(before: CheckResult | None, found: CheckResult) -> CheckResult:
     if found.passed and before.max_error is not None:
         return replace(found, max_error=max(before.max_error, found.max_error or 0.0))
     return found
-
-
-def _outcome(
-    brick: str, name: str, check: Check, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> CheckResult:
-    try:
-        found = check.evaluate(output, args, kwargs)
-        max_error, tolerance = _finite_or_none(found.max_error), _finite_or_none(found.tolerance)
-        return CheckResult(brick, name, bool(found.passed), max_error, tolerance, found.not_finite, "", found.note)
-    except Exception as error:  # noqa: BLE001 - a check of the host failed: its result says why
-        reraise_host_error(error)
-        return CheckResult(brick, name, True, None, None, skipped=f"{type(error).__name__}: {error}")
 
 
 def _finite_or_none(number: Any) -> float | None:
@@ -247,6 +313,9 @@ def _arrays(output: Any) -> Iterator[Any]:
 
 def _library_of(array: Any) -> Any:
     """Return numpy, torch or cupy if `array` is an array of this module, else None."""
+    name = type(array).__module__
+    if name in LIBRARIES:  # an array itself; what follows is for subclasses
+        return sys.modules.get(name)
     for kind in type(array).__mro__:
         name = kind.__module__.partition(".")[0]
         if name in LIBRARIES:

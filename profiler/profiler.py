@@ -242,7 +242,7 @@ class BrickProfiler:
         because other code runs while they wait. Inside these, use `with profiler.brick(...)`.
         """
 
-        return timed(self._path, brick, elements, self.check)
+        return timed(self._path, brick, elements, self._checks.is_due, self.check)
 
     def check(self, definition: BrickDefinition, output: Any, *args: Any, **kwargs: Any) -> None:
         """Run the checks of a definition on `output`, the result of a call with these arguments.
@@ -271,7 +271,7 @@ class BrickProfiler:
         self._elapsed.forget()
         self._turns = thread_local()
         self._chance = random.Random()  # a separate generator (see __init__), seeded anew
-        self._checks = BrickChecks(self.announce)
+        self._checks.forget()
         self._scopes.dropped = 0
         self.graph.reset()
         self.stats.reset()
@@ -371,11 +371,10 @@ class BrickProfiler:
         if not self.recording:
             return
         key, start_ns = checked(brick), self._on_host("a start", start_ns)
-        if end_ns is not None:
-            end_ns = self._on_host("an end", end_ns)
+        # Mark the end first: the first use of a place defines its node, which takes up to some milliseconds.
+        end = self._clock.mark() if end_ns is None else HostTime(self._on_host("an end", end_ns))
         position = self._path.position
         scope: Any = position.scope.children.get(key) or self._scopes.define(position.scope, key)
-        end = self._clock.mark() if end_ns is None else HostTime(end_ns)
         if scope.node < 0:
             self._path.emit(scope, position, HostTime(start_ns), end, elements, position.lane)
             return
@@ -458,7 +457,7 @@ class BrickProfiler:
         return self.stats.stats_for(brick)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """Return the statistics of the categories that ran."""
+        """Return the statistics of each category. Those of a category that did not run are zeros."""
         return self.stats.category_stats()
 
     @property
@@ -571,7 +570,7 @@ class BrickProfiler:
         """In a forked child, start recording anew, outside of the parent's bricks and steps."""
         self._scopes.after_fork()
         self._pending.after_fork()
-        self._checks = BrickChecks(self.announce)  # the child has no results, and its lock is free
+        self._checks.forget()  # the child has no results, and its lock is free
         self._ended_why = ""
         try:
             self._steps.after_fork()

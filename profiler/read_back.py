@@ -66,7 +66,7 @@ class ReadBack:
         return self._opened().stats_for(str(name))
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """Return the statistics of the categories that ran."""
+        """Return the statistics of each category. Those of a category that did not run are zeros."""
         return self._opened().category_stats()
 
     @property

@@ -86,19 +86,25 @@ class Report:
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens of all phases per second of wall-clock time, including pauses between steps. None without steps.
+        """Tokens of all phases per second of wall-clock time, including pauses between steps. None without tokens.
 
         Viewers and `cbtop check` show the rate of one phase.
         """
-        return self._a_second_of(self.elapsed_ns)
+        return self._tokens_a_second(self.elapsed_ns)
 
     @property
     def tokens_per_sec_in_steps(self) -> float | None:
-        """Tokens of all phases per second of the time when at least one step ran. None without steps."""
-        return self._a_second_of(self.union_ns)
+        """Tokens of all phases per second of the time when at least one step ran. None without tokens."""
+        return self._tokens_a_second(self.union_ns)
 
-    def _a_second_of(self, time_ns: int) -> float | None:
-        return 1e9 * self.tokens / time_ns if self.union_ns and time_ns and not self.uncounted_steps else None
+    @property
+    def steps_per_sec(self) -> float | None:
+        """Steps of all phases per second of wall-clock time, including pauses between steps. None without steps."""
+        return 1e9 * self.steps / self.elapsed_ns if self.union_ns and self.elapsed_ns else None
+
+    def _tokens_a_second(self, time_ns: int) -> float | None:
+        is_known = self.union_ns and self.tokens and not self.uncounted_steps
+        return 1e9 * self.tokens / time_ns if is_known and time_ns else None
 
     def __str__(self) -> str:
         """Return the report as text, as `print(profiler.report())` shows it."""
@@ -139,17 +145,26 @@ class Report:
         return 100 * stats.closed.exclusive_ns / self.recorded_ns if self.recorded_ns else None
 
     def _first_line(self) -> str:
-        rate = "n/a" if self.tokens_per_sec is None else f"{self.tokens_per_sec:,.1f} tokens/s"
-        if self.tokens_per_sec_in_steps is not None:
-            rate += f" ({self.tokens_per_sec_in_steps:,.1f} in steps)"
-            rate += f" of {self.phases} phases together" if self.phases > 1 else ""
+        rate = self._rate()
         of_it = "it" if self.recorded_steps == self.steps else "what was recorded"
         coverage = "n/a" if self.coverage is None else f"{100 * self.coverage:.1f} % of {of_it} in bricks"
         span = "" if self.window_s is None else f"the last {self.window_s:.1f} s: "
         sample = f"a sample, one step in {self.sample_every:,}: " if self.sample_every > 1 else ""
         recorded = "" if self.recorded_steps == self.steps else f" ({self.recorded_steps} recorded)"
-        steps = f"{self.steps:,} {'step' if self.steps == 1 else 'steps'}{recorded}, {self.tokens:,} tokens"
+        steps = f"{self.steps:,} {'step' if self.steps == 1 else 'steps'}{recorded}"
+        steps += f", {self.tokens:,} tokens" if self.tokens or not self.steps else ""
         return f"{sample}{span}{steps}, {self.wall_ns / 1e3:,.1f} µs, {rate}, {coverage}"
+
+    def _rate(self) -> str:
+        """Return the rate as text: of tokens, or of steps if no step has counted its tokens."""
+        steps_per_sec, in_steps = self.steps_per_sec, self.tokens_per_sec_in_steps
+        if steps_per_sec is not None and not self.tokens:
+            rate = f"{steps_per_sec:,.1f} steps/s ({1e9 * self.steps / self.union_ns:,.1f} in steps)"
+        elif self.tokens_per_sec is None or in_steps is None:
+            return "n/a"
+        else:
+            rate = f"{self.tokens_per_sec:,.1f} tokens/s ({in_steps:,.1f} in steps)"
+        return rate + (f" of {self.phases} phases together" if self.phases > 1 else "")
 
     def _notes(self) -> Iterator[str]:
         """Yield what a reader must know of the time breakdowns and of lost records."""
@@ -280,8 +295,9 @@ class Session:
         return next((stats for stats in self._bricks() if stats.name == name), None)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """Return the statistics of the categories that ran, by category."""
-        return {stats.category: stats for stats in category_stats(self._bricks())}
+        """Return the statistics of each category. Those of a category that did not run are zeros."""
+        found = {stats.category: stats for stats in category_stats(self._bricks())}
+        return {category: found.get(category) or CategoryStats.zero(category) for category in BrickCategory}
 
     def phases(self) -> dict[str, StepSums]:
         """Return the sums of each phase with an ended step, by the name of the phase."""

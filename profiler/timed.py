@@ -22,14 +22,15 @@ def timed(
     path: Path,
     brick: Brick,
     elements: int | Callable[Arguments, int],
+    is_due: Callable[[BrickDefinition], bool],
     check: Callable[..., None],
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Return a decorator that times each call as `brick` (see `BrickProfiler.timed`).
 
-    If the definition has checks, `check` is called after each recorded call with the definition, the result and the
-    call's arguments.
+    If the definition has checks and `is_due` returns true, `check` is called after a recorded call, with the
+    definition, the result and the call's arguments.
     """
-    has_checks = isinstance(brick, BrickDefinition) and bool(brick.checks)
+    checked = brick if isinstance(brick, BrickDefinition) and brick.checks else None
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         name = getattr(function, "__name__", type(function).__name__)
@@ -51,8 +52,8 @@ def timed(
                     count = error
             with path.brick(brick, count):
                 result = function(*args, **kwargs)
-            if has_checks:
-                check(brick, result, *args, **kwargs)
+            if checked is not None and is_due(checked):
+                check(checked, result, *args, **kwargs)
             return result
 
         setattr(timed_function, "__brick__", brick)  # noqa: B010 - `cbtop verify` reads it; mypy knows no such name

@@ -7,7 +7,7 @@ codec sends their fields, so no other code changes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -99,8 +99,10 @@ class KernelAttributes:
             if value is None:
                 continue
             if name in ("grid", "block"):
-                x, y, z = (operator.index(size) for size in value)
-                object.__setattr__(self, name, (x, y, z))
+                sizes = tuple(map(operator.index, value)) if isinstance(value, Iterable) else ()
+                if len(sizes) != 3:
+                    raise ValueError(f"{name} is {value!r}; three whole numbers are expected, such as (32, 1, 1)")
+                object.__setattr__(self, name, sizes)
             elif not 0 <= operator.index(value) < 1 << 64:
                 raise ValueError(f"{name} is {value}; a 64-bit number from zero on is wanted")
 

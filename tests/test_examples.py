@@ -73,6 +73,24 @@ def test_the_example_with_a_contract_is_verified_and_linted(runtime: Path) -> No
         assert said in done.stdout
 
 
+def test_the_notebook_shows_its_cells(runtime: Path, tmp_path: Path) -> None:
+    for package in ("torch", "ipykernel", "nbclient"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install ipykernel nbclient torch")
+    import nbformat
+    from nbclient import NotebookClient
+
+    made_recording(runtime, tmp_path / "run.cbtop", 10)
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=100, kernel_name="python3", resources=resources).execute()
+    shown = [[output.get("data", {}).get("text/html", "") for output in cell.get("outputs", [])]
+             for cell in notebook.cells]  # fmt: skip
+    assert [["UpProjection" in html for html in cell] for cell in shown] == [
+        [], [], [], [True], [], [True], [], [False],
+    ]  # fmt: skip
+    assert "decode: 20 steps" in shown[-1][0]
+
+
 def test_the_example_for_a_gpu_says_what_it_needs(runtime: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -93,5 +111,5 @@ def test_the_gate_records_base_runs_and_judges_a_new_one(runtime: Path, tmp_path
 def test_every_example_is_in_the_table() -> None:
     listed = re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(
-        path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh", ".yaml")
+        path.name for path in EXAMPLES.iterdir() if path.suffix in (".ipynb", ".py", ".sh", ".yaml")
     )

@@ -8,19 +8,23 @@ import os
 import sys
 from pathlib import Path
 
+from cbtop.commands.shared.contract_lines import lint_sarif
 from cbtop.errors import FailedCheckError, UsageError
 from cbtop.units import counted
 
 DESCRIPTION = (
     "Check contract files of bricks. All keys are there and all expressions parse; the reference is found, and its "
     "parameters are the inputs; in every case the conditions hold for the reference; and for each condition and each "
-    "fault there is a case in which the fault is found. Only the reference is called, and not the brick."
+    "fault there is a case in which the fault is found. Only the reference is called, and not the brick. With "
+    "--bricks, each contract also has a brick."
 )
 EPILOG = """\
 examples:
   cbtop contracts lint contracts/               every .yaml file in a folder
   cbtop contracts lint rms_norm.yaml
+  cbtop contracts lint contracts/ --bricks my_norms    and each has a brick in my_norms.py
   cbtop contracts lint contracts/ --format json
+  cbtop contracts lint contracts/ --format sarif    for code hosts: each fault next to its line
 
 A module of a reference is found from the working directory. `cbtop verify module:function` runs a brick itself.
 
@@ -33,13 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("lint",), help="what to do")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder, or one file")
     parser.add_argument(
-        "--format", choices=("text", "json"), default="text", help="of what is printed (default: text)"
+        "--bricks", action="append", default=[], metavar="MODULE",
+        help="a contract that no brick of this module has is a fault; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--format", choices=("text", "json", "sarif"), default="text", help="of what is printed (default: text)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
     # Imported here, because Numba loads slowly.
-    from cbtop.compute.own_bricks import contract_files, lint
+    from cbtop.compute.errors import ContractError
+    from cbtop.compute.own_bricks import bound_contracts, contract_files, lint
 
     if not options.folder.exists():
         raise UsageError(f"{options.folder}: No such file or directory")
@@ -48,8 +57,18 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{options.folder} has no contract file; their names end with .yaml")
     sys.path.insert(0, os.getcwd())  # references are modules of the user
     faults = {str(path): lint(path) for path in files}
+    if options.bricks:
+        try:
+            bound = bound_contracts(options.bricks)
+        except ContractError as error:
+            raise UsageError(f"--bricks {error}") from error
+        for file in files:
+            if file.resolve() not in bound:
+                faults[str(file)].append(f"no brick of {', '.join(options.bricks)} has this contract")
     if options.format == "json":
         sys.stdout.write(json.dumps({"schema": SCHEMA, "files": faults}) + "\n")
+    elif options.format == "sarif":
+        sys.stdout.write(lint_sarif(faults))
     else:
         for path, found in faults.items():
             sys.stdout.write(f"{'✗' if found else '✓'} {path}\n" + "".join(f"  {fault}\n" for fault in found))

@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cbtop.commands.shared.contract_lines import own_brick_sarif
 from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.junit import junit
 from cbtop.commands.shared.names import unknown
@@ -55,6 +56,7 @@ examples:
   cbtop verify --backend cuda                   the kernels of a GPU
   cbtop verify --format junit > verify.xml      for CI
   cbtop verify --format sarif > verify.sarif    for code hosts: failures beside the contracts' lines
+  cbtop verify my_norms:fast_rms_norm --format sarif    the same for a brick of yours
 
 exit codes: 0 all pass, 1 runtime error, 2 usage or a model that cannot be run, 4 a check or a tensor failed
 """
@@ -136,10 +138,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _verify_own(options: argparse.Namespace) -> int:
     """Verify a brick of the user."""
-    if options.model or options.backend != "cpu" or options.format == "sarif":
-        raise UsageError(
-            "module:function takes no --model and no --backend cuda; its formats are text, json and junit"
-        )
+    if options.model or options.backend != "cpu":
+        raise UsageError("module:function takes no --model and no --backend cuda")
     # Imported here, because Numba loads slowly.
     from cbtop.compute.errors import ContractError
     from cbtop.compute.own_bricks import cases_of, own_brick, verify_brick
@@ -150,14 +150,21 @@ def _verify_own(options: argparse.Namespace) -> int:
         found = verify_brick(brick, cases_of(brick, options.cases))
     except ContractError as error:
         raise UsageError(str(error)) from error
+    if options.format == "sarif":
+        return _write(own_brick_sarif(brick, found), found, [])
     return _print(options.format, found, [])
 
 
 def _print(form: str, kernels: Sequence[Verified], model: Sequence[CheckResult]) -> int:
     """Print the results. Raises FailedCheckError if a check failed, or did not find a fault."""
+    return _write(FORMATS[form](kernels, model), kernels, model)
+
+
+def _write(text: str, kernels: Sequence[Verified], model: Sequence[CheckResult]) -> int:
+    """Print `text`. Raises FailedCheckError if a check failed, or did not find a fault."""
     from cbtop.compute.workload import WHOLE_PASS
 
-    sys.stdout.write(FORMATS[form](kernels, model))
+    sys.stdout.write(text)
     sys.stdout.flush()
     failed = [f"{one.kernel} ({one.how or 'as it is'}){_beside(one)}" for one in kernels if not one.passed]
     failed += [

@@ -26,10 +26,13 @@ PLACE = ("step", "phase", "model", "layer", "stack")
 TIMES = ("begin_s", "duration_us")
 PROCESS = ("failed", "program", "pid", "rank", "source", "node")
 OF_STEPS = ("step", "phase", "model", *TIMES, "tokens", "sequences", "cached_positions", "plain", *PROCESS)
-OF_LAYERS = (*PLACE, *TIMES, *PROCESS)
-OF_BRICKS = (*PLACE, "brick", "label", "outer_brick", "category", "backend", *TIMES, "elements", *PROCESS)
-OF_KERNELS = (*PLACE, "brick", "label", "kernel", "kind", "backend", *TIMES, "elements", *PROCESS)
-OF_CALLS = (*PLACE, "brick", "label", "kernel", "kind", "category", "backend", *TIMES, "elements", "plain", *PROCESS)
+OF_LAYERS = (*PLACE, *TIMES, "adopted", *PROCESS)
+OF_BRICKS = (*PLACE, "brick", "label", "outer_brick", "category", "backend", *TIMES, "elements", "adopted", *PROCESS)
+OF_KERNELS = (*PLACE, "brick", "label", "kernel", "kind", "backend", *TIMES, "elements", "adopted", *PROCESS)
+OF_CALLS = (
+    *PLACE, "brick", "label", "kernel", "kind", "category", "backend", *TIMES,
+    "elements", "plain", "adopted", *PROCESS,
+)  # fmt: skip
 # Columns that may differ between calls of one node. All others depend only on the node.
 OF_RECORDS = frozenset(
     {"step", *TIMES, "elements", "tokens", "sequences", "cached_positions", "failed", "plain", "node"}
@@ -48,6 +51,8 @@ class NodePlaces:
         size = len(table) + 1
         self._of: dict[str, list[str | None]] = {name: [None] * size for name in _TEXTS}
         self.layer: list[int | None] = [None] * size
+        # whether other threads or tasks do the node's work, so that its time is not part of the step
+        self.adopted = np.zeros(size, np.bool_)
         for node in table.nodes:
             self._place(node)
 
@@ -61,6 +66,7 @@ class NodePlaces:
         for name in ("phase", "model", "stack", "brick", "label"):
             found[name][node.id] = found[name][around]
         self.layer[node.id] = self.layer[around]
+        self.adopted[node.id] = self.adopted[around] or node.kind is NodeKind.ADOPTED
         if self._table.step_of[node.id] == node.id:
             found["phase"][node.id], found["model"][node.id] = node.name, node.label or None
         elif node.kind is NodeKind.LAYER and self.layer[around] is None:
@@ -152,6 +158,7 @@ class CallColumns:
         found["pid"] = TypedColumn(np.full(size, process.pid, np.int64))
         found["rank"] = TypedColumn.of_numbers([process.rank] * size, np.int32)
         found["layer"] = TypedColumn.of_numbers(places.layer, np.int32)
+        found["adopted"] = TypedColumn(places.adopted)
         own = {"program": process.process, "source": process.key}
         for name, codes in self._texts.items():
             texts = [own[name]] * size if name in own else places.texts(name)

@@ -23,6 +23,7 @@ from cbtop.exporters.call_columns import (
     of_kinds,
 )
 from cbtop.exporters.recorded import checked_processes
+from cbtop.protocol.errors import RecordingError
 from cbtop.protocol.recording import RecordingReader
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.tables.column_table import ColumnTable
@@ -52,6 +53,7 @@ class Recording:
     def __init__(self, path: Path, *, allow_damage: bool = False) -> None:
         self.path = path
         self._allow_damage = allow_damage
+        self._is_open = True
         self._reader = RecordingReader(path)
         try:
             self._processes = list(checked_processes(self._reader).values())
@@ -68,7 +70,9 @@ class Recording:
 
     def __repr__(self) -> str:
         names = ", ".join(f"{one.process} (pid {one.pid}): {len(one.records):,} calls" for one in self._processes)
-        return f"<recording {self.path}: {names}>"
+        missing = f"; {self.lost:,} records are missing, see `lost`" if self.lost else ""
+        cut = "" if self.is_complete else "; its end is missing"
+        return f"<recording {self.path}: {names}{missing}{cut}>"
 
     @property
     def is_complete(self) -> bool:
@@ -79,7 +83,8 @@ class Recording:
     def lost(self) -> int:
         """The number of records that the processes wrote and that the tables lack.
 
-        They are from before the recording, or were lost on the way, overwritten or rejected.
+        They are from before the recording, or were lost on the way, overwritten or rejected. `cbtop replay` has those
+        from before the recording in its sums.
         """
         return sum(one.missed + one.overwritten + one.rejected for one in self._processes)
 
@@ -133,10 +138,13 @@ class Recording:
             return [view for source in feed.sources() if (view := feed.view(source.key)) and view.has_data]
 
     def close(self) -> None:
-        """Close the recording. Tables that were returned before stay valid."""
+        """Close the recording. Tables that were returned before stay valid, and further ones are errors."""
+        self._is_open = False
         self._reader.close()
 
     def _table(self, names: Sequence[str], choice: Choice) -> ColumnTable:
+        if not self._is_open:
+            raise RecordingError(f"{self.path} is closed; open it again with cbtop.read")
         found = CallColumns(self._processes, names, choice).table()
         self._require_undamaged()  # Check the file again, because it may have changed since it was opened.
         return found

@@ -12,17 +12,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cbtop.compute.activations import each_gelu, each_silu
 from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_fours
 from cbtop.compute.jit.compile import jit
-from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
+from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 Activation = Literal["silu", "gelu"]
-
-# gelu(x) is about x / (1 + exp(-LINEAR * x - CUBIC * x³)). Hendrycks and Gimpel 2016 give this formula with tanh.
-LINEAR = np.float32(2 * np.sqrt(2 / np.pi))
-CUBIC = np.float32(0.044715 * 2 * np.sqrt(2 / np.pi))
 
 
 def reference(gate: Any, up: Any, out: Any) -> None:
@@ -40,8 +37,7 @@ def swiglu_columns(gate: Any, up: Any, out: Any, first: Any, end: Any) -> None:
     """Compute `swiglu` for columns `first` to `end` - 1 only."""
     for t in range(np.uint64(gate.shape[0])):
         for i in range(first, end):
-            value = gate[t, i]
-            out[t, i] = value / (np.float32(1) + exponential(np.float32(-value))) * up[t, i]
+            out[t, i] = each_silu(gate[t, i]) * up[t, i]
 
 
 @jit
@@ -74,9 +70,7 @@ def geglu(gate: Any, up: Any, out: Any) -> None:
     columns = np.uint64(gate.shape[1])
     for t in range(np.uint64(gate.shape[0])):
         for i in range(columns):
-            value = gate[t, i]
-            power = np.float32(-value * (LINEAR + CUBIC * value * value))
-            out[t, i] = value / (np.float32(1) + exponential(power)) * up[t, i]
+            out[t, i] = each_gelu(gate[t, i]) * up[t, i]
 
 
 def geglu_work() -> KernelWork:
@@ -91,7 +85,7 @@ GATES = r"""
 __device__ __forceinline__ float silu(float gate) { return gate / (1 + expf(-gate)); }
 __device__ __forceinline__ float gelu(float gate)
 {
-    const float linear = 1.5957692f, cubic = 0.071354814f;  // LINEAR and CUBIC
+    const float linear = 1.5957692f, cubic = 0.071354814f;  // LINEAR and CUBIC of activations.py
     return gate / (1 + expf(-gate * (linear + cubic * gate * gate)));
 }
 """

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.activations import CUBIC, LINEAR, each_sigmoid
 from cbtop.compute.contracts import contract
 from cbtop.compute.jit.compile import jit
-from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
-from cbtop.compute.kernels.activation import CUBIC, LINEAR, Activation
+from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS
+from cbtop.compute.kernels.activation import Activation
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 
@@ -37,7 +38,7 @@ def swiglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> N
     for t in range(np.uint64(gate.shape[0])):
         for i in range(columns):
             value = gate[t, i]
-            part = one / (one + exponential(np.float32(-value)))
+            part = each_sigmoid(value)
             d_gate[t, i] = d_out[t, i] * up[t, i] * part * (one + value * (one - part))
             d_up[t, i] = d_out[t, i] * value * part
 
@@ -68,7 +69,7 @@ def geglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> No
         for i in range(columns):
             value = gate[t, i]
             square = CUBIC * value * value
-            part = one / (one + exponential(np.float32(-value * (LINEAR + square))))
+            part = each_sigmoid(value * (LINEAR + square))
             slope = value * (one - part) * (LINEAR + three * square)
             d_gate[t, i] = d_out[t, i] * up[t, i] * part * (one + slope)
             d_up[t, i] = d_out[t, i] * value * part

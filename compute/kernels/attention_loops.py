@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.activations import each_tanh
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined, jit_parallel, prange
 from cbtop.compute.jit.cpu import CPU_NAME, HAS_VNNI
-from cbtop.compute.jit.exponential import exponential, powers_of_two, tangent
+from cbtop.compute.jit.exponential import exponential, powers_of_two
 from cbtop.compute.jit.sums import add_products, load_sums, store_sums, zero_sums
 from cbtop.compute.jit.vectors import (
     LANES,
@@ -134,7 +135,7 @@ def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
     """Limit the scores from position `hidden` to position `visible` - 1 to the range from -cap to cap."""
     largest, inverse = np.float32(cap), np.float32(1 / cap)
     for p in range(hidden, visible):
-        scratch[row, p] = largest * tangent(np.float32(scratch[row, p] * inverse))
+        scratch[row, p] = largest * each_tanh(np.float32(scratch[row, p] * inverse))
 
 
 @jit_inlined

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.activations import each_tanh
 from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_each
 from cbtop.compute.jit.compile import jit
-from cbtop.compute.jit.exponential import TANGENT_FLOPS, tangent
+from cbtop.compute.jit.exponential import TANGENT_FLOPS
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 
@@ -29,7 +30,7 @@ def soft_cap(x: Any, cap: float, out: Any) -> None:
     columns, largest, inverse = np.uint64(x.shape[1]), np.float32(cap), np.float32(1 / cap)
     for t in range(np.uint64(x.shape[0])):
         for i in range(columns):
-            out[t, i] = largest * tangent(np.float32(x[t, i] * inverse))
+            out[t, i] = largest * each_tanh(np.float32(x[t, i] * inverse))
 
 
 CUDA = CudaModule(

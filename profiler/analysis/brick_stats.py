@@ -118,6 +118,11 @@ class CategoryStats:
     elements: int
     adopted_ns: int = 0  # see BrickStats
 
+    @classmethod
+    def zero(cls, category: BrickCategory) -> CategoryStats:
+        """Return the statistics of a category that did not run."""
+        return cls(category, 0, 0, 0, None, ClosedTime(0, 0, 0), 0)
+
     @property
     def total_elements(self) -> int:
         """Sum of the elements of all calls."""

@@ -273,6 +273,8 @@ def test_every_sign_of_ours_has_its_ascii() -> None:
         (["help", "record", "ls"], "unrecognized arguments: ls"),
         (["--fromat", "json"], "unrecognized arguments: --fromat json; did you mean --format?"),
         (["replay", "run.cbtop", "--sped=2"], "unrecognized arguments: --sped=2; did you mean --speed?"),
+        (["export", "run.cbtop", "--format", "parket"], "invalid choice: 'parket'; did you mean parquet? (choose"),
+        (["contracts", "lnt", "."], "invalid choice: 'lnt'; did you mean lint? (choose from 'lint')"),
         (["12", "--fromat"], "unrecognized arguments: --fromat; did you mean --format?"),
         (["demo", "12"], "unrecognized arguments: 12"),
         (["--once", "nonsense"], "unrecognized arguments: nonsense; commands come first: demo"),

@@ -15,7 +15,9 @@ from cbtop import BrickCategory, BrickDefinition, BrickId, BrickProfiler
 from cbtop.compute.contracts.own import read_own
 from cbtop.compute.errors import ContractError
 from cbtop.compute.own_contracts import checks_of, resolved
+from cbtop.protocol.messages import CheckResult
 from tests.compute.made_bricks import CONTRACT, write
+from tests.profiler.memory import Memory
 
 
 @pytest.fixture
@@ -52,11 +54,23 @@ def test_a_broken_condition_is_named(module: Any) -> None:
     assert keeps.evaluate(module.fast_rms_norm(*call()), (x, weight), {}).passed  # the default of the reference
 
 
-def test_a_contract_is_checked_in_recorded_calls(module: Any, profiler: BrickProfiler) -> None:
+def test_calls_without_all_arguments_or_outputs_are_errors(module: Any) -> None:
+    _, keeps = module.NORM.checks
+    x, weight, epsilon = call()
+    output = module.fast_rms_norm(x, weight, epsilon)
+    with pytest.raises(TypeError, match="missing a required argument"):
+        keeps.evaluate(output, (x,), {})
+    with pytest.raises(ValueError, match="2 outputs instead of 1"):
+        keeps.evaluate((output, output), (x, weight, epsilon), {})
+
+
+def test_a_contract_is_checked_in_recorded_calls(module: Any) -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
     timed = profiler.timed(module.NORM)(module.inexact.__wrapped__)
     with profiler.step("decode", tokens=1):
         timed(*call())
-    results = profiler._checks._results.values()
+    results = [message for message in memory.said if isinstance(message, CheckResult)]
     assert {result.assertion: result.passed for result in results} == {
         "equals plain_rms_norm": False, "contract rms": True
     }  # fmt: skip

@@ -173,6 +173,35 @@ def test_a_difference_that_no_float_can_hold_fails() -> None:
     assert not _run(beyond, Equivalent(lambda: 10 * beyond)).passed
 
 
+def test_the_largest_error_of_all_calls_is_announced() -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    for number, error in enumerate((0.0, 2e-6, 4e-6, 1e-6, 0.0, 0.0, 0.0, 0.0), 1):
+        own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(double, 1e-5),))
+        profiler.check(own, np.array([2.0 + 2 * error]), np.ones(1))
+        assert (_results(memory)[-1].note == f"{number} calls checked") == (number in (2, 4, 8))
+    assert [round(1e6 * (one.max_error or 0)) for one in _results(memory)] == [0, 2, 4, 4]
+
+
+def test_after_a_reset_checks_begin_anew() -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite(),))
+    profiler.check(own, np.array([np.nan]))
+
+    class Resets:
+        name = "resets"
+
+        def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> checks.CheckOutcome:
+            profiler.reset()  # as another thread may do during a check
+            return checks.CheckOutcome(True)
+
+    profiler.check(BrickDefinition("Resets", BrickCategory.OTHER, checks=(Resets(),)), np.ones(1))
+    profiler.check(own, np.ones(1))
+    assert [(one.brick, one.passed) for one in _results(memory)] == [("Own", False), ("Resets", True), ("Own", True)]
+    assert _results(memory)[-1].note == "1 call checked"
+
+
 def test_each_definition_of_one_name_gets_its_first_checks() -> None:
     memory = Memory()
     profiler = BrickProfiler(recorder=memory)

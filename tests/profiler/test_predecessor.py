@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cbtop import BrickCategory, BrickId, BrickProfiler, Layer
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.profiler.scopes import Scopes
 
 
 @pytest.fixture
@@ -37,18 +40,55 @@ def test_deferred_times_are_those_of_the_work(profiler: BrickProfiler) -> None:
     assert again.count == 2
 
 
+def test_the_first_use_of_a_brick_is_not_part_of_its_deferred_time(
+    profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define = Scopes.define
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.05)
+        return define(*arguments)
+
+    monkeypatch.setattr(Scopes, "define", slow)
+    start = profiler.elapsed_ns()
+    profiler.record_deferred(BrickId.RMS_NORM, start, 1)
+    whole_ns = profiler.elapsed_ns() - start
+    profiler.finalize()
+    stats = profiler.stats_for(BrickId.RMS_NORM)
+    assert stats is not None
+    assert stats.total_ns <= whole_ns - 50_000_000
+
+
 def test_the_categories_share_the_time_of_all_bricks(profiler: BrickProfiler) -> None:
     for brick in (BrickId.RMS_NORM, BrickId.QKV_PROJECTION, BrickId.DOWN_PROJECTION):
         timer = profiler.start_brick(brick)
         time.sleep(0.002)
         profiler.stop_brick(timer, 4096)
     cats = profiler.category_stats()
-    assert set(cats) == {BrickCategory.NORM, BrickCategory.ATTENTION, BrickCategory.FFN}
+    assert set(cats) == {*BrickCategory}  # as an array with an entry for each category
+    ran = [category for category in cats if cats[category].count]
+    assert ran == [BrickCategory.NORM, BrickCategory.ATTENTION, BrickCategory.FFN]
     total = profiler.total_ns
     percentages = [cats[category].percentage(total) for category in cats]
     assert sum(one or 0.0 for one in percentages) == pytest.approx(100)
     assert cats[BrickCategory.NORM].total_elements == 4096
     assert cats[BrickCategory.NORM].percentage(0) is None
+    other = cats[BrickCategory.OTHER]
+    assert (other.count, other.total_ns, other.total_elements, other.percentage(total)) == (0, 0, 0, 0.0)
+
+
+def test_a_timer_has_one_word_for_each_of_its_three_fields(profiler: BrickProfiler) -> None:
+    if profiler.implementation != "compiled":
+        pytest.skip("without a compiler, a timer is a tuple")
+    timer = profiler.start_brick(BrickId.RMS_NORM)
+    assert sys.getsizeof(timer) == object.__basicsize__ + 3 * 8  # the predecessor's 32 bytes, plus a second pointer
+    profiler.stop_brick(timer, 1)
+
+
+def test_a_launch_without_three_sizes_is_refused_with_an_example(profiler: BrickProfiler) -> None:
+    with pytest.raises(ValueError, match=r"kernel gemv: grid is \(32, 1\); three whole numbers are expected"):
+        profiler.graph_record_kernel("gemv", 0x1, (32, 1), (256, 1, 1))  # type: ignore[arg-type]
+    assert profiler.recording
 
 
 def test_the_graph_of_a_layer_is_drawn_and_analysed(profiler: BrickProfiler) -> None:

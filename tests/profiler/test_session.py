@@ -68,7 +68,7 @@ def test_f110_category_sums_are_those_of_their_bricks(profiler: BrickProfiler) -
         with profiler.brick(brick, 5):
             pass
     found = profiler.category_stats()
-    assert {category: (stats.count, stats.exclusive_ns) for category, stats in found.items()} == {
+    assert {key: (stats.count, stats.exclusive_ns) for key, stats in found.items() if stats.count} == {
         BrickCategory.FFN: (2, 2000),
         BrickCategory.OTHER: (1, 1000),
     }
@@ -84,6 +84,18 @@ def test_nested_bricks_are_not_counted_twice_and_tokens_are_not_elements(profile
     assert report.coverage == pytest.approx(0.6)
     assert report.tokens_per_sec == report.tokens_per_sec_in_steps == pytest.approx(2 / 5e-6)
     assert "60.0 % of it in bricks" in str(report)
+
+
+def test_steps_without_tokens_have_a_rate_of_steps(profiler: BrickProfiler) -> None:
+    for _ in range(2):
+        with profiler.step("forward"), profiler.brick("a"):
+            pass
+    report = profiler.report()
+    assert (report.tokens_per_sec, report.tokens_per_sec_in_steps) == (None, None)  # and not 0
+    assert report.steps_per_sec == pytest.approx(2 * 1e9 / report.elapsed_ns)
+    in_steps = 2 * 1e9 / report.union_ns
+    assert f"2 steps, 6.0 µs, {report.steps_per_sec:,.1f} steps/s ({in_steps:,.1f} in steps), " in str(report)
+    assert "tokens" not in str(report)
 
 
 def test_the_report_goes_on_where_the_last_one_ended(profiler: BrickProfiler) -> None:

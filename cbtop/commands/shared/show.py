@@ -214,7 +214,7 @@ def require_passed_checks(views: Iterable[SourceView]) -> None:
     failed = [(view, check) for view in views for check in view.failed_checks]
     if failed:
         view, check = failed[0]
-        more = f", and {len(failed) - 1} more checks failed" if len(failed) > 1 else ""
+        more = f", and {len(failed) - 1} more failed" if len(failed) > 1 else ""
         raise FailedCheckError(f"{check.about} of pid {view.pid} fails its check `{check.assertion}`{more}")
 
 

@@ -54,6 +54,53 @@ def test_a_wrong_brick_fails_its_checks(name: str, capsys: pytest.CaptureFixture
     assert '<testsuite name="kernels" tests="2" failures="2"' in capsys.readouterr().out
 
 
+def results(text: str) -> list[tuple[str, str, int]]:
+    """Return the message, the file and the line of each result of a SARIF log."""
+    (run,) = json.loads(text)["runs"]
+    ids = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert len(set(ids)) == len(ids)
+    found = []
+    for result in run["results"]:
+        assert ids[result["ruleIndex"]] == result["ruleId"]
+        place = result["locations"][0]["physicalLocation"]
+        found.append((result["message"]["text"], place["artifactLocation"]["uri"], place["region"]["startLine"]))
+    return found
+
+
+def line_of(text: str, file: str) -> int:
+    """Return the number of the only line of a file that contains `text`."""
+    (number,) = [at for at, line in enumerate(Path(file).read_text("utf-8").splitlines(), 1) if text in line]
+    return number
+
+
+def test_sarif_has_the_failures_of_a_brick_at_the_lines_of_its_contract(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sarif(brick: str, *options: str, code: int = 4) -> list[tuple[str, str, int]]:
+        assert main(["verify", f"{name}:{brick}", "--format", "sarif", *options]) == code
+        return results(capsys.readouterr().out)
+
+    tolerance = line_of("tolerance", "rms.yaml")
+    assert sarif("inexact") == [
+        (f"{name}:inexact case {case}: fails equals plain_rms_norm", "rms.yaml", tolerance) for case in (1, 2)
+    ]
+    assert sarif("infinite") == [
+        (f"{name}:infinite{said}", "rms.yaml", line) for said, line in (
+            (" case 1: fails equals plain_rms_norm: shape (1, 9) instead of (1, 8)", tolerance),
+            (" case 1: fails postcondition finite(out)", line_of("finite(out): {", "rms.yaml")),
+            (" case 1: fails postcondition columns(out) == columns(x)", line_of("columns(out) ==", "rms.yaml")),
+            (": no check notices epsilon left out", line_of("epsilon left out", "rms.yaml")),
+        )
+    ]  # fmt: skip
+    assert sarif("fast_rms_norm", code=0) == []
+    at_function = f"{name}.py", line_of("def softmax", f"{name}.py") - 1
+    weak = sarif("softmax", "--cases", f"{name}:cases")
+    assert weak == [
+        (f"{name}:softmax: no check notices {fault}", *at_function)
+        for fault in ("scaled by 1.5", "two outputs swapped", "an output left out")
+    ]
+
+
 def test_checks_that_are_too_weak_are_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", f"{name}:softmax", "--cases", f"{name}:cases"]) == 4
     printed = capsys.readouterr().out
@@ -68,7 +115,7 @@ def test_checks_that_are_too_weak_are_named(name: str, capsys: pytest.CaptureFix
         (["{}:softmax", "--cases", "{}:no_cases"], "no_cases yields no arguments"),
         (["{}:without_checks"], "without_checks is not a function with @profiler.timed(BrickDefinition"),
         (["{}:nothing"], "there is no 'nothing' in "),
-        (["{}:softmax", "--format", "sarif"], "its formats are text, json and junit"),
+        (["{}:softmax", "--backend", "cuda"], "module:function takes no --model and no --backend cuda"),
         (["{}.softmax"], ".softmax is not the name of a brick; did you mean "),
         (["--cases", "{}:cases"], "--cases belongs to a brick of yours"),
     ],
@@ -88,21 +135,24 @@ def test_the_contract_of_the_page_and_our_own_have_no_fault(name: str, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "said", "line"),
     [
-        ("epsilon > 0: {", "epsilon >= 0: {", "precondition epsilon >= 0: no case falsifies it"),
-        ("{epsilon: 0}\n    the", "{epsilon: epsilon}\n    the", "epsilon left out: no case falsifies it"),
-        ("finite(x): {x: x / 0}", "all(x > 5): {x: x / 0}", "case 1: precondition all(x > 5) does not hold"),
-        ("plain_rms_norm", "softmax", "reference: the parameters of "),
-        ("plain_rms_norm", "gone", "there is no 'gone' in "),
-        ("plain_rms_norm", "profiler", ":profiler is no function"),
-        ("a NaN,", "an odd fault,", "falsification.outputs: 'an odd fault' is unknown; faults are scaled by 1.5"),
-        ("equations", "equation", "the file: 'equation' is not a key; did you mean equations?"),
-        ("finite(out)", "finite(out", "'finite(out' is no expression"),
+        ("epsilon > 0: {", "epsilon >= 0: {", "precondition epsilon >= 0: no case falsifies it", "epsilon >= 0"),
+        ("{epsilon: 0}\n    the", "{epsilon: epsilon}\n    the",
+         "epsilon left out: no case falsifies it", "epsilon left out"),
+        ("finite(x): {x: x / 0}", "all(x > 5): {x: x / 0}",
+         "case 1: precondition all(x > 5) does not hold", "all(x > 5)"),
+        ("plain_rms_norm", "softmax", "reference: the parameters of ", "reference:"),
+        ("plain_rms_norm", "gone", "there is no 'gone' in ", "reference:"),
+        ("plain_rms_norm", "profiler", ":profiler is no function", "reference:"),
+        ("a NaN,", "an odd fault,",
+         "falsification.outputs: 'an odd fault' is unknown; faults are scaled by 1.5", "outputs: [scaled"),
+        ("equations", "equation", "the file: 'equation' is not a key; did you mean equations?", "equation:"),
+        ("finite(out)", "finite(out", "'finite(out' is no expression", "finite(out:"),
     ],
 )  # fmt: skip
 def test_a_fault_of_a_contract_is_named(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str, line: str
 ) -> None:
     assert old in CONTRACT
     write(tmp_path, name, CONTRACT.replace(old, new, 1))
@@ -111,6 +161,21 @@ def test_a_fault_of_a_contract_is_named(
     (faults,) = json.loads(printed.out)["files"].values()
     assert any(said in fault for fault in faults), faults
     assert printed.err == "cbtop: 1 of 1 contract failed: rms.yaml\n"
+    assert main(["contracts", "lint", "rms.yaml", "--format", "sarif"]) == 4
+    in_sarif = results(capsys.readouterr().out)
+    assert [message for message, _, _ in in_sarif] == faults
+    assert {file for _, file, _ in in_sarif} == {"rms.yaml"}
+    assert line_of(line, "rms.yaml") in {number for _, _, number in in_sarif}
+
+
+def test_a_contract_without_a_brick_is_a_fault(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["contracts", "lint", ".", "--bricks", name]) == 0
+    (tmp_path / "other.yaml").write_text((tmp_path / "rms.yaml").read_text("utf-8"), "utf-8")
+    assert main(["contracts", "lint", ".", "--bricks", name, "--bricks", "json"]) == 4
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"✗ other.yaml\n  no brick of {name}, json has this contract\n✓ rms.yaml\n")
+    assert main(["contracts", "lint", ".", "--bricks", "no_such_module"]) == 2
+    assert "--bricks no_such_module: No module named 'no_such_module'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", "1.0e-5"), ("bfloat16", "1.0e-2")])

@@ -115,25 +115,29 @@ def test_every_kind_of_node_is_in_its_place() -> None:
         Node(5, 4, NodeKind.KERNEL, "gemm", backend="cuda"),
         Node(6, 1, NodeKind.LAYER, "head"),
         Node(7, 1, NodeKind.STEP, "inner"),
+        Node(8, 3, NodeKind.ADOPTED, "adopted"),
+        Node(9, 8, NodeKind.BRICK, "Expert"),
     ):
         nodes.add(node)
-    records = records_of([TimedRecord(node, 0, node, 1, False) for node in (5, 4, 3, 2, 6, 7, 1)])
+    records = records_of([TimedRecord(node, 0, node, 1, False) for node in (9, 8, 5, 4, 3, 2, 6, 7, 1)])
     process = RecordedProcess("program", 42, nodes, records, key="host:42:1:0", rank=3)
     bricks = CallColumns([process], OF_BRICKS, of_kinds(NodeKind.BRICK)).table()
     names = [name for name in bricks.columns if name not in ("begin_s", "duration_us")]
     assert {name: bricks.column(name).tolist() for name in names} == {
-        "step": [1, 1], "phase": ["decode"] * 2, "model": ["draft"] * 2, "layer": [7, 7], "stack": ["encoder"] * 2,
-        "brick": ["UpProjection", "Mlp"], "label": ["up_proj", "mlp"], "outer_brick": ["Mlp", None],
-        "category": [None, "FFN"], "backend": [None, "cuda"], "elements": [1, 1], "failed": [False] * 2,
-        "program": ["program"] * 2, "pid": [42] * 2, "rank": [3, 3], "source": ["host:42:1:0"] * 2, "node": [4, 3],
+        "step": [1] * 3, "phase": ["decode"] * 3, "model": ["draft"] * 3, "layer": [7] * 3, "stack": ["encoder"] * 3,
+        "brick": ["Expert", "UpProjection", "Mlp"], "label": [None, "up_proj", "mlp"],
+        "outer_brick": ["Mlp", "Mlp", None], "adopted": [True, False, False],
+        "category": [None, None, "FFN"], "backend": [None, None, "cuda"], "elements": [1] * 3, "failed": [False] * 3,
+        "program": ["program"] * 3, "pid": [42] * 3, "rank": [3] * 3,
+        "source": ["host:42:1:0"] * 3, "node": [9, 4, 3],
     }  # fmt: skip
     kernels = CallColumns([process], OF_KERNELS, of_kinds(NodeKind.KERNEL)).table()
     assert [kernels.column(name).tolist() for name in ("kernel", "brick", "label")] == [
         ["gemm"], ["UpProjection"], ["up_proj"],
     ]  # fmt: skip
     layers = calls_of(process).column("layer").tolist()
-    assert layers[:4] == [7, 7, 7, 7]
-    assert np.isnan(layers[4:]).all()  # This layer has a name but no number.
+    assert layers[:6] == [7] * 6
+    assert np.isnan(layers[6:]).all()  # This layer has a name but no number.
     steps = CallColumns([process], OF_STEPS, are_steps).table()
     assert steps.column("phase").tolist() == ["decode"]  # A step inside another step is left out.
 

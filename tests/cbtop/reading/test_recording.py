@@ -106,6 +106,21 @@ def test_the_tokens_and_times_of_steps_are_known(made: Path) -> None:
     assert set(bricks.column("elements").tolist()) == {8}
 
 
+def test_a_closed_recording_says_so(made: Path) -> None:
+    with cbtop.read(made) as run:
+        steps = run.steps()
+    assert len(steps) == 21  # it stays valid
+    with pytest.raises(RecordingError, match=r"run\.cbtop is closed; open it again with cbtop\.read"):
+        run.bricks()
+
+
+def test_records_from_before_the_recording_are_named() -> None:
+    (path,) = [one for one in RECORDINGS if one.stem == "imperfect"]
+    with cbtop.read(path) as run:
+        assert run.lost > 0
+        assert repr(run).endswith(f" calls; {run.lost:,} records are missing, see `lost`>")
+
+
 def test_tables_stay_equal_when_they_are_read_again(made: Path) -> None:
     with cbtop.read(made) as run:
         first, second = run.calls(), run.calls()
@@ -157,6 +172,7 @@ def test_a_recording_cut_short_has_what_lies_before_the_cut(made: Path) -> None:
     made.write_bytes(whole[: len(whole) * 2 // 3])
     with cbtop.read(made) as run:
         assert not run.is_complete
+        assert repr(run).endswith("; its end is missing>")
         assert 10 < len(run.calls()) < 41
 
 
