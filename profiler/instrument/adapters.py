@@ -46,7 +46,7 @@ def has_several_adapters(layers: Iterable[nn.Module]) -> bool:
     """Return whether these layers of PEFT have adapters of more than one name."""
     names: set[str] = set()
     for layer in layers:
-        names.update((submodules(layer).get("lora_A") or layer)._modules)
+        names.update(submodules(submodules(layer).get("lora_A") or layer))
         if len(names - {"base_layer"}) > 1:
             return True
     return False
