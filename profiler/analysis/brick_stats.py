@@ -212,7 +212,7 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     found = [
         _stats(
             brick,
-            # The calls of a model include plain steps, whose insides are unknown. Sums are of the recorded ones only.
+            # The calls of a model include plain steps. Their bricks are unknown, so sums are of recorded steps only.
             calls if calls.count == recorded else replace(calls, count=recorded, total_ns=recorded_ns),
             totals,
             exclusive_ns=exclusive_ns,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.instrument.module_tree import dictionary_of, home_of_class
-from cbtop.profiler.instrument.torch_internals import child_named
+from cbtop.profiler.instrument.torch_internals import child_named, submodules
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +46,7 @@ def has_several_adapters(layers: Iterable[nn.Module]) -> bool:
     """Return whether these layers of PEFT have adapters of more than one name."""
     names: set[str] = set()
     for layer in layers:
-        names.update((child_named(layer, "lora_A") or layer)._modules)
+        names.update(submodules(child_named(layer, "lora_A") or layer))
         if len(names - {"base_layer"}) > 1:
             return True
     return False

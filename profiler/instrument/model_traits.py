@@ -59,8 +59,8 @@ def is_called_encoder(module: nn.Module) -> bool:
 def axis_of_sequences(module: nn.Module) -> int | None:
     """Return which axis of the input has the sequences, by the attribute `batch_first`. None if it is unknown.
 
-    For torch's own encoders, the modules inside them have this attribute. A model of another class may transpose its
-    input before such a module. So it is the first axis, as everywhere else in torch, unless a module inside takes
+    For torch's own encoders, the modules inside them have this attribute. Other models may transpose their input
+    before such a module. So it is the first axis, as everywhere else in torch, unless a module inside takes
     another one.
     """
     is_of_torch = type(module).__module__.startswith("torch.nn.")

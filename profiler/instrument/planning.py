@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _LISTS = ("ModuleList", "Sequential")
 # Files of torch with classes that have no `forward`, or a `forward` that only calls children.
 _CONTAINERS = ("torch.nn.modules.container", "torch.nn.modules.module", "torch._dynamo", "torch.nn.parallel")
-# Modules inside this many others are not rows of their own operations, because nodes are at most MAX_DEPTH deep.
+# A module inside more modules has no row of its own operations, because nodes are at most MAX_DEPTH deep.
 MAX_OWN_DEPTH = MAX_DEPTH - 8
 OWN_LABEL = "outside its children"
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})

@@ -7,7 +7,7 @@ Rules
 - The first optimizer step after a backward ends the training step. Further optimizers after the same backward end no
   other step. Micro-batches with gradients that are added up are in one step.
 - If the process has made no optimizer, and backwards give a model in training mode gradients, the program changes the
-  weights by hand. Then a step ends where the next call of a model begins after a backward. So each backward is in a
+  weights by hand. Then a step ends when the next call of a model begins after a backward. So each backward is in a
   step of its own, and changing the weights is in the part `other`.
 - The time of the thread is divided into the parts of the step, so the parts add up to the step. Only cbtop's own work
   in the hooks of optimizers is in no part: the program would not spend that time by itself.
