@@ -125,4 +125,4 @@ def test_what_does_not_run_is_of_formats_that_no_shape_falls_back_to() -> None:
     missing = {
         name for files in CHOSEN.values() for types in files.values() for name in types.values()
     } - KNOWN.keys()
-    assert missing == {"IQ3_S", "IQ3_XXS", "TQ1_0", "TQ2_0"}
+    assert missing == {"IQ3_S", "IQ3_XXS", "TQ1_0"}
