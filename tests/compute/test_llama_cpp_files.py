@@ -113,7 +113,7 @@ def test_the_refusal_of_a_file_advises_files_of_the_same_model_that_run(
 ) -> None:
     with pytest.raises(ModelError) as refused:
         read_model(write(shape, file_type), FAMILIES)
-    met = re.search(r"is of type (\w+); supported are .*: use a (.*) file of the model", str(refused.value))
+    met = re.search(r"is of type (\w+); supported are .*: use a (.*) file of the model, or make", str(refused.value))
     assert met is not None
     assert met[1] in CHOSEN[shape][file_type].values()
     advised = re.split(r", | or ", met[2])
