@@ -1,5 +1,7 @@
-"""Multiply one token by a matrix of every weight format, and compare the weights' bytes a second with reading and
-with llama.cpp.
+"""Multiply one token by a matrix of every weight format.
+
+The bytes of weights a second are compared with reading and with llama.cpp, and the number of weights a second with
+Q4_0.
 
 Three matrices are used: one that fits into L2, one that fits into L3, and one that is larger than any cache. One
 thread is used. Processor time is measured, in rounds that take turns.
@@ -35,6 +37,7 @@ from cbtop.compute.memory import on_huge_pages
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import InterleavedMatrix, can_interleave
+from cbtop.compute.quantization.q4_0 import Q4_0
 
 COLUMNS, ROUNDS = 2048, 11
 # sizes of the matrices in bytes, chosen for an L2 of 1 MiB and an L3 of 32 MiB or more
@@ -95,6 +98,9 @@ def _figures_of(
         "ahead": partial(_read_ahead, numbers, np.zeros(1, np.float32)),
         "product": product,
     }
+    beside = None if block_format is Q4_0 else _weights(Q4_0, size_bytes)
+    if beside is not None:
+        calls["Q4_0"] = _product(beside)[1]
     if theirs is not None:
         calls["theirs"] = theirs
     taken: dict[str, list[float]] = {name: [] for name in calls}
@@ -109,6 +115,9 @@ def _figures_of(
     reading = [min(both) for both in zip(taken["plain"], taken["ahead"], strict=True)]
     what, gb_per_s = f"{name} from {place}", repeats * matrix.size_bytes / float(np.median(taken["product"]))
     yield Figure(what, gb_per_s, "GB/s", "reading", Ratio.of(reading, taken["product"]))
+    if beside is not None:
+        of_as_many = [taken_ns * matrix.rows / beside.rows for taken_ns in taken["Q4_0"]]
+        yield Figure(what, gb_per_s, "GB/s", "the weights of Q4_0", Ratio.of(of_as_many, taken["product"]))
     if theirs is not None:
         how = "llama.cpp's speed" + ", repacked" * theirs.is_repacked
         yield Figure(what, gb_per_s, "GB/s", how, Ratio.of(taken["theirs"], taken["product"]))

@@ -20,4 +20,8 @@ FORMAT_MODULES = {
     "Q2_K": "q2_k",
     "IQ4_NL": "iq4_nl",
     "IQ4_XS": "iq4_xs",
+    "MXFP4": "mxfp4",
+    "NVFP4": "nvfp4",
+    "TQ2_0": "tq2_0",
+    "Q1_0": "q1_0",
 }

@@ -6,6 +6,7 @@ ComputeError
 ├── LossError        the loss of a training step is NaN or infinite
 ├── ContractError    a kernel's contract cannot be read; the message names the file and the fault
 └── ModelError       a model file cannot be read or run; the message is one line for the user
+    └── TensorTypeError   a tensor is of a type that is not supported
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ class ContractError(ComputeError):
 
 class ModelError(ComputeError):
     """A model file is missing, damaged or not supported by this decoder."""
+
+
+class TensorTypeError(ModelError):
+    """A tensor of a model file is of a type that is not supported. `architecture` is the model's, or None."""
+
+    def __init__(self, message: str, architecture: object) -> None:
+        super().__init__(message)
+        self.architecture = architecture
 
 
 class NoTokenError(ComputeError):

@@ -1,4 +1,4 @@
-"""Find weights that are NaN or infinite by checking only their scales."""
+"""Find weights that are NaN or infinite. Only scales are checked, and blocks whose scales are suspicious."""
 
 # This check runs before any brick. So for a damaged file, the error names the tensor and the block, and not the brick
 # that reads them. The check takes 6 ms for the 82 MB of the demo's model, and reading them takes 27 ms (2.6 GHz
@@ -26,6 +26,8 @@ def first_not_finite(block_format: BlockFormat, data: Bytes) -> tuple[int, int, 
     if block_format.block_elements == 1:
         return _not_finite_floats(block_format, data)
     blocks = data.reshape(-1, block_format.block_bytes)
+    if block_format.suspects is not None:
+        return _not_finite_blocks(block_format, blocks, np.flatnonzero(block_format.suspects(blocks)), len(data))
     found: tuple[int, int, str] | None = None
     for offset in scale_offsets(block_format):
         halves = blocks[:, offset : offset + 2].view("<u2")[:, 0]
@@ -50,6 +52,22 @@ def scale_offsets(block_format: BlockFormat) -> tuple[int, ...]:
     with np.errstate(invalid="ignore"):  # multiplying infinity by 0 is invalid and gives NaN
         weights = block_format.dequantize(blocks)
     return tuple(int(2 * place) for place in places if not np.isfinite(weights[place]).all())
+
+
+def _not_finite_blocks(
+    block_format: BlockFormat, blocks: Bytes, places: NDArray[np.intp], rows: int
+) -> tuple[int, int, str] | None:
+    """Find the first of the blocks at `places` that has a weight that is not finite. The blocks form `rows` rows."""
+    if not len(places):
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        weights = block_format.dequantize(blocks[places])
+    bad = ~np.isfinite(weights).all(axis=1)
+    if not bad.any():
+        return None
+    first = int(bad.argmax())
+    row, block = divmod(int(places[first]), len(blocks) // rows)
+    return row, block, "NaN" if np.isnan(weights[first]).any() else "an infinity"
 
 
 def _not_finite_floats(block_format: BlockFormat, data: Bytes) -> tuple[int, int, str] | None:

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from cbtop.compute.errors import ModelError
+from cbtop.compute.errors import ModelError, TensorTypeError
 from cbtop.compute.gguf_kinds import LFS_POINTER, refuse_beginning, refuse_metadata
 from cbtop.compute.quantization import FORMATS
 
@@ -51,7 +51,7 @@ _TYPE_NAMES = (
     "F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
     "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16",
     "I32", "I64", "F64", "IQ1_M", "BF16", "31", "32", "33", "TQ1_0", "TQ2_0", "36", "37", "38", "MXFP4",
-    "NVFP4", "Q1_0",
+    "NVFP4", "Q1_0", "Q2_0",
 )  # fmt: skip
 _LENGTH = struct.Struct("<Q")
 
@@ -132,6 +132,7 @@ class _Reader:
         self._offset = 0
         self._array_elements = 0
         self._alignment = DEFAULT_ALIGNMENT
+        self._metadata: dict[str, Value] = {}
 
     def header(self) -> GgufHeader:
         if not self._size:
@@ -149,7 +150,7 @@ class _Reader:
                 "convert the model again"
             )
         tensor_count = self._count("tensors", MAX_TENSORS)
-        metadata: dict[str, Value] = {}
+        metadata = self._metadata
         for _ in range(self._count("keys", MAX_KEYS)):
             self._key(metadata)
         refuse_metadata(self._path, metadata)
@@ -283,9 +284,11 @@ class _Reader:
         code, offset = self._number("<I"), self._number("<Q")
         if code not in FORMATS:
             kind = _TYPE_NAMES[code] if code < len(_TYPE_NAMES) else code
-            raise ModelError(
+            raise TensorTypeError(
                 f"{self._path}: tensor {name!r:.80} is of type {kind}; "
-                f"supported are {SUPPORTED_TYPES}: use a Q4_K_M, Q6_K, Q8_0 or F16 file of the model"
+                f"supported are {SUPPORTED_TYPES}: use a Q4_K_M, Q6_K, Q8_0 or F16 file of the model, or make one "
+                "with `llama-quantize --allow-requantize MODEL.gguf NEW.gguf Q8_0`",
+                self._metadata.get("general.architecture"),
             )
         block_format = FORMATS[code]
         if shape[0] % block_format.block_elements:

@@ -63,6 +63,24 @@ __device__ __forceinline__ void levels_of_4(const uint8_t* plane, int64_t unit, 
         q[4 + g] = __byte_perm(two[0], two[1], 0x7531);
     }
 }
+// Codes of 4 bits that stand for the sixteen levels of quantization/fp4_levels.py: these, plus 12.
+__device__ __forceinline__ void fp4_levels_of_4(const uint8_t* plane, int64_t unit, uint32_t q[8])
+{
+    uint4 a = load_once(plane + 16 * unit);
+    const uint32_t words[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int g = 0; g < 4; g++) {
+        uint32_t place = words[g] & 0x77777777u;  // the magnitudes' codes; the highest bit of each is the sign
+        uint32_t two[2] = {__byte_perm(0x03020100u, 0x0c080604u, place & 0xffff),
+            __byte_perm(0x03020100u, 0x0c080604u, place >> 16)};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t size = __byte_perm(two[0], two[1], half ? 0x7531 : 0x6420);
+            uint32_t negative = (words[g] >> 4 * half >> 3 & 0x01010101u) * 255;
+            q[4 * half + g] = 0x0c0c0c0cu + size - ((size & negative) << 1);
+        }
+    }
+}
 // `place`: at which bit of a code the plane's bits stand.
 __device__ __forceinline__ void add_codes_of_2(const uint8_t* plane, int64_t unit, int place, uint32_t q[8])
 {

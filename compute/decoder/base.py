@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.compute.errors import ModelError
+from cbtop.compute.errors import ModelError, TensorTypeError
 from cbtop.compute.gguf import GgufFile
 from cbtop.compute.kernels.activation import Activation
 from cbtop.compute.kernels.rope import angle_table
@@ -41,6 +41,7 @@ DESCRIBING = frozenset(
 
 OF_IMAGES = "vision.", "mm."
 TENSORS_OF_IMAGES = "v.", "mm."
+SCALES_OF_MATRICES = ".scale", ".input_scale"  # the ends of names that llama.cpp gives to scales of NVFP4 matrices
 
 # Shortest range of pairs over which YaRN's scaling changes gradually. The value is from ggml's rope_yarn_ramp.
 YARN_SHORTEST_RAMP = 0.001
@@ -250,16 +251,27 @@ class Model:
 
 def read_model(path: Path, families: dict[str, Family]) -> Model:
     """Read the model in the GGUF file at `path`. Raises ModelError if no family in `families` can run it."""
-    with GgufFile.open(path) as file:
+    try:
+        opened = GgufFile.open(path)
+    except TensorTypeError as error:
+        # If no family can run the model, its files with other types cannot help.
+        if isinstance(error.architecture, str):
+            _check_architecture(path, error.architecture, families)
+        raise
+    with opened as file:
         architecture = file.metadata.text("general.architecture")
-        if architecture not in families:
-            raise ModelError(
-                f"{path} is of architecture {architecture[:60]!r}; supported are {', '.join(families)}: "
-                "give a model of one of these"
-            )
+        _check_architecture(path, architecture, families)
         model = _FamilyReader(file, families[architecture]).model()
         file.load()
     return model
+
+
+def _check_architecture(path: Path, architecture: str, families: dict[str, Family]) -> None:
+    if architecture not in families:
+        raise ModelError(
+            f"{path} is of architecture {architecture[:60]!r}; supported are {', '.join(families)}: "
+            "give a model of one of these"
+        )
 
 
 class _FamilyReader:
@@ -339,6 +351,11 @@ class _FamilyReader:
             raise ModelError(
                 f"{file.path} also reads images ({untaken[0]!r} and {len(untaken) - 1} more tensors), which is not "
                 "supported; give a file of its text model alone, as llama.cpp's convert_hf_to_gguf.py writes it"
+            )
+        if untaken and all(name.endswith(SCALES_OF_MATRICES) for name in untaken):
+            raise ModelError(
+                f"{file.path} has a scale for each whole matrix ({untaken[0]!r} and {len(untaken) - 1} more), as "
+                "NVFP4 checkpoints have, which is not supported; give a file made of the model's BF16 weights"
             )
         if untaken:
             raise ModelError(

@@ -59,10 +59,10 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
 def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
     """Return scratch memory for bfloat16 products of all matrices among `arguments`.
 
-    The scratch is large enough for formats of two or more bits per weight, because these have at most four weights
+    The scratch is large enough for formats of one or more bits per weight, because these have at most eight weights
     per byte.
     """
-    weights = sum(4 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
+    weights = sum(8 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
     numbers = [one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.float32]
     return CudaScratch(
         device.zeros(max(numbers), np.uint16),

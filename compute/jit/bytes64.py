@@ -167,31 +167,48 @@ def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any,
     return _bytes(_bytes, _ints, types.int32), generate
 
 
+def _picked(builder: Any, table: Any, places: Any) -> Any:
+    """Replace each byte of `places` (0 to 15) by a byte of `table`."""
+    if HAS_VNNI:
+        return _called(builder, "llvm.x86.avx512.pshuf.b.512", _BYTES, [table, places])
+    if HAS_AVX2:
+        kind = ir.VectorType(_BYTE, 32)
+        parts = [[_part(builder, one, first, 32) for one in (table, places)] for first in (0, 32)]
+        halves = [_called(builder, "llvm.x86.avx2.pshuf.b", kind, part) for part in parts]
+        return builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(_INT, 4 * LANES), list(range(4 * LANES))))
+    found = ir.Constant(_BYTES, [0] * 4 * LANES)
+    for place in range(16):
+        mask = ir.Constant(ir.VectorType(_INT, 4 * LANES), [place] * 4 * LANES)
+        is_there = builder.icmp_unsigned("==", places, ir.Constant(_BYTES, [place] * 4 * LANES))
+        found = builder.select(is_there, builder.shuffle_vector(table, table, mask), found)
+    return found
+
+
 @_intrinsic
-def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
-    """Replace each byte of `places` (0 to 15) by an int8 of `table`, plus 128.
+def picked(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
+    """Replace each byte of `places` (0 to 15) by a byte of `table`.
 
     `places` and `table` have four parts of sixteen bytes each. A byte of `places` is looked up in the part of `table`
     at the same position.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return _picked(builder, *values)
+
+    return _bytes(_bytes, _bytes), generate
+
+
+@_intrinsic
+def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
+    """Do the same as `picked` for a table of int8, and add 128 to each."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         table, places = values
         more = ir.Constant(_BYTES, [128] * 4 * LANES)
         if HAS_VNNI:  # LLVM moves this `xor` out of the loop, because the table is constant
-            return _called(builder, "llvm.x86.avx512.pshuf.b.512", _BYTES, [builder.xor(table, more), places])
-        if HAS_AVX2:  # LLVM removes this `xor`, because the product applies the same `xor` to its weights
-            kind = ir.VectorType(_BYTE, 32)
-            parts = [[_part(builder, one, first, 32) for one in (table, places)] for first in (0, 32)]
-            halves = [_called(builder, "llvm.x86.avx2.pshuf.b", kind, part) for part in parts]
-            whole = ir.Constant(ir.VectorType(_INT, 4 * LANES), list(range(4 * LANES)))
-            return builder.xor(builder.shuffle_vector(*halves, whole), more)
-        found = ir.Constant(_BYTES, [0] * 4 * LANES)
-        for place in range(16):
-            mask = ir.Constant(ir.VectorType(_INT, 4 * LANES), [place] * 4 * LANES)
-            is_there = builder.icmp_unsigned("==", places, ir.Constant(_BYTES, [place] * 4 * LANES))
-            found = builder.select(is_there, builder.shuffle_vector(table, table, mask), found)
-        return builder.xor(found, more)
+            return _picked(builder, builder.xor(table, more), places)
+        # With AVX2, LLVM removes this `xor`, because the product applies the same `xor` to its weights.
+        return builder.xor(_picked(builder, table, places), more)
 
     return _bytes(_bytes, _bytes), generate
 

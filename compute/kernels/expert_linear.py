@@ -169,8 +169,9 @@ def example_sizes(codes: Sequence[int], size: int, is_int8: bool) -> tuple[int, 
     """Return numbers of rows and columns that are valid in all of the given formats."""
     rows = ROWS * (1 + size // 16) if is_int8 else size + 3
     columns = 256 * (1 + size // 128)
-    if all(FORMATS[code].block_elements < 256 for code in codes):
-        columns += 160  # the number of columns must not be divisible by a large power of two
+    longest = max(32, *(FORMATS[code].block_elements for code in codes))
+    if longest < 256:
+        columns += 5 * longest  # the number of columns must not be divisible by a large power of two
     return rows, columns
 
 

@@ -98,6 +98,15 @@ def _add_with_minimum(found: Any, codes: Any, factors: Any, t: Any, block: Any, 
     return _with_minimum(sums, factors, t, block, scale, minimum, total)
 
 
+def _add_with_minima(found: Any, codes: Any, factors: Any, t: Any, block: Any, total: Any) -> Any:  # compiled
+    """Do the same as `_add_with_minimum`, but with a scale and a minimum for every 16 columns."""
+    q, r, s, u, a, b, c, d, first, last, minimum, other_minimum = found
+    column, own = block * U(BLOCK), (first, last, minimum, other_minimum)
+    (low,) = sums_of_products((q, r, s, u), codes, t, column, 1, _LARGEST)
+    (high,) = sums_of_products((a, b, c, d), codes, t, column + U(16), 1, _LARGEST)
+    return _with_minima(low, high, factors, t, block, own, total)
+
+
 def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
     """Do the same as `_add_with_minimum` for four tokens, with the weights that `_spread` stored."""  # compiled
     scale = load_floats(panel, U(0), at + U(SCALES))
@@ -154,12 +163,8 @@ def _store_four_factors(panel: Any, at: Any, first: Any, last: Any, minimum: Any
 
 
 @jit_inlined
-def _spread(found: Any, panel: Any, at: Any) -> None:
-    """Store 32 columns of sixteen rows in panel[0, at:].
-
-    One byte per weight comes first, then two factors for each row.
-    """
-    q, r, s, u, a, b, c, d, first, second = found
+def _store_weights(weights: Any, panel: Any, at: Any) -> None:
+    q, r, s, u, a, b, c, d = weights
     store_64(panel, U(0), at, q)
     store_64(panel, U(0), at + U(LINE), r)
     store_64(panel, U(0), at + U(2 * LINE), s)
@@ -168,7 +173,25 @@ def _spread(found: Any, panel: Any, at: Any) -> None:
     store_64(panel, U(0), at + U(5 * LINE), b)
     store_64(panel, U(0), at + U(6 * LINE), c)
     store_64(panel, U(0), at + U(7 * LINE), d)
+
+
+@jit_inlined
+def _spread(found: Any, panel: Any, at: Any) -> None:
+    """Store 32 columns of sixteen rows in panel[0, at:].
+
+    One byte per weight comes first, then two factors for each row.
+    """
+    q, r, s, u, a, b, c, d, first, second = found
+    _store_weights((q, r, s, u, a, b, c, d), panel, at)
     _store_factors(panel, at, first, second)
+
+
+@jit_inlined
+def _spread_with_minima(found: Any, panel: Any, at: Any) -> None:
+    """Do the same as `_spread` with four factors for each row."""
+    q, r, s, u, a, b, c, d, first, last, minimum, other_minimum = found
+    _store_weights((q, r, s, u, a, b, c, d), panel, at)
+    _store_four_factors(panel, at, first, last, minimum, other_minimum)
 
 
 # Each format has a copy of the code below. In the copy, the format's own functions replace the following ones.
@@ -178,6 +201,11 @@ _add, _add_four = _add_with_minimum, _add_four_with_minimum
 
 def _spread_32(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
     _spread(_unpack(w, row, step, U(0)), panel, at)
+
+
+def _spread_64(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
+    _spread(_unpack(w, row, step, U(0)), panel, at)
+    _spread(_unpack(w, row, step, U(1)), panel, at + U(SPREAD))
 
 
 def _spread_128(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
@@ -190,6 +218,11 @@ def _spread_128(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # co
 
 def _one_token_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
     return _add(_unpack(w, row, step, U(0)), codes, factors, t, step, total)
+
+
+def _one_token_64(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    total = _add(_unpack(w, row, step, U(0)), codes, factors, t, step * U(2), total)
+    return _add(_unpack(w, row, step, U(1)), codes, factors, t, step * U(2) + U(1), total)
 
 
 def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
@@ -411,18 +444,31 @@ def _sums_of(largest: int) -> dict[str, Any]:
     return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 
 
+# A panel with two minima per row has more room.
+_WITH_MINIMA = {"SPREAD": SPREAD + 2 * LINE}
+# Number of columns in a step -> the functions for four tokens and for one.
+_OF_STEPS = {32: (_spread_32, _one_token_32), 64: (_spread_64, _one_token_64), 128: (_spread_128, _one_token_128)}
+
+
 def _of_32_columns(block_format: BlockFormat, layout: InterleavedLayout) -> CompiledRows:
     """Return the compiled rows of a format that is unpacked 32 columns at a time."""
-    name, is_small = block_format.name, block_format.block_elements == BLOCK
-    spread, one = (_spread_32, _one_token_32) if is_small else (_spread_128, _one_token_128)
-    add = jit_inlined(copy_of(_add_with_minimum, f"_add_with_minimum_{name}", **_sums_of(layout.largest)))
+    name, columns = block_format.name, min(block_format.block_elements, 128)
+    spread, one_token = _OF_STEPS[columns]
+    own, add, add_four = _sums_of(layout.largest), _add_with_minimum, _add_four_with_minimum
+    spread_own: dict[str, Any] = {"_unpack": layout.unpack}
+    more: dict[str, Any] = {}
+    if layout.factors is Factors.OF_16:
+        more, add, add_four = _WITH_MINIMA, _add_with_minima, _add_four_with_minima
+        spread_own |= {**more, "_spread": _spread_with_minima}
+    add = jit_inlined(copy_of(add, f"{add.__name__}_{name}", **own))
     return _compiled(
         block_format,
-        1 if is_small else 4,
-        copy_of(spread, f"_spread_{name}", _unpack=layout.unpack),
-        copy_of(one, f"_one_token_{name}", _unpack=layout.unpack, _add=add),
-        _add_four_with_minimum,
+        columns // BLOCK,
+        copy_of(spread, f"_spread_{name}", **spread_own),
+        copy_of(one_token, f"_one_token_{name}", _unpack=layout.unpack, _add=add),
+        add_four,
         layout.largest,
+        **more,
     )
 
 
@@ -449,7 +495,7 @@ def _of_blocks(block_format: BlockFormat, layout: InterleavedLayout, block: Bloc
     }
     more: dict[str, Any] = {}
     if layout.factors is Factors.OF_16:
-        more = {"SPREAD": SPREAD + 2 * LINE}  # this panel has more room, because it stores two minima per row
+        more = _WITH_MINIMA
         own |= {"_store_factors": _store_four_factors, **more}
     own[add_part.__name__] = jit_inlined(copy_of(add_part, f"{add_part.__name__}_{name}", **own))
     return _compiled(

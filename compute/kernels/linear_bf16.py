@@ -198,6 +198,14 @@ def _dequantize_32(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk:
         _write(_unpack(w, row, begin + step, U(0)), panels, chunk, at + step * U(WORDS))
 
 
+def _dequantize_64(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk: Any, at: Any) -> None:  # compiled
+    begin = first // U(2 * STEP)
+    for step in range(count // U(2 * STEP)):
+        place = at + step * U(2 * WORDS)
+        _write(_unpack(w, row, begin + step, U(0)), panels, chunk, place)
+        _write(_unpack(w, row, begin + step, U(1)), panels, chunk, place + U(WORDS))
+
+
 def _dequantize_128(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk: Any, at: Any) -> None:  # compiled
     begin = first // U(4 * STEP)
     for step in range(count // U(4 * STEP)):
@@ -355,7 +363,7 @@ def _compiled(block_format: BlockFormat, layout: InterleavedLayout) -> CompiledR
     name = f"{block_format.name}_{'tiles' if HAS_TILES else 'plain'}"
     columns = block_format.block_elements
     dequantize = copy_of(
-        _dequantize_32 if columns == STEP else _dequantize_128,
+        {32: _dequantize_32, 64: _dequantize_64}.get(columns, _dequantize_128),
         f"_dequantize_{name}",
         _unpack=layout.unpack,
         _write=_WRITE[layout.factors],

@@ -15,6 +15,7 @@ from cbtop.compute.quantization.planes import PlaneLayout
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 LARGEST_HALF = 65504.0  # the largest binary16 number; scales are stored in this type
 
@@ -36,6 +37,8 @@ class BlockFormat:
     - `prepare(x, sums)` runs once before all rows. It fills `sums`, float32 (1, columns or more), with values that
       `dot_row` needs of x.
 
+    - `suspects` returns which blocks, uint8 (blocks, block_bytes), may have weights that are not finite. If None,
+      these are the blocks with a binary16 scale that is not finite.
     - `planes`: the layout on a GPU, or None.
     - `interleaved`: the layout for products in int8 and bfloat16, or None.
     - `has_budget`: whether int8 products reach the bound in their contract, so that bricks can have budgets.
@@ -51,6 +54,7 @@ class BlockFormat:
     dot_row: Callable[[Any, Any, Any, Any], Any]
     prepare: Callable[[Any, Any], None] | None = None
     largest: float = LARGEST_HALF
+    suspects: Callable[[Bytes], Flags] | None = None
     planes: PlaneLayout | None = None
     interleaved: InterleavedLayout | None = None
     has_budget: bool = True

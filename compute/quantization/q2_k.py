@@ -33,7 +33,7 @@ from cbtop.compute.quantization.interleaved import ROWS
 from cbtop.compute.quantization.interleaved_layout import Factors, InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import byte, row_functions
-from cbtop.compute.quantization.two_bits import pack_two_bits, two_bits, unpack_two_bits
+from cbtop.compute.quantization.two_bits import codes_of_two_bits, pack_two_bits, two_bits, unpack_two_bits
 from cbtop.compute.quantization.unpacking import U, of_sixteen_columns, two_bits_64
 
 BLOCK_ELEMENTS = 256
@@ -91,14 +91,9 @@ INTERLEAVED = InterleavedLayout(
 )
 
 
-def _codes(blocks: Any) -> Any:
-    qs = blocks[:, QS_OFFSET:D_OFFSET].reshape(-1, 2, 32)
-    return np.stack([qs >> 2 * quarter & 3 for quarter in range(4)], axis=2).reshape(len(blocks), -1)
-
-
 PLANES = PlaneLayout(
     (2,),
-    _codes,
+    lambda blocks: codes_of_two_bits(blocks[:, QS_OFFSET:D_OFFSET]),
     ((0, QS_OFFSET), (D_OFFSET, BLOCK_BYTES)),
     r"""
 struct Q2_K {

@@ -1,4 +1,4 @@
-"""256 levels of 2 bits, as in Q2_K and Q3_K.
+"""256 levels of 2 bits, as in Q2_K, Q3_K and TQ2_0.
 
 Each half has 32 bytes; byte i holds its levels i, 32+i, 64+i and 96+i.
 """
@@ -20,6 +20,12 @@ def unpack_two_bits(data: Bytes) -> Bytes:
     """Return the levels in uint8 (blocks, 64) as uint8 (blocks, 256)."""
     levels: Bytes = (data.reshape(-1, 2, 1, 32) >> _SHIFTS) & np.uint8(3)
     return levels.reshape(-1, 256)
+
+
+def codes_of_two_bits(data: Any) -> Any:
+    """Do the same as `unpack_two_bits`, also for an array on a GPU."""
+    halves = data.reshape(-1, 2, 32)
+    return np.stack([halves >> 2 * quarter & 3 for quarter in range(4)], axis=2).reshape(len(data), -1)
 
 
 def pack_two_bits(levels: Bytes) -> Bytes:

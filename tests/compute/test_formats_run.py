@@ -22,7 +22,9 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.interleaved import InterleavedMatrix
 
 PROMPT = [3, 141, 59, 26, 5]
-# The sizes of this model cannot be divided by 256, the length of the larger blocks.
+# The formats that run by default: floats (F16), the demo's (Q4_K), uneven levels (IQ4_NL), and blocks of 64 (NVFP4).
+BY_DEFAULT = "F16", "Q4_K", "IQ4_NL", "NVFP4"
+# The sizes of this model can be divided by 32 only. Larger blocks have 64, 128 or 256 weights.
 NARROW = replace(TINY, hidden=224, heads=7, kv_heads=1, feed_forward=352, layers=1)
 WIDE = replace(TINY, layers=1)
 
@@ -38,18 +40,17 @@ def model_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Block
                 yield replace(tensor, format=block_format) if len(tensor.shape) == 2 else tensor
 
         monkeypatch.setattr(demo_model, "tensors_of", of_one_format)
-        shape = WIDE if block_format.block_elements == 256 else NARROW
+        shape = WIDE if block_format.block_elements > 32 else NARROW
         write_model(tmp_path / "model.gguf", shape, lambda *_: None)
         return read_model(tmp_path / "model.gguf", FAMILIES)
 
     return made
 
 
-# By default, run three formats: that of the demo (Q4_K), one of floats (F16), and one with uneven levels (IQ4_NL).
 @pytest.mark.parametrize(
     "block_format",
     [
-        pytest.param(one, marks=() if one.name in ("F16", "Q4_K", "IQ4_NL") else pytest.mark.slow, id=one.name)
+        pytest.param(one, marks=() if one.name in BY_DEFAULT else pytest.mark.slow, id=one.name)
         for one in FORMATS.values()
     ],
 )
@@ -69,11 +70,11 @@ def test_a_model_of_any_format_decodes_and_its_checks_hold(
     assert error < 1e-3 * np.abs(expected[-1]).max()
 
 
-# By default, run one format with blocks of 32 weights and one format with blocks of 256 weights.
+# By default, run one format with blocks of 32, 64, 128 and 256 weights.
 @pytest.mark.parametrize(
     "block_format",
     [
-        pytest.param(FORMATS[code], marks=() if code in (20, 23) else pytest.mark.slow, id=FORMATS[code].name)
+        pytest.param(FORMATS[code], marks=() if code in (20, 23, 40, 41) else pytest.mark.slow, id=FORMATS[code].name)
         for code in INTERLEAVABLE
     ],
 )

@@ -31,6 +31,8 @@ from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from tests.protocol.test_hostile import peak_of
 
+from .rewritten import rewritten
+
 
 def message_of(path: Path) -> str:
     """Return the error message of reading the model in `path`. Check that it is one line."""
@@ -100,6 +102,21 @@ def test_damage_is_told(tmp_path: Path, content: bytes, wanted: str) -> None:
 def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", architecture="mamba")
     assert "'mamba'; supported are qwen2, qwen3, qwen3moe, llama, phi3, gemma2, gemma3, stablelm:" in message_of(path)
+
+
+def test_no_other_file_is_advised_of_a_model_of_an_unknown_architecture(tmp_path: Path) -> None:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_tensor("x", np.zeros((2, 66), np.uint8), raw_dtype=GGMLQuantizationType.IQ2_XXS)
+
+    message = message_of(write_gguf(tmp_path / "m.gguf", "gpt-oss", add))
+    assert "is of architecture 'gpt-oss'; supported are qwen2, " in message
+    assert "IQ2_XXS" not in message
+
+
+def test_scales_of_whole_matrices_are_refused_by_their_name(model_files: dict[str, Path], tmp_path: Path) -> None:
+    scales = {f"blk.0.attn_{which}.scale": np.ones(1, np.float32) for which in "qk"}
+    path = rewritten(model_files["llama"], tmp_path / "m.gguf", {}, scales)
+    assert "has a scale for each whole matrix ('blk.0.attn_q.scale' and 1 more)" in message_of(path)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

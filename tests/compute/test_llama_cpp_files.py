@@ -113,7 +113,7 @@ def test_the_refusal_of_a_file_advises_files_of_the_same_model_that_run(
 ) -> None:
     with pytest.raises(ModelError) as refused:
         read_model(write(shape, file_type), FAMILIES)
-    met = re.search(r"is of type (\w+); supported are .*: use a (.*) file of the model", str(refused.value))
+    met = re.search(r"is of type (\w+); supported are .*: use a (.*) file of the model, or make", str(refused.value))
     assert met is not None
     assert met[1] in CHOSEN[shape][file_type].values()
     advised = re.split(r", | or ", met[2])
@@ -125,4 +125,4 @@ def test_what_does_not_run_is_of_formats_that_no_shape_falls_back_to() -> None:
     missing = {
         name for files in CHOSEN.values() for types in files.values() for name in types.values()
     } - KNOWN.keys()
-    assert missing == {"IQ3_S", "IQ3_XXS", "TQ1_0", "TQ2_0"}
+    assert missing == {"IQ3_S", "IQ3_XXS", "TQ1_0"}

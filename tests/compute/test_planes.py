@@ -23,7 +23,8 @@ from cbtop.compute.quantization.planes import ALIGNED, UNIT, PlaneLayout
 from tests.compute.cuda_on_cpu import compiler, guarded, loaded
 
 IN_PLANES = {one.name: one for one in FORMATS.values() if one.block_elements > 1}
-# For each format, the offsets of the binary16 scales in a block. All other bytes may have any value.
+# For each format, the offsets of the binary16 scales in a block. All other bytes may have any value, but the exponent
+# of MXFP4 at offset 0 is at most 191.
 HALVES = {
     "Q8_0": (0,),
     "Q5_0": (0,),
@@ -37,6 +38,10 @@ HALVES = {
     "Q2_K": (80, 82),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "MXFP4": (-1,),
+    "NVFP4": (),
+    "TQ2_0": (64,),
+    "Q1_0": (0,),
 }
 READ = r"""
 extern "C" void read_NAME(const uint8_t* planes, int64_t weights, uint32_t* codes, float* scales)
