@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum, StrEnum
 
 GUARD_CHECK = "guard"  # name of the check that fails if the guard finds something
@@ -170,9 +171,15 @@ BACKWARD, RECOMPUTE = " backward", " recompute"
 STEP_BRICKS = ("DataWait", "BackwardEnd", "GradientSync", "ClipGradients", "Optimizer", "ZeroGrad", "Loop")
 
 
+_TRAINING = re.compile(rf"(\w+( \d+)? )?{TRAIN}( |$)")
+
+
 def is_training(phase: str) -> bool:
-    """Whether steps with this name are training steps. Warm-up steps of training count, too."""
-    return phase == TRAIN or phase.startswith(TRAIN + " ")
+    """Whether steps with this name are training steps, with or without their model: `Net 2 train`.
+
+    Warm-up steps of training count, too.
+    """
+    return _TRAINING.match(phase) is not None
 
 
 class NodeKind(IntEnum):

@@ -96,7 +96,7 @@ class ThreadTraining:
         "clock",
         "communication",
         "forwards",
-        "noting",
+        "notings",
         "own_ns",
         "phase_after_backward",
         "sequences",
@@ -117,7 +117,7 @@ class ThreadTraining:
         self.own_ns = 0  # ns that cbtop spent to begin the forward passes of this step
         # Records the calls of this step. None if the step is not recorded.
         self.calls: StepCalls | None = None
-        self.noting: Noting | None = None
+        self.notings: dict[int, Noting] = {}  # id of a model -> makes `calls` record the calls of its modules
         self.communication = StepCommunication()
         self.forwards = 0
         # If not empty: the step ends together with the running backward, and gets this phase.
@@ -143,10 +143,23 @@ class ThreadTraining:
 
     def stop_noting(self) -> None:
         """Stop recording the calls of modules in this step."""
-        if self.noting is not None:
+        if self.notings:
             captures.pop(get_ident(), None)
-            noting, self.noting = self.noting, None
+        while self.notings:
+            _, noting = self.notings.popitem()
             noting.end()
+
+    def note(self, model: TimedModel, call: Call, calls: StepCalls) -> None:
+        """Record a call of `model` that begins now in `calls`.
+
+        A step may call several models, such as those of a GAN.
+        """
+        if id(model) in self.notings:
+            calls.model_own = model.own
+            calls.begin(None, None)
+        else:
+            self.notings[id(model)] = noting = Noting(model, calls)
+            noting.begin(call)
 
 
 training_here: Callable[[], ThreadTraining] = finder(ThreadTraining)
@@ -259,11 +272,8 @@ class TrainingSteps:
             here.calls = self._calls(model, here, now_ns)
             if here.calls is not None:
                 captures[get_ident()] = here.calls
-                here.noting = Noting(model, here.calls)
-                here.noting.begin(call)
-        elif here.calls is not None:
-            here.calls.model_own = model.own
-            here.calls.begin(None, None)  # otherwise, the nodes of this second model would count for the loss
+        if here.calls is not None:
+            here.note(model, call, here.calls)
         here.tokens += call.tokens
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns
