@@ -4,10 +4,16 @@ missing.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from cbtop.protocol.attributes import MAX_QUANTITY
 from cbtop.protocol.vocabulary import DeviceKind
+
+# The history of a process's memory has the least memory of each range of this many ns, for a quarter of an hour.
+MEMORY_POINT_NS = 20_000_000_000
+MAX_MEMORY_POINTS = 45
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,11 @@ class DeviceProcess:
     - `process_start` is as in HostHello, or 0 if unknown.
     - `waiting_percent`: the share of time in which the busiest thread was ready to run but had no processor, as
       counted by the kernel.
+    - `private_bytes` is the part of resident memory that is in no file and not shared: without the pages of memory
+      maps, which the kernel takes back when it needs them.
+    - `memory_history` has the least memory in each range of MEMORY_POINT_NS, oldest first, packed by `packed_memory`.
+      The last range ended at the last multiple of MEMORY_POINT_NS. The memory is `private_bytes` on the host, and
+      `memory_bytes` on a GPU.
     """
 
     pid: int
@@ -36,9 +47,25 @@ class DeviceProcess:
     memory_bytes: float | None = None
     utilization_percent: float | None = None
     waiting_percent: float | None = None
+    private_bytes: float | None = None
+    memory_history: bytes = b""
 
     def __post_init__(self) -> None:
         _check_figures(self)
+        size = len(self.memory_history)
+        if size % 8 or size > 8 * MAX_MEMORY_POINTS or any(not 0 <= one < MAX_QUANTITY for one in self.memory_points):
+            raise ValueError(f"{size / 8:g} sizes of memory; expected up to {MAX_MEMORY_POINTS}, from zero on")
+
+    @property
+    def memory_points(self) -> tuple[int, ...]:
+        """The sizes in `memory_history`, in bytes."""
+        return struct.unpack(f"<{len(self.memory_history) // 8}q", self.memory_history)
+
+
+def packed_memory(sizes: Iterable[int]) -> bytes:
+    """Return sizes of memory, in bytes, as a column of 64-bit integers."""
+    each = tuple(sizes)
+    return struct.pack(f"<{len(each)}q", *each)
 
 
 @dataclass(frozen=True, slots=True)

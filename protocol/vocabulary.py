@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum, StrEnum
 
 GUARD_CHECK = "guard"  # name of the check that fails if the guard finds something
@@ -171,15 +170,9 @@ BACKWARD, RECOMPUTE = " backward", " recompute"
 STEP_BRICKS = ("DataWait", "BackwardEnd", "GradientSync", "ClipGradients", "Optimizer", "ZeroGrad", "Loop")
 
 
-_TRAINING = re.compile(rf"(\w+( \d+)? )?{TRAIN}( |$)")
-
-
 def is_training(phase: str) -> bool:
-    """Whether steps with this name are training steps, with or without their model: `Net 2 train`.
-
-    Warm-up steps of training count, too.
-    """
-    return _TRAINING.match(phase) is not None
+    """Whether steps with this name are training steps. Warm-up steps of training count, too."""
+    return phase == TRAIN or phase.startswith(TRAIN + " ")
 
 
 class NodeKind(IntEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop import units
-from cbtop.protocol.vocabulary import is_training, is_warm_up
+from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.text import rate_text, recording_text, serving_text, source_text, training_text
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
@@ -76,7 +76,7 @@ def _while_it_ran(view: SourceView, steps: StepsView) -> str:
     A rate over the whole wall-clock time, which several phases share, would look slow.
     """
     per_sec, unit = steps.tokens_per_sec_in_steps, "tokens/s"
-    if per_sec is None and is_training(steps.phase) and steps.samples_per_sec is not None:
+    if per_sec is None and steps.is_training and steps.samples_per_sec is not None:
         per_sec, unit = steps.samples_per_sec, "samples/s"
     elif per_sec is None and steps.union_us:
         per_sec, unit = steps.count / steps.union_us * 1e6, "steps/s"

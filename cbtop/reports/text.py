@@ -8,7 +8,7 @@ from cbtop import units
 from cbtop.comparison.comparison import Comparison, WorkChange
 from cbtop.comparison.items import Place
 from cbtop.comparison.noise import Change
-from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_training, is_warm_up
+from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_warm_up
 from cbtop.reports import DEVICES, SOURCES
 from cbtop.reports.layers import layers_table
 from cbtop.reports.machines import machines_of, machines_text
@@ -247,7 +247,7 @@ def _in_steps(view: SourceView, steps: StepsView) -> str:
     """
     at_once = f"; {units.number(steps.at_once)} steps at once" if steps.overlap else ""
     ran = range_text.steps_ran(view, steps)
-    if is_training(steps.phase):  # all rates of training are rates in steps
+    if steps.is_training:  # all rates of training are rates in steps
         return f"  rates of the time in training steps: {ran}{at_once}"
     if _is_without_tokens(steps) and steps.union_us:
         return f"  {units.number(steps.count / steps.union_us * 1e6)} steps/s in steps: {ran}{at_once}"

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Sequence
 
 from cbtop import units
-from cbtop.protocol.vocabulary import is_training
 from cbtop.reports.tables import Table, table
 from cbtop.text import training_text
 from cbtop.viewmodels.source import SourceView
@@ -37,7 +36,7 @@ def why_none(view: SourceView, sections: Sequence[str]) -> str:
 
     If another phase has training steps, the text names this phase.
     """
-    trains = [steps.phase for steps in view.phases if is_training(steps.phase) and steps.phase != view.phase]
+    trains = [steps.phase for steps in view.phases if steps.is_training and steps.phase != view.phase]
     if trains and [*sections] == ["training"]:
         return f"{view.phase} steps do not train; pass --phase {shlex.quote(trains[0])}"
     return "none has come"

@@ -305,6 +305,8 @@ STATISTICS = (
               "share of the time that its busiest thread could run and had no processor", _PROCESS),
     Statistic("resident_bytes", "resident", "B", Origin.MEASURED, "memory of the host in use by the process",
               _PROCESS),
+    Statistic("private_bytes", "private", "B", Origin.MEASURED,
+              "the part of resident_bytes that is in no file and not shared", _PROCESS),
 )
 # fmt: on
 

@@ -57,6 +57,7 @@ class ProcessRow:
     cpu_percent: float | None = None
     waiting_percent: float | None = None
     resident_bytes: float | None = None
+    private_bytes: float | None = None
     history: tuple[ProcessMoment, ...] = ()  # samples of the process in the last two minutes, oldest first
 
 
@@ -196,6 +197,7 @@ def _process(
         cpu_percent=host.utilization_percent if host else None,
         waiting_percent=host.waiting_percent if host else None,
         resident_bytes=host.memory_bytes if host else None,
+        private_bytes=host.private_bytes if host else None,
         history=seen.get(key, ()),
     )
 

@@ -95,6 +95,7 @@ class StepsView:
     # Wall-clock time of the rates, 0 if unknown. For several processes, the longest of any.
     wall_us: float = 0.0
     rates_us: float = 0.0  # time that the rates are divided by: `wall_us`, or in training the time in training steps
+    is_training: bool = False
     is_sample: bool = False  # whether steps may be missing, because they left no record
     # Histogram of step times, as bars from short to long.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
@@ -304,7 +305,7 @@ def _steps_view(
         none = _rate(0, rates_ns)
         return StepsView(
             phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none,
-            why_no_us_per_token=NO_STEP,
+            why_no_us_per_token=NO_STEP, is_training=is_training(step.name),
         )  # fmt: skip
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
@@ -334,6 +335,7 @@ def _steps_view(
         steps_per_sec=_rate(count, rates_ns),
         wall_us=wall_ns / 1e3,
         rates_us=rates_ns / 1e3,
+        is_training=is_training(step.name),
         samples_per_sec=_rate(round(sequences.mean * count), rates_ns) if sequences and is_said else None,
         mean_us=total_ns / count / 1e3,
         recorded_mean_us=(total_ns - stats.rare("plain_ns", (step.id,))) / recorded / 1e3 if recorded else None,

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from cbtop.daemon.devices.base import MAX_APART_NS, TWO_SAMPLES, Figures, NotKnownError, Rates
-from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample
+from cbtop.daemon.devices.memory_history import MemoryHistory
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, packed_memory
 from cbtop.protocol.process import busiest_wait_ns, pid_namespace, process_start, processor_times
 from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
@@ -32,6 +33,7 @@ class Cpu:
         # process (pid, start time) -> time of the last reading in ns, and CPU times of its threads
         self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}
         self._next_times = dict(self._times)
+        self._memory = MemoryHistory()
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
         """Return a sample of the host and of the running processes among `pids`."""
@@ -85,7 +87,12 @@ class Cpu:
         with suppress(NotKnownError):
             worked_s = times.user + times.system
             percent = 100 * self._rates.per_second((pid, start), self._clock_ns(), worked_s)
-        return DeviceProcess(pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start))
+        shared = getattr(memory, "shared", None)  # only Linux reports it
+        private = None if shared is None else float(max(0, memory.rss - shared))
+        return DeviceProcess(
+            pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start), private,
+            b"" if private is None else packed_memory(self._memory.take((pid, start), self._clock_ns(), private)),
+        )  # fmt: skip
 
     def _waiting_percent(self, pid: int, start: int) -> float | None:
         """Return how many percent of the time a process's busiest thread waited for a processor. None if unknown."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cbtop.protocol.vocabulary import is_training
 from cbtop.units import count, duration
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
@@ -95,7 +94,7 @@ def gain(view: SourceView, percent: float) -> float | None:
 
 def rates_us(steps: StepsView, time_range: TimeRangeView) -> float:
     """Return the time that the rates of `steps` are divided by. In training, the time in training steps."""
-    return steps.rates_us if is_training(steps.phase) and steps.rates_us else time_range.wall_us
+    return steps.rates_us if steps.is_training and steps.rates_us else time_range.wall_us
 
 
 def gain_inside(view: SourceView, percent: float) -> float | None:

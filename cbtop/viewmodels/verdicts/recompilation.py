@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cbtop.protocol.vocabulary import is_training
 from cbtop.units import counted, duration, percent
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
@@ -20,7 +19,7 @@ def _find(view: SourceView) -> Finding | None:
     if share < SHARE_PERCENT:
         return None
     # In training, the rate is over the time in training steps, which wait for the compiler.
-    over_us = steps.rates_us if is_training(steps.phase) else compiling.wall_us
+    over_us = steps.rates_us if steps.is_training else compiling.wall_us
     rate, rest_us = steps.tokens_per_sec, over_us - compiling.again_us
     return Finding(
         f"It recompiled code that did not fit: {counted(compiling.again, 'time')}, {duration(compiling.again_us)} of "
