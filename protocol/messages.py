@@ -25,7 +25,7 @@ from cbtop.protocol.attributes import (
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import BrickHostTime, HostTimes, KernelBurst, KernelTimes
-from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
+from cbtop.protocol.memory_messages import BrickMemories, BrickMemory, PartMemory, TrainingMemory
 from cbtop.protocol.serving_messages import Latencies, ServingMessage
 from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientMessage, PartTime, TrainingTimes
@@ -339,6 +339,7 @@ CatalogMessage = (
     | TrainingTimes
     | GradientMessage
     | TrainingMemory
+    | BrickMemories
     | GuardedSteps
     | StructureMessage
     | ServingMessage
@@ -353,6 +354,7 @@ Part = (
     | BrickHostTime
     | PartTime
     | PartMemory
+    | BrickMemory
     | StructurePart
     | Latencies
     | DevicePart

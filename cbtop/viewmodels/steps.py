@@ -302,11 +302,7 @@ def _steps_view(
     rates_ns = training_ns(time_range) if time_range and wall_ns and is_training(step.name) else wall_ns
     tokens_ns = rates_ns if is_counted else 0
     if calls is None:  # In the time range of the statistics, no step of this phase ended.
-        none = _rate(0, rates_ns)
-        return StepsView(
-            phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none,
-            why_no_us_per_token=NO_STEP, is_training=is_training(step.name),
-        )  # fmt: skip
+        return _without_steps(step, _rate(0, tokens_ns), _rate(0, rates_ns), is_sample=is_sample)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
     # All tokens of a step count, even if it began before the time range, so its whole time must count, too. The
@@ -314,12 +310,8 @@ def _steps_view(
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
-    # Only if all steps had the same number of tokens is the time of a token known.
     why_unknown = "" if is_counted else UNCOUNTED_STEPS if has_tokens else NO_TOKENS
-    if is_counted and not are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id)):
-        why_unknown = UNEVEN_TOKENS
-    elif is_counted and sequences is not None and sequences.least != sequences.most:
-        why_unknown = UNEVEN_SEQUENCES
+    why_unknown = why_unknown or _why_uneven(tokens, count, stats.sparse["squared_tokens"].get(step.id), sequences)
     tokens_a_step = 0 if why_unknown else tokens / count
     # A window's border may separate a step from its number of sequences, so one number may be missing.
     is_said = sequences is not None and sequences.steps >= count - 1
@@ -355,6 +347,22 @@ def _steps_view(
         is_sample=is_sample,
         durations=LazyValue(lambda: duration_bars(stats.histogram((step.id,)), BUCKETS_A_BAR)),
     )
+
+
+def _without_steps(
+    step: Node, tokens_per_sec: float | None, steps_per_sec: float | None, *, is_sample: bool
+) -> StepsView:
+    return StepsView(
+        display_name(step), 0, 0, tokens_per_sec, recorded=0, is_sample=is_sample, steps_per_sec=steps_per_sec,
+        why_no_us_per_token=NO_STEP, is_training=is_training(step.name),
+    )  # fmt: skip
+
+
+def _why_uneven(tokens: int, count: int, squared: int | None, sequences: SpanView | None) -> str:
+    """Return why the time of a token is unknown: it is known only if all steps had the same number of tokens."""
+    if not are_alike(tokens, count, squared):
+        return UNEVEN_TOKENS
+    return UNEVEN_SEQUENCES if sequences is not None and sequences.least != sequences.most else ""
 
 
 def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:

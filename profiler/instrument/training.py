@@ -28,10 +28,12 @@ from weakref import finalize, ref
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.brick_memory import RecordedBricks
 from cbtop.profiler.instrument.capturing import captures
 from cbtop.profiler.instrument.communication_times import StepCommunication, together
 from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, interval_of
 from cbtop.profiler.instrument.host_steps import noting_cost
+from cbtop.profiler.instrument.kernel_bursts import node_at
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.step_clock import MOST_RANGES, Parts, StepClock
@@ -223,6 +225,7 @@ class EndedStep(NamedTuple):
 class TrainingSteps:
     """The training steps of one model. Chooses the steps to record, and records them."""
 
+    is_measured = False  # whether torch's allocator counts the memory of bricks
     steady = 1.0  # the fraction of the allowed overhead to use once FLOOR steps are recorded
 
     def __init__(self, steps: TimedModel) -> None:
@@ -245,6 +248,7 @@ class TrainingSteps:
         self._told_ns: dict[str, int] = {}
         self._next_ns = 0  # when the next step should begin, in ns, if it follows without a gap
         self._untold = 0  # number of steps since the last announcement
+        self._bricks = RecordedBricks(is_measured=self.is_measured)
         self._no_memory: set[str] = set()  # phases for which unknown memory was announced
         # The model's training mode when an optimizer last changed its weights; None if unknown.
         self.mode: bool | None = None
@@ -355,6 +359,8 @@ class TrainingSteps:
         if calls is not None and not calls.has_failed and not calls.is_full and len(step.ranges) < MOST_RANGES:
             inside = calls.parts()
             inside += [((brick,), begin_ns, end_ns, 0) for brick, begin_ns, end_ns in _bricks_in(step.ranges)]
+            if not name.endswith(WARM_UP):
+                self._bricks.add(step.phase, calls.outputs())
         self._write(model, name, step, inside)
         if not name.endswith(WARM_UP):
             self._announce(model, step, 0 if calls is None else calls.own_ns)
@@ -421,6 +427,10 @@ class TrainingSteps:
         memory = self._memory(profiler, phase)
         if memory is not None:
             profiler.announce(memory)
+        key = (STEP, phase, self._model) if self._model else (STEP, phase)
+        bricks = self._bricks.message(phase, self._model, lambda place: node_at(profiler, (key, *place)))
+        if bricks is not None:
+            profiler.announce(bricks)
 
     def _memory(self, profiler: BrickProfiler, phase: str) -> TrainingMemory | None:
         """Return the memory of the steps, or None if it was already announced."""

@@ -33,6 +33,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.device.cupti import CuptiError
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
+from cbtop.profiler.instrument.brick_memory import BrickSizes
 from cbtop.profiler.instrument.capturing import OTHER, captures, keys_inside, place
 from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
@@ -150,6 +151,9 @@ class StepKernels(StepCalls):
             self.recording.window.leave()
         if len(self._running) < before:
             self.memory.enter(self._where[self._running[-1]] if self._running else self._moved)
+
+    def outputs(self) -> dict[Keys, BrickSizes]:
+        return self._outputs_in(self._where)
 
     def backward_ended(self, handles: Any) -> None:
         super().backward_ended(handles)
@@ -303,6 +307,7 @@ class StepEvents:
 class GpuTrainingSteps(TrainingSteps):
     """The training steps of one model on a CUDA device."""
 
+    is_measured = True
     steady = STEADY
 
     def __init__(self, steps: TimedModel) -> None:
@@ -398,6 +403,7 @@ class GpuTrainingSteps(TrainingSteps):
             calls.recording.end_step()
             if not calls.has_failed:
                 self._memories.setdefault(step.phase, RecordedMemory()).add(calls.memory, calls.part_of, self._seen)
+                self._bricks.add(step.phase, calls.memory.by_place(calls.outputs()))
             lost = calls.recording.bursts.burst.lost
             if lost:
                 self.refuse(CuptiError(f"a step has too many kernels, {lost:,} records were lost"))

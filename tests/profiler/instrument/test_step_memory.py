@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make torch"
 
 from cbtop.profiler.device.kernel_burst import Keys  # noqa: E402
 from cbtop.profiler.instrument import step_memory  # noqa: E402
+from cbtop.profiler.instrument.brick_memory import BrickSizes  # noqa: E402
 from cbtop.profiler.instrument.step_memory import MemoryCounters, RecordedMemory, StepMemory  # noqa: E402
 from cbtop.protocol.memory_messages import PartMemory, TrainingMemory  # noqa: E402
 from cbtop.protocol.vocabulary import TrainingPart  # noqa: E402
@@ -86,6 +87,18 @@ def test_a_peak_between_two_reads_counts_if_it_is_torchs_highest(allocator: Allo
     again = said_of(run(allocator, ("up", (100,)), ("down", (500, -500)), ("down backward", (-100,))))
     assert [part.allocated_bytes for part in again.parts] == [100, 100]
     assert again.torch_peak_bytes == 600
+
+
+def test_a_place_keeps_what_it_allocates_and_does_not_free(allocator: Allocator) -> None:
+    memory = run(allocator, ("up", (120, -20)), ("down", (200,)), ("down backward", (-300,)), ("adam", ()))
+    memory.end()
+    sizes = memory.by_place({("up",): BrickSizes(64)})
+    assert sizes == {
+        ("up",): BrickSizes(64, 120, 200, 100),
+        ("down",): BrickSizes(0, 300, 300, 200),
+        ("down backward",): BrickSizes(0, 300, 300, -300),
+        ("adam",): BrickSizes(0, 0, 300, 0),
+    }
 
 
 def test_a_program_that_resets_torchs_peak_is_not_disturbed(allocator: Allocator) -> None:
