@@ -39,10 +39,9 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.hello = message
             if message.rank is not None and record.busy is None:
                 record.busy = BusySlices()
+        case Node() if message.id <= len(record.nodes):
+            return  # it is known: the daemon sends it when the process announces it, and again in every keyframe
         case Node():
-            if message.id <= len(record.nodes):
-                # The node is known. The daemon sends it when the process announces it, and again in every keyframe.
-                return
             _add_node(record, message)
         case Dependency():
             record.dependencies[message] = None
@@ -109,7 +108,8 @@ def _check_numbers(record: SourceRecord) -> None:
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
     contents = len(record.contents.operations), len(record.contents.allocations)
     training = len(record.training_times), len(record.gradients), len(record.guarded)
-    if max(*kept, *contents, *training) > MAX_ANNOUNCED:
+    memory = len(record.training_memory), len(record.brick_memory)
+    if max(*kept, *contents, *training, *memory) > MAX_ANNOUNCED:
         raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} announcements of a kind")
 
 

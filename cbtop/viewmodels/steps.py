@@ -295,7 +295,7 @@ def _steps_view(
     is_sample: bool,
     has_tokens: bool,
 ) -> StepsView:
-    phase, calls = display_name(step), stats.calls([step.id])
+    calls = stats.calls([step.id])
     # Whether every step of the phase has counted its tokens.
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
@@ -303,8 +303,12 @@ def _steps_view(
     tokens_ns = rates_ns if is_counted else 0
     if calls is None:  # In the time range of the statistics, no step of this phase ended.
         return _without_steps(step, _rate(0, tokens_ns), _rate(0, rates_ns), is_sample=is_sample)
-    count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
-    union_ns = stats.rare("union_ns", (step.id,))
+    count, tokens, total_ns, union_ns = (
+        calls.count,
+        calls.elements,
+        calls.total_ns,
+        stats.rare("union_ns", (step.id,)),
+    )
     # All tokens of a step count, even if it began before the time range, so its whole time must count, too. The
     # length of the range is the limit, or the rate could be below the wall-clock rate.
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
@@ -317,7 +321,7 @@ def _steps_view(
     is_said = sequences is not None and sequences.steps >= count - 1
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
-        phase=phase,
+        phase=display_name(step),
         count=count,
         recorded=recorded,
         failed=calls.failed,

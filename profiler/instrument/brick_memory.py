@@ -9,12 +9,14 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from cbtop.profiler.definitions import own_operations
 from cbtop.profiler.device.kernel_burst import Keys
+from cbtop.profiler.instrument.capturing import Capture, Last
 from cbtop.protocol.memory_messages import MAX_BRICK_MEMORIES, BrickMemories, BrickMemory
 
 
@@ -36,6 +38,39 @@ def bytes_of(result: Any) -> int:
     if type(result) in (tuple, list):
         return sum([bytes_of(one) for one in result])
     return 0
+
+
+class OutputCapture(Capture):
+    """Notes the sizes of the tensors that the calls in a step return. A call is identified by its index."""
+
+    def __init__(self, last: Callable[[], Last]) -> None:
+        super().__init__(last)
+        self._output_bytes: dict[int, int] = {}  # call -> bytes of the tensors that it has returned
+        self._keys: list[Hashable] = []
+        self._repeats: list[bool] = []
+
+    def _places(self) -> list[Keys]:
+        """Return the keys that lead from the step down to each call."""
+        raise NotImplementedError
+
+    def returned(self, span: Any, result: Any) -> None:
+        if span is not None:
+            self._output_bytes[span] = bytes_of(result)
+
+    def outputs(self) -> dict[Keys, BrickSizes]:
+        """Return the bytes of the tensors that each brick's calls returned in the forward.
+
+        Modules with children are left out, because they often return what a child has returned.
+        """
+        found: dict[Keys, BrickSizes] = {}
+        places = self._places()
+        for number, size in self._output_bytes.items():
+            key = self._keys[number]
+            # Only the key of a layer is a tuple.
+            if size and not self._repeats[number] and not isinstance(key, tuple) and own_operations(key) is None:
+                keys = places[number]
+                found[keys] = BrickSizes(found.get(keys, BrickSizes()).outputs + size)
+        return found
 
 
 class RecordedBricks:

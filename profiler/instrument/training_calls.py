@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition, OwningKey, OwnOperations, own_operations
-from cbtop.profiler.instrument.brick_memory import BrickSizes, bytes_of
-from cbtop.profiler.instrument.capturing import MAX_CALLS, Capture
+from cbtop.profiler.instrument.brick_memory import OutputCapture
+from cbtop.profiler.instrument.capturing import MAX_CALLS
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_own_error
@@ -108,21 +108,20 @@ def _size_of(node: Any) -> int:
     return int(left[0] * left[1] * right[1]) if left and right else 1
 
 
-class StepCalls(Capture):
+class StepCalls(OutputCapture):
     """The calls of modules in one training step, in the order of their begins. A call is identified by its index."""
 
     def __init__(self, labelled: Callable[[Any], Any]) -> None:
         super().__init__(lambda: None)
         self._labelled = labelled
-        self._keys: list[Hashable] = []  # the brick or layer of each call; None: the model itself
+        self._keys = []  # the brick or layer of each call; None: the model itself
         # For a call of a model: the operations that it runs outside of its modules.
         self._owns: list[OwnOperations | None] = []
         self._around: list[int] = []  # for each call: the innermost call that contains it
         self._begins_ns: list[int] = []
         self._ends_ns: list[int] = []
         self._elements: list[int] = []
-        self._outputs: list[int] = []  # bytes of the tensors that each call has returned
-        self._repeats: list[bool] = []  # call -> whether it ran during a backward
+        self._repeats = []  # call -> whether it ran during a backward
         self._running: list[int] = []
         # the number that autograd's next node would get, at each begin and end of a call
         self._numbers: list[int] = []
@@ -149,7 +148,6 @@ class StepCalls(Capture):
         self._around.append(self._running[-1] if self._running else OUTSIDE)
         self._ends_ns.append(0)
         self._elements.append(0)
-        self._outputs.append(0)
         self._repeats.append(self._backwards > 0)
         self._running.append(number)
         self._mark(number)
@@ -165,25 +163,6 @@ class StepCalls(Capture):
         while self._running.pop() != span:
             pass
         self._mark(self._running[-1] if self._running else OUTSIDE)
-
-    def returned(self, span: int | None, result: Any) -> None:
-        if span is not None:
-            self._outputs[span] = bytes_of(result)
-
-    def outputs(self) -> dict[Keys, BrickSizes]:
-        """Return the bytes of the tensors that each brick's calls returned in the forward.
-
-        Modules with children are left out, because they often return what a child has returned.
-        """
-        return self._outputs_in(self._places())
-
-    def _outputs_in(self, places: Sequence[Keys]) -> dict[Keys, BrickSizes]:
-        found: dict[Keys, BrickSizes] = {}
-        for number, keys in enumerate(places):
-            key, size = self._keys[number], self._outputs[number]
-            if size and not self._repeats[number] and not _is_layer(key) and own_operations(key) is None:
-                found[keys] = BrickSizes(found.get(keys, BrickSizes()).outputs + size)
-        return found
 
     def start_brick(self, brick: Hashable, /) -> int | None:
         return self.begin(self._labelled(brick), None)

@@ -33,7 +33,6 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.device.cupti import CuptiError
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
-from cbtop.profiler.instrument.brick_memory import BrickSizes
 from cbtop.profiler.instrument.capturing import OTHER, captures, keys_inside, place
 from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
@@ -152,8 +151,8 @@ class StepKernels(StepCalls):
         if len(self._running) < before:
             self.memory.enter(self._where[self._running[-1]] if self._running else self._moved)
 
-    def outputs(self) -> dict[Keys, BrickSizes]:
-        return self._outputs_in(self._where)
+    def _places(self) -> list[Keys]:
+        return self._where
 
     def backward_ended(self, handles: Any) -> None:
         super().backward_ended(handles)

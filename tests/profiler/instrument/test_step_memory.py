@@ -173,3 +173,17 @@ def test_torchs_counters_rise_with_a_tensor_and_keep_the_peak() -> None:
     assert step_memory.counters_here().allocated_bytes == before.allocated_bytes
     assert step_memory.counters_here().torch_peak_bytes == torch.cuda.max_memory_allocated()
     assert 0 < step_memory.free_here() <= torch.cuda.mem_get_info()[1]
+
+
+@pytest.mark.gpu
+def test_a_place_on_a_gpu_keeps_the_bytes_of_its_tensor() -> None:
+    memory = StepMemory()
+    memory.enter(("up",))
+    tensor = torch.empty(1 << 22, dtype=torch.uint8, device="cuda")
+    memory.enter(("down backward",))
+    del tensor
+    memory.end()
+    sizes = memory.by_place({})
+    assert (sizes["up",].kept, sizes["down backward",].kept) == (1 << 22, -(1 << 22))
+    assert sizes["up",].allocated == torch.cuda.memory_allocated() + (1 << 22)
+    assert sizes["up",].reserved >= sizes["up",].allocated
