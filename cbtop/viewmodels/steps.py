@@ -303,12 +303,8 @@ def _steps_view(
     tokens_ns = rates_ns if is_counted else 0
     if calls is None:  # In the time range of the statistics, no step of this phase ended.
         return _without_steps(step, _rate(0, tokens_ns), _rate(0, rates_ns), is_sample=is_sample)
-    count, tokens, total_ns, union_ns = (
-        calls.count,
-        calls.elements,
-        calls.total_ns,
-        stats.rare("union_ns", (step.id,)),
-    )
+    count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
+    union_ns = stats.rare("union_ns", (step.id,))
     # All tokens of a step count, even if it began before the time range, so its whole time must count, too. The
     # length of the range is the limit, or the rate could be below the wall-clock rate.
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
@@ -317,8 +313,6 @@ def _steps_view(
     why_unknown = "" if is_counted else UNCOUNTED_STEPS if has_tokens else NO_TOKENS
     why_unknown = why_unknown or _why_uneven(tokens, count, stats.sparse["squared_tokens"].get(step.id), sequences)
     tokens_a_step = 0 if why_unknown else tokens / count
-    # A window's border may separate a step from its number of sequences, so one number may be missing.
-    is_said = sequences is not None and sequences.steps >= count - 1
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
         phase=display_name(step),
@@ -332,7 +326,7 @@ def _steps_view(
         wall_us=wall_ns / 1e3,
         rates_us=rates_ns / 1e3,
         is_training=is_training(step.name),
-        samples_per_sec=_rate(round(sequences.mean * count), rates_ns) if sequences and is_said else None,
+        samples_per_sec=_samples_per_sec(sequences, count, rates_ns),
         mean_us=total_ns / count / 1e3,
         recorded_mean_us=(total_ns - stats.rare("plain_ns", (step.id,))) / recorded / 1e3 if recorded else None,
         min_us=_us(calls.min_ns),
@@ -378,6 +372,12 @@ def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:
         for column in (f"{name}_least", f"{name}_most")
     )
     return SpanView(stats.rare(name, (step,)) / given, least, most, given)
+
+
+def _samples_per_sec(sequences: SpanView | None, count: int, time_ns: int) -> float | None:
+    # A window's border may separate a step from its number of sequences, so one number may be missing.
+    is_known = sequences is not None and sequences.steps >= count - 1
+    return _rate(round(sequences.mean * count), time_ns) if sequences and is_known else None
 
 
 def _rate(count: int, time_ns: int) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from cbtop.units import number, size_bytes
-from cbtop.viewmodels.memory_growth import LEAST_POINTS, LEAST_SHARE, PARTS, MemoryGrowth
+from cbtop.viewmodels.memory_growth import LEAST_SHARE, PARTS, MemoryGrowth
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
@@ -50,7 +50,7 @@ def _fills_after_s(growth: MemoryGrowth) -> float:
 
 
 def _name(growth: MemoryGrowth) -> str:
-    return f"Memory of the process on {growth.gpu}" if growth.gpu else "Memory of the process"
+    return f"Memory of {growth.gpu}" if growth.gpu else "Memory"
 
 
 def _a_minute(rate: float) -> str:
@@ -62,7 +62,7 @@ def _full(growth: MemoryGrowth) -> str:
     if fills is None or growth.free_bytes is None:
         return ""
     soonest, latest = map(_time, fills)
-    return f"; at this rate the free {size_bytes(growth.free_bytes)} would be full in {soonest} to {latest}"
+    return f"; the free {size_bytes(growth.free_bytes)} last {soonest} to {latest}"
 
 
 def _time(time_s: float) -> str:
@@ -75,14 +75,10 @@ def _time(time_s: float) -> str:
 MEMORY_GROWS = Rule(
     id="memory-grows",
     severity=Severity.WARNING,
-    means="The program keeps more and more memory. A long run may fail with an out-of-memory error, or the system "
-    "may kill it.",
-    fires=f"Since the warm-up, at most in the latest 15 min, the memory of the process grows by "
-    f"{100 * LEAST_SHARE:g} % and 16 MiB or more, in each of {PARTS} equal parts of the time about as fast. This "
-    f"needs {20 * (LEAST_POINTS - 1)} s. The least memory of each 20 s counts, so memory that is freed again does "
-    "not. On the host, pages of files and shared memory do not count. Not if the free memory would last for a "
-    "week, or while cached positions grow.",
-    advice="Look for results that the program keeps: losses that are added without .item(), lists of outputs, hooks, "
-    "caches without a limit. tracemalloc, or torch.cuda.memory._snapshot, shows what was allocated where.",
+    means="The program keeps more and more memory, until it fails.",
+    fires=f"Since the warm-up, its memory grows by {100 * LEAST_SHARE:g} % and 16 MiB or more, about "
+    f"equally in {PARTS} parts of 3 to 15 min. The least of each 20 s counts, without files and shared memory. Not "
+    "if filling takes a week, or while cached positions grow.",
+    advice="Look for results that are kept, such as losses added without .item(); tracemalloc shows where.",
     find=_find,
 )
