@@ -79,6 +79,6 @@ MEMORY_GROWS = Rule(
     fires=f"Since the warm-up, its memory grows by {100 * LEAST_SHARE:g} % and 16 MiB or more, about "
     f"equally in {PARTS} parts of 3 to 15 min. The least of each 20 s counts, without files and shared memory. Not "
     "if filling takes a week, or while cached positions grow.",
-    advice="Look for results that are kept, such as losses added without .item(); tracemalloc shows where.",
+    advice="Look for kept results, such as losses added without .item(); tracemalloc shows where.",
     find=_find,
 )
