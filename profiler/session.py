@@ -185,12 +185,14 @@ class StepSums:
     """Sums over all steps of a phase since the beginning. Bricks are known only in recorded steps.
 
     `bricks_ns` has the exclusive time of each brick in steps that have ended. `uncounted` is the number of steps with
-    an unknown number of tokens.
+    an unknown number of tokens, `told_sequences` that with a known number of sequences (samples).
     """
 
     steps: int = 0
     tokens: int = 0
     uncounted: int = 0
+    sequences: int = 0
+    told_sequences: int = 0
     wall_ns: int = 0
     recorded_ns: int = 0  # wall time of the recorded steps
     bricks_ns: Mapping[str, int] = field(default_factory=dict)
@@ -312,6 +314,8 @@ class Session:
                     steps=calls.count,
                     tokens=calls.elements,
                     uncounted=int(totals.stats.rare("uncounted", (node.id,))),
+                    sequences=int(totals.stats.rare("sequences", (node.id,))),
+                    told_sequences=int(totals.stats.rare("sequences_given", (node.id,))),
                     wall_ns=calls.total_ns,
                     recorded_ns=int(totals.stats.of_recorded("total_ns")[node.id]),
                     bricks_ns={

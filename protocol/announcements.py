@@ -14,7 +14,7 @@ from typing import Generic, TypeVar, assert_never
 from cbtop.protocol.errors import LimitError
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
-from cbtop.protocol.memory_messages import TrainingMemory
+from cbtop.protocol.memory_messages import BrickMemories, TrainingMemory
 from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
@@ -68,6 +68,7 @@ Announcement = (
     | GradientFault
     | LossScale
     | TrainingMemory
+    | BrickMemories
     | GuardedSteps
     | Conditions
     | StepOperations
@@ -104,7 +105,7 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.number % MAX_LOADS
         case TrainingTimes() | GradientNorm() | GradientFault() | LossScale() | TrainingMemory():
             about = message.phase, message.model
-        case StepOperations() | StepAllocations():
+        case StepOperations() | StepAllocations() | BrickMemories():
             about = message.phase, message.model
         case GuardedSteps():
             about = message.model

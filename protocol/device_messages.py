@@ -4,10 +4,16 @@ missing.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from cbtop.protocol.attributes import MAX_QUANTITY
 from cbtop.protocol.vocabulary import DeviceKind
+
+# The history of a process's memory has the least memory of each range of this many ns, for a quarter of an hour.
+MEMORY_POINT_NS = 20_000_000_000
+MAX_MEMORY_POINTS = 45
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,11 @@ class DeviceProcess:
     - `cpu_limit_percent` and `memory_limit_bytes` are the limits of the container (control group) around the process.
       None means no limit. `throttled_percent` is the share of the scheduler's periods without processor time left for
       the container.
+    - `private_bytes` is the part of resident memory that is in no file and not shared: without the pages of memory
+      maps, which the kernel takes back when it needs them.
+    - `memory_history` has the least memory in each range of MEMORY_POINT_NS, oldest first, packed by `packed_memory`.
+      The last range ended at the last multiple of MEMORY_POINT_NS. The memory is `private_bytes` on the host, and
+      `memory_bytes` on a GPU.
     """
 
     pid: int
@@ -42,9 +53,25 @@ class DeviceProcess:
     cpu_limit_percent: float | None = None
     memory_limit_bytes: float | None = None
     throttled_percent: float | None = None
+    private_bytes: float | None = None
+    memory_history: bytes = b""
 
     def __post_init__(self) -> None:
         _check_figures(self)
+        size = len(self.memory_history)
+        if size % 8 or size > 8 * MAX_MEMORY_POINTS or any(not 0 <= one < MAX_QUANTITY for one in self.memory_points):
+            raise ValueError(f"{size / 8:g} sizes of memory; expected up to {MAX_MEMORY_POINTS}, from zero on")
+
+    @property
+    def memory_points(self) -> tuple[int, ...]:
+        """The sizes in `memory_history`, in bytes."""
+        return struct.unpack(f"<{len(self.memory_history) // 8}q", self.memory_history)
+
+
+def packed_memory(sizes: Iterable[int]) -> bytes:
+    """Return sizes of memory, in bytes, as a column of 64-bit integers."""
+    each = tuple(sizes)
+    return struct.pack(f"<{len(each)}q", *each)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The messages about the memory of training steps on a GPU."""
+"""The messages about the memory of training steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from cbtop.protocol.attributes import MAX_QUANTITY
 from cbtop.protocol.training_messages import MAX_STEP_PARTS, MAX_TIMED_STEPS
+
+MAX_BRICK_MEMORIES = 512  # A process announces the bricks with most memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,45 @@ class PartMemory:
             raise ValueError(
                 f"part {self.name!r} has {self.allocated_bytes} bytes allocated, {self.reserved_bytes} reserved"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class BrickMemory:
+    """The memory of one brick in a training step.
+
+    - `output_bytes` has the tensors that its calls returned, from shapes and types (0: none, or not noted).
+    - On a GPU, `allocated_bytes` and `reserved_bytes` are the peaks of the whole step while the brick ran.
+      `kept_bytes` is what its calls allocated and did not free, or less than 0 if they freed more.
+    """
+
+    node: int
+    output_bytes: int = 0
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    kept_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = self.output_bytes, self.allocated_bytes, self.reserved_bytes, abs(self.kept_bytes)
+        if self.node < 1 or min(sizes) < 0 or max(sizes) >= MAX_QUANTITY:
+            raise ValueError(f"memory of node {self.node} is out of range: {sizes}")
+
+
+@dataclass(frozen=True, slots=True)
+class BrickMemories:
+    """The memory of the bricks in the newest recorded training step, those with most memory first.
+
+    A message replaces the previous one of the same phase and model. `is_measured` says whether torch's allocator has
+    counted it, as on a GPU.
+    """
+
+    phase: str
+    model: str
+    bricks: tuple[BrickMemory, ...]
+    is_measured: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.bricks) > MAX_BRICK_MEMORIES:
+            raise ValueError(f"{self.phase!r}: {len(self.bricks)} bricks; expected up to {MAX_BRICK_MEMORIES}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from cbtop.protocol.attributes import (
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import BrickHostTime, HostTimes, KernelBurst, KernelTimes
-from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
+from cbtop.protocol.memory_messages import BrickMemories, BrickMemory, PartMemory, TrainingMemory
 from cbtop.protocol.sample_messages import CpuSamples, SampledFunction, SampledPlace
 from cbtop.protocol.serving_messages import Latencies, ServingMessage
 from cbtop.protocol.structure_messages import StructureMessage, StructurePart
@@ -341,6 +341,7 @@ CatalogMessage = (
     | TrainingTimes
     | GradientMessage
     | TrainingMemory
+    | BrickMemories
     | GuardedSteps
     | StructureMessage
     | ServingMessage
@@ -356,6 +357,7 @@ Part = (
     | BrickHostTime
     | PartTime
     | PartMemory
+    | BrickMemory
     | StructurePart
     | Latencies
     | SampledFunction

@@ -12,7 +12,7 @@ from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, comes_
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
-from cbtop.protocol.memory_messages import TrainingMemory
+from cbtop.protocol.memory_messages import BrickMemories, TrainingMemory
 from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
@@ -81,6 +81,8 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.gradients[type(message), message.phase, message.model] = message
         case TrainingMemory():
             record.training_memory[message.phase, message.model] = message
+        case BrickMemories():
+            record.brick_memory[message.phase, message.model] = message
         case GuardedSteps():
             record.guarded[message.model] = message
         case Conditions() | StepOperations() | StepAllocations() | CompiledCode():
@@ -109,7 +111,8 @@ def _check_numbers(record: SourceRecord) -> None:
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
     contents = len(record.contents.operations), len(record.contents.allocations)
     training = len(record.training_times), len(record.gradients), len(record.guarded)
-    if max(*kept, *contents, *training) > MAX_ANNOUNCED:
+    memory = len(record.training_memory), len(record.brick_memory)
+    if max(*kept, *contents, *training, *memory) > MAX_ANNOUNCED:
         raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} announcements of a kind")
 
 

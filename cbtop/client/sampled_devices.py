@@ -35,6 +35,13 @@ class ProcessMoment(NamedTuple):
     waiting_percent: float | None = None
 
 
+class MemorySample(NamedTuple):
+    """The memory of a process at several moments, as in DeviceProcess, in a sample at `monotonic_ns`."""
+
+    monotonic_ns: int
+    history_bytes: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class SampledDevices:
     """The newest sample of one of the daemon's samplers, and its samples of the last two minutes, oldest first."""
@@ -44,6 +51,8 @@ class SampledDevices:
     history: dict[str, deque[DeviceMoment]] = field(default_factory=dict)
     # the samples of each process, by (pid, start time)
     of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)
+    # the newest history of each process's memory, by (uuid of the device, pid, start time)
+    memory: dict[tuple[str, int, int], MemorySample] = field(default_factory=dict)
 
     def take(self, sample: DeviceSample) -> None:
         """Store `sample` as its sampler's newest, and add it to the history. A keyframe may repeat an earlier sample,
@@ -59,6 +68,7 @@ class SampledDevices:
             del ended[next(iter(ended))]
         self.of_processes = ended | {key: _kept(self.of_processes, key) for key in map(_who, processes)}
         if is_new:
+            self._take_memory(sample)
             for device in sample.devices:
                 mean, reading = device.power_watts, device.power_reading_watts
                 self.history[device.uuid].append(
@@ -74,6 +84,16 @@ class SampledDevices:
                 self.of_processes[_who(process)].append(
                     ProcessMoment(process.utilization_percent, process.memory_bytes, process.waiting_percent)
                 )
+
+    def _take_memory(self, sample: DeviceSample) -> None:
+        for device in sample.devices:
+            for process in device.processes:
+                if process.memory_history:
+                    key = device.uuid, *_who(process)
+                    self.memory.pop(key, None)
+                    self.memory[key] = MemorySample(sample.monotonic_ns, process.memory_points)
+        while len(self.memory) > MAX_FOLLOWED:
+            del self.memory[next(iter(self.memory))]
 
 
 def _kept(histories: dict[KeyT, deque[ValueT]], key: KeyT) -> deque[ValueT]:

@@ -18,7 +18,7 @@ from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
-from cbtop.protocol.memory_messages import TrainingMemory
+from cbtop.protocol.memory_messages import BrickMemories, TrainingMemory
 from cbtop.protocol.messages import (
     Activity,
     Ceiling,
@@ -83,6 +83,7 @@ class SourceRecord:
     host_times: HostTimes | None = None
     training_times: dict[tuple[str, str], TrainingTimes] = field(default_factory=dict)  # by phase and model
     training_memory: dict[tuple[str, str], TrainingMemory] = field(default_factory=dict)  # by phase and model
+    brick_memory: dict[tuple[str, str], BrickMemories] = field(default_factory=dict)  # by phase and model
     guarded: dict[str, GuardedSteps] = field(default_factory=dict)  # by model
     # the newest messages about gradients, by (kind, phase, model)
     gradients: dict[tuple[type, str, str], GradientMessage] = field(default_factory=dict)

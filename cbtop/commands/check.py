@@ -70,7 +70,8 @@ The budget of a BrickDefinition is always judged, too.
 
 A threshold is broken if the whole interval of the measurement is beyond it. If the limit is within the interval, the
 threshold is `unsure`: exit code 5, or 0 with --allow-unsure. If the interval reaches zero, nothing could break the
-threshold: exit code 5. tokens_per_sec is by the wall clock, as on the screen, with waits and other phases.
+threshold: exit code 5. tokens_per_sec is by the wall clock, as on the screen, with waits and other phases. In
+training it is by the time in training steps, without evaluations.
 
 Three or more --baseline, or one of --learn, show how much runs vary. A single one does not. Without thresholds, a
 slowdown against a single baseline has exit code 5, never 4. A change below 3 % is then no change, and a change that

@@ -6,12 +6,14 @@ own steps.
 # - A rate is what the screen, the reports and the metrics show for the whole run: a phase's tokens, divided by
 #   wall-clock time since the first step after the warm-up. This includes waits and the steps of other phases. The
 #   rate in steps is divided by the time of the phase's own steps.
+# - In training, a rate is divided by the time of all training steps, which follow each other. This leaves out
+#   evaluations and pauses between epochs.
 # - A rate is stored as its inverse, the time of one token, because a mean over blocks exists for times only.
 # - Slow steps at the beginning are part of a rate. Only several runs show how much they vary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +23,7 @@ from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned, slow_st
 from cbtop.comparison.rate_blocks import PhaseSums, RateBlock, RateBlocks
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.protocol.vocabulary import is_training
 
 TOKENS, STEPS, SAMPLES, IN_STEPS = "tokens_per_sec", "steps_per_sec", "samples_per_sec", "in_steps"
 RATE_UNITS = {TOKENS: "tokens/s", STEPS: "steps/s", SAMPLES: "samples/s", IN_STEPS: "tokens/s in steps"}
@@ -67,12 +70,14 @@ def phase_rates(
     in `blocks`. Otherwise it also shows steps from before the recording.
     """
     whole, found = blocks.whole, []
+    training = [node for node in whole.phases if is_training(table[node].name)]
     for node, sums in whole.phases.items():
         phase = display_name(table[node])
         on_screen = shown.get(phase)
-        own = _per_sec(whole, sums)
+        over = training if node in training else ()
+        own = _per_sec(whole, sums, over)
         per_sec = on_screen.per_sec if on_screen is not None and is_shown_whole else own
-        times_us = _times_us(blocks.blocks, node, per_sec)
+        times_us = _times_us(blocks.blocks, node, per_sec, over)
         found.append(
             PhaseRates(
                 phase=phase,
@@ -107,18 +112,27 @@ def rates_together(runs: Sequence[Sequence[PhaseRates]], least: int) -> tuple[Ph
     return tuple(found)
 
 
-def _per_sec(whole: RateBlock, sums: PhaseSums) -> dict[str, float | None]:
-    is_counted = not sums.uncounted and sums.tokens > 0
+def _rates_ns(block: RateBlock, training: Collection[int]) -> int:
+    """Return the time that rates are divided by. In training it is the time of the step nodes `training`."""
+    if not training:
+        return block.wall_ns
+    return min(block.wall_ns, sum(block.phases[node].in_steps_ns for node in training if node in block.phases))
+
+
+def _per_sec(whole: RateBlock, sums: PhaseSums, training: Collection[int]) -> dict[str, float | None]:
+    is_counted, rates_ns = not sums.uncounted and sums.tokens > 0, _rates_ns(whole, training)
     amounts = {
-        TOKENS: (sums.tokens if is_counted else 0, whole.wall_ns),
-        STEPS: (sums.steps, whole.wall_ns),
-        SAMPLES: (sums.sequences if sums.told_sequences == sums.steps else 0, whole.wall_ns),
+        TOKENS: (sums.tokens if is_counted else 0, rates_ns),
+        STEPS: (sums.steps, rates_ns),
+        SAMPLES: (sums.sequences if sums.told_sequences == sums.steps else 0, rates_ns),
         IN_STEPS: (sums.tokens if is_counted else 0, sums.in_steps_ns),
     }
     return {name: 1e9 * amount / time_ns if time_ns else None for name, (amount, time_ns) in amounts.items()}
 
 
-def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, float | None]) -> dict[str, Figure]:
+def _times_us(
+    blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, float | None], training: Collection[int]
+) -> dict[str, Figure]:
     """Return the time of one token, of one step and of one sample. It is missing if the rate in `per_sec` is None."""
     ran = [at for at, block in enumerate(blocks) if node in block.phases]
     if len(ran) < MIN_BLOCKS:
@@ -132,7 +146,7 @@ def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, floa
         return {}
     wall_us, in_steps_us = (
         np.array(column, float) / 1e3
-        for column in ([block.wall_ns for block in blocks], [one.in_steps_ns for one in phases])
+        for column in ([_rates_ns(block, training) for block in blocks], [one.in_steps_ns for one in phases])
     )
     along = _cached(phases)
     found = {}

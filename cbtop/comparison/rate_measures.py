@@ -14,6 +14,7 @@ from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import Run
 from cbtop.comparison.step_blocks import LEAST_STEPS
 from cbtop.comparison.training_measures import NO_SAMPLES, Measure
+from cbtop.protocol.vocabulary import is_training
 from cbtop.units import count, counted, number
 
 NO_TOKENS = "not every step reports its tokens"
@@ -56,12 +57,14 @@ def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -
 def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int) -> Measure:
     """Return a rate for one batch size.
 
-    It is over the steps' wall-clock time, with the time before each step. The rate in steps is over the steps alone.
+    It is over the steps' wall-clock time, with the time before each step. The rate in steps, and rates of training,
+    are over the steps alone.
     """
     if part.unit != "token" and rate != SAMPLES:
         return Measure("", NO_TOKENS)
-    changed = part.step.mean if rate == IN_STEPS else part.wall
-    side = part.now.wall_us if rate != IN_STEPS else part.step.now.time if part.step.now else None
+    is_in_steps = rate == IN_STEPS or is_training(part.phase)
+    changed = part.step.mean if is_in_steps else part.wall
+    side = part.now.wall_us if not is_in_steps else part.step.now.time if part.step.now else None
     a_unit = _samples_a_unit(part) if rate == SAMPLES else (1.0, 1.0)
     if a_unit is None or changed is None or side is None:
         return Measure("", NO_SAMPLES)

@@ -27,6 +27,7 @@ from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.communication import ranks_alongside, with_ranks
 from cbtop.viewmodels.devices import MachineView, machine_view, waiting_percent
+from cbtop.viewmodels.memory_growth import memory_growths
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
@@ -165,6 +166,7 @@ class Views:
             stale_s=source.stale_s,
             clock=source.clock,
             waiting_percent=waiting_percent(source.store, source.record),
+            memory_growths=LazyValue(partial(memory_growths, source.store, source.record)),
             straggler=found,
             training=LazyValue(partial(_training_of_rank, seen, source.record, view)),
             machines=machines,

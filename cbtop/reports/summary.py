@@ -87,7 +87,9 @@ def _while_it_ran(view: SourceView, steps: StepsView) -> str:
     A rate over the whole wall-clock time, which several phases share, would look slow.
     """
     per_sec, unit = steps.tokens_per_sec_in_steps, "tokens/s"
-    if per_sec is None and steps.union_us:
+    if per_sec is None and steps.is_training and steps.samples_per_sec is not None:
+        per_sec, unit = steps.samples_per_sec, "samples/s"
+    elif per_sec is None and steps.union_us:
         per_sec, unit = steps.count / steps.union_us * 1e6, "steps/s"
         if steps.samples_per_sec is not None and steps.steps_per_sec:
             samples_per_sec = per_sec * steps.samples_per_sec / steps.steps_per_sec

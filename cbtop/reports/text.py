@@ -8,7 +8,7 @@ from cbtop import units
 from cbtop.comparison.comparison import Comparison, WorkChange
 from cbtop.comparison.items import Place
 from cbtop.comparison.noise import Change
-from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_training, is_warm_up
+from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_warm_up
 from cbtop.reports import DEVICES, SOURCES
 from cbtop.reports.layers import layers_table
 from cbtop.reports.machines import machines_of, machines_text
@@ -248,6 +248,8 @@ def _in_steps(view: SourceView, steps: StepsView) -> str:
     """
     at_once = f"; {units.number(steps.at_once)} steps at once" if steps.overlap else ""
     ran = range_text.steps_ran(view, steps)
+    if steps.is_training:  # all rates of training are rates in steps
+        return f"  rates of the time in training steps: {ran}{at_once}"
     if _is_without_tokens(steps) and steps.union_us:
         return f"  {units.number(steps.count / steps.union_us * 1e6)} steps/s in steps: {ran}{at_once}"
     return f"  {units.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}{_a_token(steps)}"
@@ -256,11 +258,11 @@ def _in_steps(view: SourceView, steps: StepsView) -> str:
 def _a_token(steps: StepsView) -> str:
     """Return the time of a token as text: in the median step, at the p99 and in the slowest step.
 
-    If it is unknown, the reason. In training "", because tokens have no latency there.
+    If it is unknown, the reason.
     """
-    if steps.why_no_us_per_token and steps.tokens and not is_training(steps.phase):
+    if steps.why_no_us_per_token and steps.tokens:
         return f"; ms/token {units.NOT_MEASURED} ({steps.why_no_us_per_token})"
-    if steps.us_per_token_p50 is None or is_training(steps.phase):
+    if steps.us_per_token_p50 is None:
         return ""
     named = (("p50", steps.us_per_token_p50), ("p99", steps.us_per_token_p99), ("max", steps.us_per_token_max))
     return "; ms/token " + ", ".join(f"{name} {units.milliseconds(us)}" for name, us in named)

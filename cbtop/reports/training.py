@@ -8,13 +8,13 @@ import shlex
 from collections.abc import Sequence
 
 from cbtop import units
-from cbtop.protocol.vocabulary import is_training
 from cbtop.reports.tables import Table, table
 from cbtop.text import training_text
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingBrick, TrainingView
-from cbtop.viewmodels.training_memory import TrainingMemoryView
+from cbtop.viewmodels.training_memory import BrickMemoryRow, TrainingMemoryView
 
+MAX_MEMORY_ROWS = 12  # The text lists at most this many bricks with their memory.
 PASSES_LINE = "a row has the passes of one brick, in exclusive µs a recorded step (derived)"
 
 
@@ -37,7 +37,7 @@ def why_none(view: SourceView, sections: Sequence[str]) -> str:
 
     If another phase has training steps, the text names this phase.
     """
-    trains = [steps.phase for steps in view.phases if is_training(steps.phase) and steps.phase != view.phase]
+    trains = [steps.phase for steps in view.phases if steps.is_training and steps.phase != view.phase]
     if trains and [*sections] == ["training"]:
         return f"{view.phase} steps do not train; pass --phase {shlex.quote(trains[0])}"
     return "none has come"
@@ -56,14 +56,26 @@ def _parts(view: SourceView, found: TrainingView) -> str:
 
 def _memory(found: TrainingMemoryView) -> str:
     line = training_text.memory(found)
+    bricks = ["", _brick_memory(found.bricks)] if found.bricks else []
     if not found.steps:
-        return line
+        return "\n".join([line, *bricks])
     rows: Table = [("memory, at least", "allocated", "reserved")]
     rows += [
         (part.name, units.size_bytes(part.allocated_bytes), units.size_bytes(part.reserved_bytes))
         for part in found.parts
     ]
-    return "\n".join([table(rows, left=1), line, training_text.memory_details(found)])
+    return "\n".join([table(rows, left=1), line, training_text.memory_details(found), *bricks])
+
+
+def _brick_memory(bricks: tuple[BrickMemoryRow, ...]) -> str:
+    is_measured = any(row.allocated_bytes is not None for row in bricks)
+    measured = ("allocated", "reserved", "kept") if is_measured else ()
+    rows: Table = [("memory of a recorded step", *measured, "outputs (derived)")]
+    for row in bricks[:MAX_MEMORY_ROWS]:
+        sizes = (row.allocated_bytes, row.reserved_bytes, row.kept_bytes) if is_measured else ()
+        rows.append((" → ".join(row.path), *map(units.size_bytes, (*sizes, row.output_bytes))))
+    more = len(bricks) - MAX_MEMORY_ROWS
+    return table(rows, left=1) + (f"\n… and {units.counted(more, 'brick')} more in JSON" if more > 0 else "")
 
 
 def _bricks(bricks: tuple[TrainingBrick, ...]) -> str:

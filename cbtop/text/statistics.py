@@ -312,6 +312,8 @@ STATISTICS = (
               "memory that its container may use; null without a limit", _PROCESS),
     Statistic("throttled_percent", "throttled %", "%", Origin.MEASUREMENTS,
               "share of the scheduler's periods without processor time left for its container", _PROCESS),
+    Statistic("private_bytes", "private", "B", Origin.MEASURED,
+              "the part of resident_bytes that is in no file and not shared", _PROCESS),
 )
 # fmt: on
 

@@ -58,7 +58,7 @@ class StepMetrics:
     def since_last(self) -> dict[str, float]:
         """Return the metrics of the training steps since the last call. Empty if none has ended, or in the warm-up.
 
-        `step_ms` and `tokens_per_sec` are of all steps. The percentages are of the recorded steps.
+        `step_ms`, `tokens_per_sec` and `samples_per_sec` are of all steps. The percentages are of the recorded steps.
         """
         if not self._has_begun:
             return {}
@@ -77,6 +77,8 @@ def _change(before: StepSums, now: StepSums) -> StepSums:
         steps=now.steps - before.steps,
         tokens=now.tokens - before.tokens,
         uncounted=now.uncounted - before.uncounted,
+        sequences=now.sequences - before.sequences,
+        told_sequences=now.told_sequences - before.told_sequences,
         wall_ns=now.wall_ns - before.wall_ns,
         recorded_ns=now.recorded_ns - before.recorded_ns,
         bricks_ns={name: ns - before.bricks_ns.get(name, 0) for name, ns in now.bricks_ns.items()},
@@ -89,6 +91,8 @@ def _metrics(steps: StepSums, bricks: int) -> dict[str, float]:
     found = {"step_ms": steps.wall_ns / 1e6 / steps.steps}
     if steps.tokens and not steps.uncounted:
         found["tokens_per_sec"] = 1e9 * steps.tokens / steps.wall_ns
+    if steps.sequences and steps.told_sequences == steps.steps:
+        found["samples_per_sec"] = 1e9 * steps.sequences / steps.wall_ns
     if steps.recorded_ns > 0:
         found |= {f"percent/{part}": 100 * ns / steps.recorded_ns for part, ns in _parts(steps).items()}
         costliest = sorted(steps.bricks_ns.items(), key=lambda brick: -brick[1])[:bricks]

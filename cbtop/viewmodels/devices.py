@@ -63,6 +63,7 @@ class ProcessRow:
     cpu_limit_percent: float | None = None
     memory_limit_bytes: float | None = None
     throttled_percent: float | None = None
+    private_bytes: float | None = None
     history: tuple[ProcessMoment, ...] = ()  # samples of the process in the last two minutes, oldest first
 
 
@@ -215,6 +216,7 @@ def _process(
         cpu_limit_percent=host.cpu_limit_percent if host else None,
         memory_limit_bytes=host.memory_limit_bytes if host else None,
         throttled_percent=host.throttled_percent if host else None,
+        private_bytes=host.private_bytes if host else None,
         history=seen.get(key, ()),
     )
 

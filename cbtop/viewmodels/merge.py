@@ -432,6 +432,7 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
         # With several members, it is unknown how their steps overlapped.
         at_once=members[0].at_once if len(members) == 1 else None,
         wall_us=max(member.wall_us for member in members),
+        rates_us=max(member.rates_us for member in members),
         is_sample=any(member.is_sample for member in members),
     )
 

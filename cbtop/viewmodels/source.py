@@ -26,6 +26,7 @@ from cbtop.viewmodels.kernels import BrickKernels, kernels_of
 from cbtop.viewmodels.launches import LaunchesByNode
 from cbtop.viewmodels.layers import MIN_STEPS, LayersView, layers_view
 from cbtop.viewmodels.loss import LossView, loss_view
+from cbtop.viewmodels.memory_growth import MemoryGrowth
 from cbtop.viewmodels.merged import MergedView, RanksView
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, made, with_parts
 from cbtop.viewmodels.rates import Rate, are_rates_least, rate_of
@@ -140,6 +141,7 @@ class SourceView:
     trains: bool = False  # whether the process computes gradients between its steps
     # How many percent of the recent time the busiest thread waited for a processor. None if unknown.
     waiting_percent: float | None = None
+    memory_growths: Lazy[tuple[MemoryGrowth, ...]] = Lazy(())  # memory that grows steadily; empty in a merge
     has_compiled: bool = False  # whether torch.compile has compiled code of this process
     sample_every: int | None = 1  # one step in N is recorded; None in a merge of different N
     # the clock's resolution (smallest difference of two readings); None if not reported

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import MAX_WARM_UP_STEPS, SAMPLE, WARM_UP, NodeKind, is_warm_up
+from cbtop.protocol.vocabulary import MAX_WARM_UP_STEPS, SAMPLE, WARM_UP, NodeKind, is_training, is_warm_up
 from cbtop.viewmodels.durations import DurationBar, duration_bars
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.time_range import compiling_in_warm_up, of_model
@@ -65,7 +66,9 @@ class StepsView:
     phase: str
     count: int
     tokens: int
-    tokens_per_sec: float | None  # tokens per second of wall-clock time, over the shown time range
+    # Tokens per second of wall-clock time, over the shown time range. In training, as all rates here, per second of
+    # training steps (`rates_us`), so evaluations and pauses between epochs do not count.
+    tokens_per_sec: float | None
     recorded: int  # number of steps with recorded bricks
     failed: int = 0  # Number of steps that ended with an exception or were cancelled. Their tokens count, too.
     # Tokens per second in steps: tokens divided by `union_us`, or by the time range if it is shorter.
@@ -91,6 +94,8 @@ class StepsView:
     cached: SpanView | None = None  # cached positions per sequence before a step
     # Wall-clock time of the rates, 0 if unknown. For several processes, the longest of any.
     wall_us: float = 0.0
+    rates_us: float = 0.0  # time that the rates are divided by: `wall_us`, or in training the time in training steps
+    is_training: bool = False
     is_sample: bool = False  # whether steps may be missing, because they left no record
     # Histogram of step times, as bars from short to long.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
@@ -157,10 +162,25 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     return tuple(
         _steps_view(
             stats, step, None if has_steady and is_warm_up(step.name) else of[step.label],
-            is_sample=is_sample(step), has_tokens=bool(tokens[step.id]),
+            partial(_training_ns, record, stats, ended), is_sample=is_sample(step), has_tokens=bool(tokens[step.id]),
         )
         for step in ended
     )  # fmt: skip
+
+
+def _training_ns(record: SourceRecord, stats: NodeStats, ended: Sequence[Node], time_range: TimeRange) -> int:
+    """Return how much of `time_range` training steps took: of all optimizers, as in a GAN, but only of models that
+    trained in this time.
+    """
+    training = [step.id for step in ended if is_training(step.name)]
+    steady = [step.id for step in ended if is_training(step.name) and not is_warm_up(step.name)] or training
+    in_range = [
+        step
+        for step in steady
+        if record.stats.rare("first_ns", (step,)) < time_range.end_ns
+        and record.stats.rare("last_ns", (step,)) > time_range.begin_ns
+    ]
+    return min(stats.rare("union_ns", in_range), time_range.end_ns - time_range.begin_ns)
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:
@@ -271,19 +291,22 @@ def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
 
 
 def _steps_view(
-    stats: NodeStats, step: Node, time_range: TimeRange | None, *, is_sample: bool, has_tokens: bool
+    stats: NodeStats,
+    step: Node,
+    time_range: TimeRange | None,
+    training_ns: Callable[[TimeRange], int],
+    *,
+    is_sample: bool,
+    has_tokens: bool,
 ) -> StepsView:
-    phase, calls = display_name(step), stats.calls([step.id])
+    calls = stats.calls([step.id])
     # Whether every step of the phase has counted its tokens.
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
-    tokens_ns = wall_ns if is_counted else 0
+    rates_ns = training_ns(time_range) if time_range and wall_ns and is_training(step.name) else wall_ns
+    tokens_ns = rates_ns if is_counted else 0
     if calls is None:  # In the time range of the statistics, no step of this phase ended.
-        none = _rate(0, wall_ns)
-        return StepsView(
-            phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none,
-            why_no_us_per_token=NO_STEP,
-        )  # fmt: skip
+        return _without_steps(step, _rate(0, tokens_ns), _rate(0, rates_ns), is_sample=is_sample)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
     # All tokens of a step count, even if it began before the time range, so its whole time must count, too. The
@@ -291,27 +314,23 @@ def _steps_view(
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
-    # Only if all steps had the same number of tokens is the time of a token known.
     why_unknown = "" if is_counted else UNCOUNTED_STEPS if has_tokens else NO_TOKENS
-    if is_counted and not are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id)):
-        why_unknown = UNEVEN_TOKENS
-    elif is_counted and sequences is not None and sequences.least != sequences.most:
-        why_unknown = UNEVEN_SEQUENCES
+    why_unknown = why_unknown or _why_uneven(tokens, count, stats.sparse["squared_tokens"].get(step.id), sequences)
     tokens_a_step = 0 if why_unknown else tokens / count
-    # A window's border may separate a step from its number of sequences, so one number may be missing.
-    is_said = sequences is not None and sequences.steps >= count - 1
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
-        phase=phase,
+        phase=display_name(step),
         count=count,
         recorded=recorded,
         failed=calls.failed,
         tokens=tokens,
         tokens_per_sec=_rate(tokens, tokens_ns),
         tokens_per_sec_in_steps=_rate(tokens, took_ns) if is_counted else None,
-        steps_per_sec=_rate(count, wall_ns),
+        steps_per_sec=_rate(count, rates_ns),
         wall_us=wall_ns / 1e3,
-        samples_per_sec=_rate(round(sequences.mean * count), wall_ns) if sequences and is_said else None,
+        rates_us=rates_ns / 1e3,
+        is_training=is_training(step.name),
+        samples_per_sec=_samples_per_sec(sequences, count, rates_ns),
         mean_us=total_ns / count / 1e3,
         recorded_mean_us=(total_ns - stats.rare("plain_ns", (step.id,))) / recorded / 1e3 if recorded else None,
         min_us=_us(calls.min_ns),
@@ -332,6 +351,22 @@ def _steps_view(
     )
 
 
+def _without_steps(
+    step: Node, tokens_per_sec: float | None, steps_per_sec: float | None, *, is_sample: bool
+) -> StepsView:
+    return StepsView(
+        display_name(step), 0, 0, tokens_per_sec, recorded=0, is_sample=is_sample, steps_per_sec=steps_per_sec,
+        why_no_us_per_token=NO_STEP, is_training=is_training(step.name),
+    )  # fmt: skip
+
+
+def _why_uneven(tokens: int, count: int, squared: int | None, sequences: SpanView | None) -> str:
+    """Return why the time of a token is unknown: it is known only if all steps had the same number of tokens."""
+    if not are_alike(tokens, count, squared):
+        return UNEVEN_TOKENS
+    return UNEVEN_SEQUENCES if sequences is not None and sequences.least != sequences.most else ""
+
+
 def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:
     given = stats.rare(f"{name}_given", (step,))
     if not given:
@@ -341,6 +376,12 @@ def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:
         for column in (f"{name}_least", f"{name}_most")
     )
     return SpanView(stats.rare(name, (step,)) / given, least, most, given)
+
+
+def _samples_per_sec(sequences: SpanView | None, count: int, time_ns: int) -> float | None:
+    # A window's border may separate a step from its number of sequences, so one number may be missing.
+    is_known = sequences is not None and sequences.steps >= count - 1
+    return _rate(round(sequences.mean * count), time_ns) if sequences and is_known else None
 
 
 def _rate(count: int, time_ns: int) -> float | None:

@@ -197,6 +197,15 @@ def since_s(record: SourceRecord) -> float | None:
     return (hello.realtime_ns + first_ns - hello.monotonic_ns) / 1e9
 
 
+def steady_since_ns(record: SourceRecord) -> int | None:
+    """Return when the source's first step after the warm-up began, on the daemon's clock. None without steps, or if
+    the source has another clock.
+    """
+    steps = _steps(record)
+    first_ns = _first_ns(record, _steady(steps)) if steps else 0
+    return first_ns if steps and _is_of_host(record, first_ns) else None
+
+
 def _steps(record: SourceRecord) -> list[Node]:
     """Return the step nodes that have at least one ended step."""
     known = record.stats.sparse["first_ns"].keys()

@@ -1,4 +1,4 @@
-"""The memory of training steps on a GPU: its peak in each part, and the brick at the peak."""
+"""The memory of training steps: on a GPU its peak in each part and brick, on a CPU the outputs of bricks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from cbtop.client.source_record import SourceRecord
 from cbtop.profiler.analysis.graph.nodes import display_name
-from cbtop.protocol.memory_messages import TrainingMemory
+from cbtop.protocol.memory_messages import BrickMemories
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind, TrainingPart
 from cbtop.viewmodels.kernels import path_of
@@ -24,6 +24,17 @@ class PartMemoryRow:
     name: str
     allocated_bytes: int  # in tensors, at least
     reserved_bytes: int  # held by torch's allocator
+
+
+@dataclass(frozen=True, slots=True)
+class BrickMemoryRow:
+    """The memory of one brick in the newest recorded training step. Measured sizes are None on a CPU."""
+
+    path: tuple[str, ...]  # layer and brick
+    output_bytes: int | None  # tensors that its calls returned, derived from shapes; None if not known
+    allocated_bytes: int | None = None  # peak of the step while the brick ran
+    reserved_bytes: int | None = None
+    kept_bytes: int | None = None  # allocated by the brick and not freed by it; less than 0 if it freed more
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,8 @@ class TrainingMemoryView:
     # how often torch emptied its cache for lack of memory, in `counted_steps` steps
     retries: int | None
     counted_steps: int | None
-    why_unknown: str | None  # why nothing is known; None if something is
+    why_unknown: str | None  # why nothing is measured; None if something is
+    bricks: tuple[BrickMemoryRow, ...] = ()  # those with most memory first
 
     @property
     def unused_percent(self) -> float | None:
@@ -71,8 +83,10 @@ def memory_view(record: SourceRecord, step: Node) -> TrainingMemoryView | None:
     found = of_step(record.training_memory, step)
     if found is None:
         return None
+    bricks = _bricks(record, of_step(record.brick_memory, step))
     if not found.steps:
-        return TrainingMemoryView(0, (), None, None, None, (), None, None, None, None, found.why_unknown or None)
+        why = found.why_unknown or None
+        return TrainingMemoryView(0, (), None, None, None, (), None, None, None, None, why, bricks)
     rows = [PartMemoryRow(part.name, part.allocated_bytes, part.reserved_bytes) for part in found.parts]
     return TrainingMemoryView(
         steps=found.steps,
@@ -80,13 +94,24 @@ def memory_view(record: SourceRecord, step: Node) -> TrainingMemoryView | None:
         allocated_bytes=max(row.allocated_bytes for row in rows),
         reserved_bytes=max(row.reserved_bytes for row in rows),
         unused_bytes=found.unused_bytes,
-        place=_place(record, found),
+        place=_path(record, found.node),
         torch_peak_bytes=found.torch_peak_bytes or None,
         limit_bytes=found.limit_bytes or None,
         retries=found.retries,
         counted_steps=found.counted_steps,
         why_unknown=None,
+        bricks=bricks,
     )
+
+
+def _bricks(record: SourceRecord, found: BrickMemories | None) -> tuple[BrickMemoryRow, ...]:
+    rows = []
+    for brick in found.bricks if found is not None else ():
+        path = _path(record, brick.node)
+        measured = (brick.allocated_bytes, brick.reserved_bytes, brick.kept_bytes)
+        if path and found is not None:
+            rows.append(BrickMemoryRow(path, brick.output_bytes or None, *(measured if found.is_measured else ())))
+    return tuple(rows)
 
 
 def of_step(said: Mapping[tuple[str, str], Message], step: Node) -> Message | None:
@@ -100,6 +125,6 @@ def of_step(said: Mapping[tuple[str, str], Message], step: Node) -> Message | No
     return found[0] if len(found) == 1 else None
 
 
-def _place(record: SourceRecord, found: TrainingMemory) -> tuple[str, ...]:
-    path = path_of(record.nodes.nodes, found.node)
+def _path(record: SourceRecord, place: int) -> tuple[str, ...]:
+    path = path_of(record.nodes.nodes, place)
     return tuple(display_name(node) for node in path if node.kind in (NodeKind.LAYER, NodeKind.BRICK))

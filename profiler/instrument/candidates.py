@@ -12,6 +12,7 @@ from cbtop.profiler.instrument import unseen
 from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, is_supported, leave
 from cbtop.profiler.instrument.module_tree import kinds_of
 from cbtop.profiler.instrument.planning import has_products, holds_a_stack
+from cbtop.profiler.instrument.trained_apart import TrainedApart
 
 COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
 
@@ -32,21 +33,25 @@ class Candidates:
 
     def __init__(self, is_attached: Callable[[nn.Module], bool]) -> None:
         self._is_attached = is_attached
+        self._trained_apart = TrainedApart()
         # id of a class -> its first module that was called
         self._called_once: dict[int, weakref.ref[nn.Module]] = {}
-        # Ids of classes with several modules that are called in turns, so none of them is a model.
+        # Ids of classes with several modules that are called in turns. None of them is a model, unless optimizers
+        # train them apart.
         self._layers: set[int] = set()
 
     def clear(self) -> None:
         """Forget all modules and classes that were called."""
         self._called_once.clear()
         self._layers.clear()
+        self._trained_apart.clear()
 
     def is_model(self, module: nn.Module) -> bool | None:
         """Return whether `module` is a model, or None if its next call must decide.
 
         A module without a list of layers is a model if it is called twice in a row. If another module of the same
-        class is called in between, both are layers that the program calls by itself.
+        class is called in between, both are layers that the program calls by itself, unless optimizers train them
+        apart.
         """
         kind = id(type(module))
         if holds_a_stack(module):
@@ -55,7 +60,12 @@ class Candidates:
         first = None if reference is None else reference()
         if unseen.is_called_by_another():
             return None if first is module else False  # the module that is called first may call itself
-        if kind in self._layers or not has_products(module):
+        if not has_products(module):
+            return False
+        if self._trained_apart.are_models(type(module)):
+            return True
+        if kind in self._layers:
+            self._trained_apart.add(module)
             return False
         if first is module:
             return True
@@ -64,6 +74,8 @@ class Candidates:
             unseen.note_once(module)
             return None
         self._layers.add(kind)
+        self._trained_apart.add(first)
+        self._trained_apart.add(module)
         unseen.note_call(first)
         leave(first)
         return False

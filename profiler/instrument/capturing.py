@@ -90,6 +90,9 @@ class Capture:
         self.open.append(span)
         return span
 
+    def returned(self, span: Mark, result: Any) -> None:
+        """The call `span` has returned `result`. Does nothing here, but a subclass may override it."""
+
     def end(self, span: Mark, elements: int = 0) -> None:
         """End the call `span`, which `begin` returned."""
         if span is not None:

@@ -31,6 +31,7 @@ class Said:
     """The names that a profiler has given to one model and its bricks."""
 
     model: str  # the model's name
+    number: int = 1  # 2 for the second model of its class, and so on
     own: OwnOperations | None = None  # the model's own operations
     definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # key from `said_at` -> brick, for all bricks
     # (brick in the plan, mode, image size) -> brick.
@@ -39,8 +40,11 @@ class Said:
     def as_before(self, own: OwnOperations | None) -> OwnOperations | None:
         """Return the brick for the model's own operations.
 
-        `own` is this brick in a new plan. If the backend has not changed, the former brick is returned instead.
+        `own` is this brick in a new plan. If the backend has not changed, the former brick is returned instead. The
+        brick of a second model of one class has a number, so that the two can be distinguished.
         """
+        if own is not None and self.number > 1:
+            own = replace(own, name=f"{own.name} {self.number}")
         before = self.own
         if own is not None and before is not None and before.backend == own.backend:
             return before
@@ -57,6 +61,7 @@ class Models:
     def __init__(self) -> None:
         self.said: WeakModuleDict[Said] = WeakModuleDict()
         self.names: dict[str, int] = {}  # name -> how often it was used
+        self.kinds: dict[str, int] = {}  # name of a class -> number of its models
         # The announced model: whether it has a cache, and the bytes of its weights. Other models are compared with
         # this.
         self.rank = (False, -1)
@@ -83,9 +88,11 @@ def said_by(models: Models, root: nn.Module, plan: Plan) -> Said:
         parts = [models.said[module] for module in plan.trunk if module in models.said]
         first = next((part for part in parts if not part.model and not any([part is one for one in others])), None)
         if first is None:
-            name = type(root).__name__ if models.names else ""
+            kind = type(root).__name__
+            name = kind if models.names else ""
             models.names[name] = models.names.get(name, 0) + 1
-            first = Said(name if models.names[name] == 1 else f"{name} {models.names[name]}")
+            models.kinds[kind] = number = models.kinds.get(kind, 0) + 1
+            first = Said(name if models.names[name] == 1 else f"{name} {models.names[name]}", number)
         models.said[root] = first
     return models.said[root]
 

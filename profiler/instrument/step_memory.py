@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from cbtop.profiler.device.kernel_burst import Keys
+from cbtop.profiler.instrument.brick_memory import BrickSizes
 from cbtop.profiler.instrument.torch_internals import current_device, memory_of
 from cbtop.profiler.instrument.trouble import in_words, log_own_error
 from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
@@ -66,6 +67,7 @@ class Peak:
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     unused_bytes: int = 0  # memory that was reserved but not allocated, at the moment of the largest allocation
+    kept_bytes: int = 0  # what was allocated here and not freed here; less than 0 if more was freed
 
     def see(self, allocated_bytes: int, reserved_bytes: int) -> None:
         if allocated_bytes > self.allocated_bytes:
@@ -107,9 +109,19 @@ class StepMemory:
             is_true = now.torch_peak_bytes > before.torch_peak_bytes
             allocated_bytes = now.torch_peak_bytes if is_true else now.allocated_bytes
             peak.see(allocated_bytes, now.reserved_bytes)
+            peak.kept_bytes += now.allocated_bytes - before.allocated_bytes
             if allocated_bytes > self._most_bytes:
                 self.highest, self._most_bytes = self._place, allocated_bytes
         self._place = place
+
+    def by_place(self, outputs: Mapping[Keys, BrickSizes]) -> dict[Keys, BrickSizes]:
+        """Return the sizes in each place. `outputs` has the tensors that bricks have returned."""
+        return {
+            place: BrickSizes(
+                outputs.get(place, BrickSizes()).outputs, peak.allocated_bytes, peak.reserved_bytes, peak.kept_bytes
+            )
+            for place, peak in self.peaks.items()
+        }
 
     def _read(self) -> MemoryCounters | None:
         try:

@@ -31,11 +31,13 @@ from weakref import finalize, ref
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.brick_memory import RecordedBricks
 from cbtop.profiler.instrument.capturing import captures
 from cbtop.profiler.instrument.communication_times import StepCommunication, together
 from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, interval_of
 from cbtop.profiler.instrument.host_steps import noting_cost
+from cbtop.profiler.instrument.kernel_bursts import node_at
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.step_clock import MOST_RANGES, Parts, StepClock
@@ -101,7 +103,7 @@ class ThreadTraining:
         "clock",
         "communication",
         "forwards",
-        "noting",
+        "notings",
         "own_ns",
         "phase_after_backward",
         "sequences",
@@ -122,7 +124,7 @@ class ThreadTraining:
         self.own_ns = 0  # ns that cbtop spent to begin the forward passes of this step
         # Records the calls of this step. None if the step is not recorded.
         self.calls: StepCalls | None = None
-        self.noting: Noting | None = None
+        self.notings: dict[int, Noting] = {}  # id of a model -> makes `calls` record the calls of its modules
         self.communication = StepCommunication()
         self.forwards = 0
         # If not empty: the step ends together with the running backward, and gets this phase.
@@ -148,10 +150,23 @@ class ThreadTraining:
 
     def stop_noting(self) -> None:
         """Stop recording the calls of modules in this step."""
-        if self.noting is not None:
+        if self.notings:
             captures.pop(get_ident(), None)
-            noting, self.noting = self.noting, None
+        while self.notings:
+            _, noting = self.notings.popitem()
             noting.end()
+
+    def note(self, model: TimedModel, call: Call, calls: StepCalls) -> None:
+        """Record a call of `model` that begins now in `calls`.
+
+        A step may call several models, such as those of a GAN.
+        """
+        if id(model) in self.notings:
+            calls.model_own = model.own
+            calls.begin(None, None)
+        else:
+            self.notings[id(model)] = noting = Noting(model, calls)
+            noting.begin(call)
 
 
 training_here: Callable[[], ThreadTraining] = finder(ThreadTraining)
@@ -215,6 +230,7 @@ class EndedStep(NamedTuple):
 class TrainingSteps:
     """The training steps of one model. Chooses the steps to record, and records them."""
 
+    is_measured = False  # whether torch's allocator counts the memory of bricks
     steady = 1.0  # the fraction of the allowed overhead to use once FLOOR steps are recorded
 
     def __init__(self, steps: TimedModel) -> None:
@@ -237,6 +253,7 @@ class TrainingSteps:
         self._told_ns: dict[str, int] = {}
         self._next_ns = 0  # when the next step should begin, in ns, if it follows without a gap
         self._untold = 0  # number of steps since the last announcement
+        self._bricks = RecordedBricks(is_measured=self.is_measured)
         self._no_memory: set[str] = set()  # phases for which unknown memory was announced
         # The model's training mode when an optimizer last changed its weights; None if unknown.
         self.mode: bool | None = None
@@ -265,11 +282,8 @@ class TrainingSteps:
             here.calls = self._calls(model, here, now_ns)
             if here.calls is not None:
                 captures[get_ident()] = here.calls
-                here.noting = Noting(model, here.calls)
-                here.noting.begin(call)
-        elif here.calls is not None:
-            here.calls.model_own = model.own
-            here.calls.begin(None, None)  # otherwise, the nodes of this second model would count for the loss
+        if here.calls is not None:
+            here.note(model, call, here.calls)
         here.tokens += call.tokens
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns
@@ -351,6 +365,8 @@ class TrainingSteps:
         if calls is not None and not calls.has_failed and not calls.is_full and len(step.ranges) < MOST_RANGES:
             inside = calls.parts()
             inside += [((brick,), begin_ns, end_ns, 0) for brick, begin_ns, end_ns in _bricks_in(step.ranges)]
+            if not name.endswith(WARM_UP):
+                self._bricks.add(step.phase, calls.outputs())
         self._write(model, name, step, inside)
         if not name.endswith(WARM_UP):
             self._announce(model, step, 0 if calls is None else calls.own_ns)
@@ -417,6 +433,10 @@ class TrainingSteps:
         memory = self._memory(profiler, phase)
         if memory is not None:
             profiler.announce(memory)
+        key = (STEP, phase, self._model) if self._model else (STEP, phase)
+        bricks = self._bricks.message(phase, self._model, lambda place: node_at(profiler, (key, *place)))
+        if bricks is not None:
+            profiler.announce(bricks)
 
     def _memory(self, profiler: BrickProfiler, phase: str) -> TrainingMemory | None:
         """Return the memory of the steps, or None if it was already announced."""

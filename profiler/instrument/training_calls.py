@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition, OwningKey, OwnOperations, own_operations
-from cbtop.profiler.instrument.capturing import MAX_CALLS, Capture
+from cbtop.profiler.instrument.brick_memory import OutputCapture
+from cbtop.profiler.instrument.capturing import MAX_CALLS
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_own_error
@@ -107,20 +108,20 @@ def _size_of(node: Any) -> int:
     return int(left[0] * left[1] * right[1]) if left and right else 1
 
 
-class StepCalls(Capture):
+class StepCalls(OutputCapture):
     """The calls of modules in one training step, in the order of their begins. A call is identified by its index."""
 
     def __init__(self, labelled: Callable[[Any], Any]) -> None:
         super().__init__(lambda: None)
         self._labelled = labelled
-        self._keys: list[Hashable] = []  # the brick or layer of each call; None: the model itself
+        self._keys = []  # the brick or layer of each call; None: the model itself
         # For a call of a model: the operations that it runs outside of its modules.
         self._owns: list[OwnOperations | None] = []
         self._around: list[int] = []  # for each call: the innermost call that contains it
         self._begins_ns: list[int] = []
         self._ends_ns: list[int] = []
         self._elements: list[int] = []
-        self._repeats: list[bool] = []  # call -> whether it ran during a backward
+        self._repeats = []  # call -> whether it ran during a backward
         self._running: list[int] = []
         # the number that autograd's next node would get, at each begin and end of a call
         self._numbers: list[int] = []

@@ -151,6 +151,9 @@ class StepKernels(StepCalls):
         if len(self._running) < before:
             self.memory.enter(self._where[self._running[-1]] if self._running else self._moved)
 
+    def _places(self) -> list[Keys]:
+        return self._where
+
     def backward_ended(self, handles: Any) -> None:
         super().backward_ended(handles)
         for thread in self._threads:
@@ -303,6 +306,7 @@ class StepEvents:
 class GpuTrainingSteps(TrainingSteps):
     """The training steps of one model on a CUDA device."""
 
+    is_measured = True
     steady = STEADY
 
     def __init__(self, steps: TimedModel) -> None:
@@ -398,6 +402,7 @@ class GpuTrainingSteps(TrainingSteps):
             calls.recording.end_step()
             if not calls.has_failed:
                 self._memories.setdefault(step.phase, RecordedMemory()).add(calls.memory, calls.part_of, self._seen)
+                self._bricks.add(step.phase, calls.memory.by_place(calls.outputs()))
             lost = calls.recording.bursts.burst.lost
             if lost:
                 self.refuse(CuptiError(f"a step has too many kernels, {lost:,} records were lost"))

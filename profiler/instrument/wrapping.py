@@ -300,6 +300,7 @@ class NotedCall(CallWrapper):
             self._end(span, 0)
             raise
         try:
+            capture.returned(span, result)
             capture.end(span, elements_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)

@@ -15,7 +15,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import codec
-from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
+from cbtop.protocol.memory_messages import BrickMemories, PartMemory, TrainingMemory
 from cbtop.protocol.messages import (
     Activity,
     Heartbeat,
@@ -101,7 +101,7 @@ class Training:
     tokens: int = 0
     warm_up: int = 0  # number of first steps that are warm-up
     reports: bool = True  # whether the process reports the parts of its steps
-    gradients: tuple[GradientMessage | TrainingMemory, ...] = ()  # announced together with the parts
+    gradients: tuple[GradientMessage | TrainingMemory | BrickMemories, ...] = ()  # announced together with the parts
     noise: float = 0.0  # relative noise of the time of each brick
     # factor on the time of a brick, by the name of the brick
     factor: Mapping[str, float] = field(default_factory=dict)

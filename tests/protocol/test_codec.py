@@ -19,7 +19,7 @@ from cbtop.protocol import codec, kernel_messages, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, ModuleAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.guard_messages import GuardedSteps, GuardFault
-from cbtop.protocol.memory_messages import PartMemory, TrainingMemory
+from cbtop.protocol.memory_messages import BrickMemories, BrickMemory, PartMemory, TrainingMemory
 from cbtop.protocol.structure_messages import (
     CompiledCode,
     Conditions,
@@ -174,6 +174,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             parts.filter(takes_time),
             st.none() | st.integers(0, 1 << 50),
         )
+    if kind is BrickMemory:
+        return st.builds(kind, st.integers(1, 1 << 40), STEPS, STEPS, STEPS, st.integers(-(1 << 50), 1 << 50))
     if kind is PartMemory:
         return st.builds(kind, values(messages.Name), STEPS, STEPS)
     if kind is TrainingMemory:
@@ -602,6 +604,24 @@ def test_memory_of_training_steps_that_cannot_be_is_refused(wrong: dict[str, obj
     assert isinstance(codec.decode(msgpack.packb(MEMORY)), TrainingMemory)
     with pytest.raises(DecodeError, match=complaint):
         codec.decode(msgpack.packb(MEMORY | wrong))
+
+
+BRICK = {"k": "BrickMemory", "node": 4, "allocated_bytes": 30, "reserved_bytes": 40, "kept_bytes": -5}
+BRICKS = {"k": "BrickMemories", "phase": "train", "model": "", "bricks": [BRICK]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"bricks": [BRICK] * 513}, "513 bricks; expected up to 512"),
+        ({"bricks": [BRICK | {"node": 0}]}, "memory of node 0"),
+        ({"bricks": [BRICK | {"output_bytes": -1}]}, "out of range"),
+    ],
+)
+def test_memory_of_bricks_that_cannot_be_is_refused(wrong: dict[str, object], complaint: str) -> None:
+    assert isinstance(codec.decode(msgpack.packb(BRICKS)), BrickMemories)
+    with pytest.raises(DecodeError, match=complaint):
+        codec.decode(msgpack.packb(BRICKS | wrong))
 
 
 NORM = {"k": "GradientNorm", "phase": "train", "model": "", "step": 9, "measured": 3}

@@ -11,7 +11,8 @@ from typing import Any
 from cbtop.daemon.devices.base import MAX_APART_NS, TWO_SAMPLES, Figures, NotKnownError, Rates
 from cbtop.daemon.devices.busy_processes import BusyProcesses
 from cbtop.daemon.devices.container import ContainerLimits, Containers
-from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample
+from cbtop.daemon.devices.memory_history import MemoryHistory
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, packed_memory
 from cbtop.protocol.process import busiest_wait_ns, pid_namespace, process_start, processor_times
 from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
@@ -48,6 +49,7 @@ class Cpu:
         # process (pid, start time) -> the limits of its container in the previous sample
         self._limits: dict[tuple[int, int], ContainerLimits] = {}
         self._next_limits = dict(self._limits)
+        self._memory = MemoryHistory()
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
         """Return a sample of the host, the running processes among `pids`, and the processes that are busiest."""
@@ -104,9 +106,12 @@ class Cpu:
             worked_s = times.user + times.system
             percent = 100 * self._rates.per_second((pid, start), self._clock_ns(), worked_s)
         limits = self._containers.limits(pid)
+        shared = getattr(memory, "shared", None)  # only Linux reports it
+        private = None if shared is None else float(max(0, memory.rss - shared))
         return DeviceProcess(
             pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start),
-            limits.cpu_percent, limits.memory_bytes, self._throttled_percent(pid, start, limits),
+            limits.cpu_percent, limits.memory_bytes, self._throttled_percent(pid, start, limits), private,
+            b"" if private is None else packed_memory(self._memory.take((pid, start), self._clock_ns(), private)),
         )  # fmt: skip
 
     def _throttled_percent(self, pid: int, start: int, limits: ContainerLimits) -> float | None:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from cbtop.daemon.devices.base import Figures, NotKnownError, Rates
-from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample
+from cbtop.daemon.devices.memory_history import MemoryHistory
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, packed_memory
 from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
@@ -65,6 +66,7 @@ class Nvml:
         self._clock_ns = clock_ns
         self._is_open = False
         self._rates = Rates()
+        self._memory = MemoryHistory()
         self._known: dict[int, tuple[str, str]] = {}  # index of a GPU that has answered -> its uuid and name
         # the driver's time (µs) of the newest sample of the processes' GPU use, by the GPU's uuid
         self._seen_us: dict[str, int] = {}
@@ -256,13 +258,21 @@ class Nvml:
         if len(largest) > MAX_PROCESSES:
             told.is_unknown("processes", f"only the {MAX_PROCESSES} of {len(largest)} with the most memory are shown")
         return tuple(
-            DeviceProcess(
-                pid,
-                process_start(pid) or 0,
-                memory_bytes=None if found[pid] is None else float(found[pid]),
-                utilization_percent=None if busy is None else busy.get(pid, 0.0),
-            )
+            self._process(uuid, pid, found[pid], None if busy is None else busy.get(pid, 0.0))
             for pid in largest[:MAX_PROCESSES]
+        )
+
+    def _process(self, uuid: str, pid: int, memory_bytes: int | None, busy_percent: float | None) -> DeviceProcess:
+        start = process_start(pid) or 0
+        if memory_bytes is None:
+            return DeviceProcess(pid, start, utilization_percent=busy_percent)
+        history = self._memory.take((uuid, pid, start), self._clock_ns(), memory_bytes)
+        return DeviceProcess(
+            pid,
+            start,
+            memory_bytes=float(memory_bytes),
+            utilization_percent=busy_percent,
+            memory_history=packed_memory(history),
         )
 
     def _busy(self, handle: Any, uuid: str) -> dict[int, float]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cbtop import units
-from cbtop.protocol.vocabulary import is_training
 from cbtop.text import breakdown_text, merge_text, range_text, rate_text, recording_text, source_text, time_text
 from cbtop.tui.views.looks import state_badge
 from cbtop.tui.widgets.bars import bar
@@ -134,7 +133,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
     ]
     if gpu := _gpu_tile(source):
         tiles.insert(len(latencies), gpu)
-    if steps and steps.tokens_per_sec_in_steps is not None:
+    if steps and steps.tokens_per_sec_in_steps is not None and not steps.is_training:
         tiles.insert(5, _Tile("tok/s in steps", ((units.number(steps.tokens_per_sec_in_steps), ""),)))
     if steps and not steps.has_tokens and steps.samples_per_sec is not None:
         tiles.insert(0, _Tile("samples/s", ((rate_text.rate(source, steps.samples_per_sec), "strong"),)))
@@ -150,7 +149,7 @@ def _latencies(steps: StepsView) -> tuple[str, tuple[float | None, float | None,
 
     The times are of a token. In training, or if the time of a token is unknown, the times are of a step.
     """
-    if steps.why_no_us_per_token or is_training(steps.phase):
+    if steps.why_no_us_per_token or steps.is_training:
         return "ms/step", (steps.p50_us, steps.p99_us, steps.max_us)
     return "ms/token", (steps.us_per_token_p50, steps.us_per_token_p99, steps.us_per_token_max)
 
@@ -169,7 +168,7 @@ def _reason_tile(steps: StepsView | None) -> list[_Tile]:
 
     Return [] if it is known, in training, or if tokens are not reported.
     """
-    if steps is not None and is_training(steps.phase):
+    if steps is not None and steps.is_training:
         return []
     why = NO_STEP if steps is None or not steps.count else steps.why_no_us_per_token if steps.tokens else ""
     return [_Tile("ms/token", ((f"{units.NOT_MEASURED}: {why}", "dim"),))] if why else []

@@ -26,6 +26,7 @@ from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from cbtop.viewmodels.verdicts.input_bound import INPUT_BOUND
 from cbtop.viewmodels.verdicts.launch_bound import LAUNCH_BOUND
 from cbtop.viewmodels.verdicts.loss_scale_falling import LOSS_SCALE_FALLING
+from cbtop.viewmodels.verdicts.memory_grows import MEMORY_GROWS
 from cbtop.viewmodels.verdicts.memory_near_limit import MEMORY_NEAR_LIMIT
 from cbtop.viewmodels.verdicts.not_finite import NOT_FINITE, may_follow_gradients
 from cbtop.viewmodels.verdicts.odd_layer import ODD_LAYER
@@ -58,6 +59,7 @@ VERDICTS: tuple[Rule, ...] = (
     RECOMPILATION,
     LOSS_SCALE_FALLING,
     ALLOCATOR_RETRIES,
+    MEMORY_GROWS,
     IDLE_BETWEEN_STEPS,
     INPUT_BOUND,
     COMMUNICATION_EXPOSED,

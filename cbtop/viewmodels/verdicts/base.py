@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cbtop.units import count, duration
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
+from cbtop.viewmodels.time_range import TimeRangeView
 from cbtop.viewmodels.verdict import Evidence, Severity, Subject, Verdict
 
 # Steps may begin before the window. There is a gain only if little of their time was before it: at most this share of
@@ -87,8 +88,13 @@ def gain(view: SourceView, percent: float) -> float | None:
     ran_us = sum(phase.us for phase in time_range.by_phase if phase.name == steps.phase)
     if steps.union_us - ran_us > max(steps.p50_us or 0.0, EDGE * ran_us):
         return None
-    saved = percent / 100 * ran_us / time_range.wall_us
-    return steps.tokens_per_sec * (1 / (1 - saved) - 1)
+    saved = percent / 100 * min(1.0, ran_us / rates_us(steps, time_range))
+    return steps.tokens_per_sec * (1 / (1 - saved) - 1) if saved < 1 else None
+
+
+def rates_us(steps: StepsView, time_range: TimeRangeView) -> float:
+    """Return the time that the rates of `steps` are divided by. In training, the time in training steps."""
+    return steps.rates_us if steps.is_training and steps.rates_us else time_range.wall_us
 
 
 def gain_inside(view: SourceView, percent: float) -> float | None:

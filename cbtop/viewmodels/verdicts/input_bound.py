@@ -8,7 +8,7 @@ from cbtop.viewmodels.cpu_samples import mostly
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingPartRow, TrainingView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
-from cbtop.viewmodels.verdicts.base import LIKE_ALL, Finding, Rule, gain
+from cbtop.viewmodels.verdicts.base import LIKE_ALL, Finding, Rule, gain, rates_us
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
 # At least this many training steps are needed. At first, a loader may have a full queue, or start its workers.
@@ -66,7 +66,7 @@ def _samples_per_sec(view: SourceView, wait: TrainingPartRow) -> float | None:
     ran_us = sum(phase.us for phase in time_range.by_phase if phase.name == steps.phase) if time_range else 0.0
     if time_range is None or not time_range.wall_us or wait.percent >= 100:
         return None
-    return steps.samples_per_sec / (1 - wait.percent / 100 * ran_us / time_range.wall_us)
+    return steps.samples_per_sec / (1 - wait.percent / 100 * min(1.0, ran_us / rates_us(steps, time_range)))
 
 
 INPUT_BOUND = Rule(

@@ -18,7 +18,9 @@ def _find(view: SourceView) -> Finding | None:
     share = 100 * compiling.again_us / compiling.wall_us
     if share < SHARE_PERCENT:
         return None
-    rate, rest_us = steps.tokens_per_sec, compiling.wall_us - compiling.again_us
+    # In training, the rate is over the time in training steps, which wait for the compiler.
+    over_us = steps.rates_us if steps.is_training else compiling.wall_us
+    rate, rest_us = steps.tokens_per_sec, over_us - compiling.again_us
     return Finding(
         f"It recompiled code that did not fit: {counted(compiling.again, 'time')}, {duration(compiling.again_us)} of "
         f"{duration(compiling.wall_us)} ({percent(share)})",
@@ -28,7 +30,7 @@ def _find(view: SourceView) -> Finding | None:
             Evidence("of the time shown", share, "%"),
         ),
         Subject(About.STEPS, steps.phase),
-        rate * (compiling.wall_us / rest_us - 1) if rate and rest_us > 0 and in_turn(view) else None,
+        rate * (over_us / rest_us - 1) if rate and rest_us > 0 and in_turn(view) else None,
         "it did not recompile",
     )
 

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.protocol.memory_messages import BrickMemories, BrickMemory, TrainingMemory
+from cbtop.protocol.vocabulary import TRAIN
 from cbtop.reports import OVERVIEW, REPORTS, VIEWS
 from cbtop.reports.overview import MAX_LINES
 from cbtop.reports.summary import summary
+from cbtop.reports.training import MAX_MEMORY_ROWS
 from cbtop.text.row_filter import RowChoice
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.made_training import Training, of_ranks, trained
 
+NO_MEMORY = TrainingMemory(TRAIN, "", 0, why_unknown="torch counts the memory of GPUs only")
 GOLDEN = Path(__file__).parent / "goldens" / "training.txt"
 
 
@@ -53,6 +57,25 @@ def test_the_work_of_cbtop_is_below_the_step_and_in_no_part(tmp_path: Path) -> N
     assert rows[at + 1] == ["cbtop", "itself,", "in", "no", "part", "0.41"]
     (source,) = json.loads(REPORTS["json"]([view], [OVERVIEW]))["sources"]
     assert source["training"]["own_us"] == 410.0
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_bricks_have_their_memory_and_derived_sizes_are_labelled(tmp_path: Path, is_measured: bool) -> None:
+    sizes = (3_000_000, 42_000_000, 48_000_000, -2_000_000) if is_measured else (3_000_000,)
+    said = BrickMemories(TRAIN, "", tuple(BrickMemory(node, *sizes) for node in range(3, 20)), is_measured)
+    view = trained(tmp_path, Training(steps=30, gradients=(NO_MEMORY, said))).one()
+    lines = REPORTS["text"]([view], ["training"]).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("memory of a recorded step"))
+    measured = ["allocated", "reserved", "kept"] if is_measured else []
+    assert lines[at].split()[5:] == [*measured, "outputs", "(derived)"]
+    figures = ["42.0", "MB", "48.0", "MB", "-2.00", "MB", "3.00", "MB"] if is_measured else ["3.00", "MB"]
+    assert lines[at + 1].split()[-len(figures) :] == figures
+    (source,) = json.loads(REPORTS["json"]([view], [OVERVIEW]))["sources"]
+    rows = source["training"]["memory"]["bricks"]
+    assert lines[at + 1].startswith(" → ".join(rows[0]["path"]))
+    assert lines[at + 1 + MAX_MEMORY_ROWS] == f"… and {len(rows) - MAX_MEMORY_ROWS} bricks more in JSON"
+    assert rows[0]["output_bytes"] == 3_000_000
+    assert rows[0]["kept_bytes"] == (-2_000_000 if is_measured else None)
 
 
 def communication_line(view: SourceView) -> str:

@@ -65,6 +65,22 @@ def test_warm_up_evaluation_and_unknown_tokens_are_left_out(
     assert "cbtop/tokens_per_sec" not in found
 
 
+def test_samples_are_counted_if_every_step_reports_them(made: tuple[StepMetrics, BrickProfiler, Clock]) -> None:
+    metrics, profiler, clock = made
+
+    def step(samples: int | None) -> None:
+        with profiler.step("train", None) as step:
+            step.sequences = samples
+            clock.now_ns += 400_000
+
+    step(4)
+    step(8)
+    assert metrics.since_last()["cbtop/samples_per_sec"] == pytest.approx(12 / 800e-6)
+    step(4)
+    step(None)
+    assert "cbtop/samples_per_sec" not in metrics.since_last()
+
+
 def test_before_begin_and_after_end_there_are_no_metrics(runtime: Path) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)

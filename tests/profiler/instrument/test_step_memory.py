@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make torch"
 
 from cbtop.profiler.device.kernel_burst import Keys  # noqa: E402
 from cbtop.profiler.instrument import step_memory  # noqa: E402
+from cbtop.profiler.instrument.brick_memory import BrickSizes  # noqa: E402
 from cbtop.profiler.instrument.step_memory import MemoryCounters, RecordedMemory, StepMemory  # noqa: E402
 from cbtop.protocol.memory_messages import PartMemory, TrainingMemory  # noqa: E402
 from cbtop.protocol.vocabulary import TrainingPart  # noqa: E402
@@ -88,6 +89,18 @@ def test_a_peak_between_two_reads_counts_if_it_is_torchs_highest(allocator: Allo
     assert again.torch_peak_bytes == 600
 
 
+def test_a_place_keeps_what_it_allocates_and_does_not_free(allocator: Allocator) -> None:
+    memory = run(allocator, ("up", (120, -20)), ("down", (200,)), ("down backward", (-300,)), ("adam", ()))
+    memory.end()
+    sizes = memory.by_place({("up",): BrickSizes(64)})
+    assert sizes == {
+        ("up",): BrickSizes(64, 120, 200, 100),
+        ("down",): BrickSizes(0, 300, 300, 200),
+        ("down backward",): BrickSizes(0, 300, 300, -300),
+        ("adam",): BrickSizes(0, 0, 300, 0),
+    }
+
+
 def test_a_program_that_resets_torchs_peak_is_not_disturbed(allocator: Allocator) -> None:
     run(allocator, ("up", (700, -700))).end()
     memory = StepMemory()
@@ -160,3 +173,17 @@ def test_torchs_counters_rise_with_a_tensor_and_keep_the_peak() -> None:
     assert step_memory.counters_here().allocated_bytes == before.allocated_bytes
     assert step_memory.counters_here().torch_peak_bytes == torch.cuda.max_memory_allocated()
     assert 0 < step_memory.free_here() <= torch.cuda.mem_get_info()[1]
+
+
+@pytest.mark.gpu
+def test_a_place_on_a_gpu_keeps_the_bytes_of_its_tensor() -> None:
+    memory = StepMemory()
+    memory.enter(("up",))
+    tensor = torch.empty(1 << 22, dtype=torch.uint8, device="cuda")
+    memory.enter(("down backward",))
+    del tensor
+    memory.end()
+    sizes = memory.by_place({})
+    assert (sizes["up",].kept, sizes["down backward",].kept) == (1 << 22, -(1 << 22))
+    assert sizes["up",].allocated == torch.cuda.memory_allocated() + (1 << 22)
+    assert sizes["up",].reserved >= sizes["up",].allocated

@@ -30,7 +30,7 @@ from cbtop.profiler.instrument.communication_times import StepCommunication  # n
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.instrument.training import EndedStep, StepTimes, training_here  # noqa: E402
 from cbtop.profiler.instrument.training_kernels import IdleTimes, StepEvents  # noqa: E402
-from cbtop.protocol.memory_messages import TrainingMemory  # noqa: E402
+from cbtop.protocol.memory_messages import BrickMemories, TrainingMemory  # noqa: E402
 from cbtop.protocol.messages import Manifest, Node  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
 from cbtop.protocol.training_messages import TrainingTimes  # noqa: E402
@@ -240,6 +240,13 @@ def test_the_memory_of_a_step_is_told_with_the_brick_at_its_peak(
     brick = nodes[found.node]
     assert (brick.name, nodes[brick.parent].name) == ("DownProjection", str(LAYERS - 1))
     assert found.limit_bytes == allocator.reserved + allocator.free
+    told = host.said(BrickMemories)[-1]
+    assert told.is_measured
+    kept = {(nodes[nodes[one.node].parent].name, nodes[one.node].name): one.kept_bytes for one in told.bricks}
+    for layer in map(str, range(LAYERS)):
+        assert kept[layer, "DownProjection"] == 300
+    assert sum(kept.values()) == 0  # the backward frees what the forward has allocated
+    assert max(one.allocated_bytes for one in told.bricks) == LAYERS * 300
 
 
 def test_lost_kernels_are_not_shown_as_time_without_a_kernel(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 from cbtop.daemon.devices.busy_processes import BusyProcesses
 from cbtop.daemon.devices.container import ContainerLimits, Containers
 from cbtop.daemon.devices.cpu import Cpu
-from cbtop.protocol.device_messages import Device, DeviceProcess
+from cbtop.protocol.device_messages import MEMORY_POINT_NS, Device, DeviceProcess
 from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
@@ -71,6 +73,45 @@ def test_the_real_host_says_what_it_and_its_processes_take() -> None:
     assert process.utilization_percent is not None
     assert process.utilization_percent > 0
     assert "cpu_percent" not in unknown(second)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="the kernel does not say what is anonymous")
+def test_private_memory_is_without_the_pages_of_files(tmp_path: Path) -> None:
+    file = tmp_path / "weights.bin"
+    file.write_bytes(bytes(64 << 20))
+
+    def private() -> float:
+        (process,) = device(sampler, (os.getpid(),)).processes
+        assert process.private_bytes is not None
+        assert process.memory_bytes is not None
+        assert process.private_bytes <= process.memory_bytes
+        return process.private_bytes
+
+    def anonymous() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
+
+    sampler = Cpu()
+    before = private()
+    assert before == pytest.approx(anonymous(), abs=16 << 20)
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as pages:
+        sum(pages[:: 1 << 12])  # reads each page of the file
+        assert private() == pytest.approx(before, abs=16 << 20)
+    kept = bytearray(b"1") * (64 << 20)
+    assert private() - before == pytest.approx(len(kept), abs=16 << 20)
+    assert private() == pytest.approx(anonymous(), abs=16 << 20)
+
+
+def test_the_history_of_memory_goes_on_from_sample_to_sample() -> None:
+    now_ns = [0]
+    sampler = Cpu(clock_ns=lambda: now_ns[0])
+    points: tuple[int, ...] = ()
+    for _ in range(3):
+        (process,) = device(sampler, (os.getpid(),)).processes
+        points = process.memory_points
+        now_ns[0] += MEMORY_POINT_NS
+    assert len(points) == 2
+    assert min(points) > 1 << 20
 
 
 BUSY = """

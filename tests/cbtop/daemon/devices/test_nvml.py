@@ -15,7 +15,7 @@ import pytest
 from cbtop.daemon.devices import nvml
 from cbtop.daemon.devices.nvml import Nvml
 from cbtop.protocol import codec
-from cbtop.protocol.device_messages import Device, DeviceSample
+from cbtop.protocol.device_messages import MEMORY_POINT_NS, Device, DeviceSample
 from cbtop.protocol.process import process_start
 from cbtop.protocol.vocabulary import DeviceKind
 from tests.cbtop.daemon.devices.fake_nvml import FakeNvml, FakeNVMLError, Gpu
@@ -124,6 +124,16 @@ def test_a_sample_holds_every_figure_in_its_unit(clock: Clock) -> None:
     (process,) = device.processes
     assert (process.pid, process.process_start) == (ME, process_start(ME))
     assert (process.memory_bytes, process.utilization_percent) == (1_258_291_200, 53)
+
+
+def test_the_memory_of_a_process_is_kept_over_minutes(clock: Clock) -> None:
+    sampler = Nvml(FakeNvml(gpu()), clock)
+    points: list[tuple[int, ...]] = []
+    for _ in range(3):
+        ((process,),) = (device.processes for device in sampler.sample(()).devices)
+        points.append(process.memory_points)
+        clock.now_ns += MEMORY_POINT_NS
+    assert points == [(), (1_258_291_200,), (1_258_291_200,) * 2]
 
 
 def test_means_are_unknown_in_the_first_sample_and_if_a_counter_went_back(clock: Clock) -> None:

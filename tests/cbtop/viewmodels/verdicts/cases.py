@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cbtop.feeds.replay import ReplayFeed
-from cbtop.protocol.device_messages import DeviceProcess
+from cbtop.protocol.device_messages import MEMORY_POINT_NS, DeviceProcess, packed_memory
 from cbtop.protocol.guard_messages import GuardedSteps, GuardFault
 from cbtop.protocol.messages import CheckResult, Quiet
 from cbtop.viewmodels.merge_mode import MergeMode
@@ -109,6 +109,30 @@ def _beside_others(
     return view
 
 
+def with_memory(
+    *points_mib: float, plan: Decoding | None = None, free_gib: float = 12
+) -> Callable[[Path], SourceView]:
+    """Return a function that returns the view of a process. `points_mib` is its memory, each 20 s, in MiB."""
+
+    def view(directory: Path) -> SourceView:
+        made = run(directory, plan or Decoding())
+        (source,) = made.seen().values()
+        hello = source.record.hello
+        assert hello is not None
+        source.record.hello = replace(hello, monotonic_ns=0)  # the process has the clock of the samples
+        history = packed_memory([round(point * 2**20) for point in points_mib])
+        process = DeviceProcess(hello.pid, hello.process_start, "decode.py", memory_history=history)
+        cpu = replace(
+            CPU.devices[0], memory_used_bytes=4 * 2.0**30, memory_total_bytes=(4 + free_gib) * 2**30,
+            processes=(process,), utilization_percent=10.0,
+        )  # fmt: skip
+        ended_ns = (CPU.monotonic_ns // MEMORY_POINT_NS + len(points_mib)) * MEMORY_POINT_NS
+        made.hear(replace(CPU, devices=(cpu,), monotonic_ns=ended_ns))
+        return made.one()
+
+    return view
+
+
 def _read_every(resolution_ns: int) -> Callable[[Path], SourceView]:
     """Return a function that returns the view of a process. Its clock has the resolution `resolution_ns`."""
 
@@ -164,6 +188,9 @@ def _recorded(directory: Path) -> SourceView:
 
 SCORES = [(layer, "AttentionScore") for layer in range(LAYERS)]
 
+# The memory (MiB) of a process that keeps 12 MiB more in 20 s, with some noise.
+LEAK = tuple(1_000 + 12 * point + (0, 2, 1, 4)[point % 4] for point in range(16))
+
 # Simulated processes by the id of a verdict. Each process must get exactly this verdict.
 CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
@@ -181,6 +208,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "recompilation": _in_window(Decoding(compiles_at=(100, 200, 300))),
     "loss-scale-falling": training(Training(gradients=(NORM, FALLING_SCALE))),
     "allocator-retries": training(Training(gradients=(memory(30, 42, 60, retries=6),))),
+    "memory-grows": with_memory(*LEAK),
     "idle-between-steps": _of(Decoding(between_us=20_000)),
     "input-bound": training(Training(data_us=12_000)),
     "communication-exposed": ranks(Training(exposed_us=9_000), Training(exposed_us=8_000, other_us=1_200)),
@@ -222,6 +250,7 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "recompilation": _in_window(Decoding(compiles_at=(300,), seconds=14)),
     "loss-scale-falling": training(Training(gradients=(replace(FALLING_SCALE, latest_falls=6, latest_rises=3),))),
     "allocator-retries": training(Training(gradients=(memory(30, 42, 60, retries=2),))),
+    "memory-grows": with_memory(*LEAK, free_gib=120_000),
     "idle-between-steps": _of(Decoding(between_us=5_000)),
     "input-bound": training(Training(data_us=2_500)),
     "communication-exposed": ranks(Training(exposed_us=3_400), Training(exposed_us=3_200, other_us=400)),
@@ -318,6 +347,17 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "three ranks": _of(Decoding(), Decoding(seed=1), Decoding(seed=2)),
     "three replicas, one of them slow": _of(Decoding(), Decoding(down_factor=1.5), Decoding()),
     "three ranks merged": _merged,
+    "a cache of results that fills and stops": with_memory(*[1_000 + 40 * min(point, 6) for point in range(16)]),
+    "a cache of results that fills more and more slowly": with_memory(
+        *[1_000 + 400 * (1 - 0.8**point) for point in range(16)]
+    ),
+    "an allocator that takes a block at once": with_memory(*[1_000 + 512 * (point > 8) for point in range(16)]),
+    "memory that is freed again and again": with_memory(*[1_000 + 30 * (point % 8) for point in range(20)]),
+    "memory that goes up and down": with_memory(*[1_000 + 20 * (point * 7_919 % 10) for point in range(30)]),
+    "memory that grows for two minutes": with_memory(*LEAK[:7]),
+    "memory that grows with a request's cache": with_memory(
+        *LEAK, plan=Decoding(cached=lambda step: 100 + step, seconds=30)
+    ),
 }
 
 
