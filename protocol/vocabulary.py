@@ -115,6 +115,8 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 }
 
 
+# The phase of steps that are single calls of a numerical library. Calls of all functions have it.
+CALL = "call"
 WARM_UP = " (warm-up)"  # Suffix of the phase name for the first steps of a process. Their times are not stable yet.
 SAMPLE = ", a sample"  # suffix of the phase name if the totals contain only the recorded steps
 # Suffix of the backend's name if the model runs on a GPU and CUPTI records its kernels.
