@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-$(READY): pyproject.toml setup.py profiler/_hot_path.c profiler/_cpu_sampler.c profiler/_kernel_records.c profiler/_llama_cpp.c profiler/_stamps.c compute/contracts/_conditions.c
+$(READY): pyproject.toml setup.py profiler/_hot_path.c profiler/_cpu_sampler.c profiler/_kernel_records.c profiler/_llama_cpp.c profiler/_stamps.c profiler/_vectorcalls.c compute/contracts/_conditions.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "cbtop needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.12 demo"; exit 1; }
 	@echo "installing into $(VENV)/, which takes about a minute"

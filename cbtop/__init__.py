@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
     from cbtop.profiler.guard_setting import NotFiniteError
     from cbtop.profiler.instrument import attach
+    from cbtop.profiler.instrument.libraries import instrument, step
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.profiler.traces.base import TracerConfig
     from cbtop.profiler.traces.tracer import ModelTracer
@@ -48,6 +49,8 @@ _HOMES = {
     "measure_ceilings": "cbtop.compute.ceilings",
     "attach": "cbtop.profiler.instrument",
     "diff": "cbtop.reading.compared",
+    "instrument": "cbtop.profiler.instrument.libraries",
+    "step": "cbtop.profiler.instrument.libraries",
     "live": "cbtop.reading.live",
     "load_ipython_extension": "cbtop.notebook",
     "unload_ipython_extension": "cbtop.notebook",
@@ -112,9 +115,11 @@ __all__ = [
     "__version__",
     "attach",
     "diff",
+    "instrument",
     "live",
     "measure_ceilings",
     "read",
+    "step",
 ]
 
 

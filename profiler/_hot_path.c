@@ -2,7 +2,8 @@
 
    Rules
    - This file contains start, stop, the `with` form, the layer's scope, the timed calls of a host's modules and
-     functions, and the start and end of a model's steps (_model_steps.h). All other cases call back into Python: a
+     functions, the start and end of a model's steps (_model_steps.h), and calls of
+     libraries (_library_calls.h). All other cases call back into Python: a
      new scope, a new position, a record without a ring, every error.
    - The GIL is held throughout. A thread reserves a record by incrementing the ring's cursor. It writes the record,
      and stores the record's tag last, with release order. No Python code runs meanwhile. So a record is either
@@ -2008,6 +2009,7 @@ compile_function_calls(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 #include "_model_steps.h"
+#include "_library_calls.h"
 
 static PyObject *
 new_span(HotPath *self, PyObject *key, PyObject *elements)
@@ -2607,6 +2609,8 @@ PyInit__hot_path(void)
         (TimerType = add_type(module, &timer_spec)) == NULL ||
         (HotPathType = add_type(module, &hot_path_spec)) == NULL ||
         (SpanType = add_type(module, &span_spec)) == NULL ||
+        (KnownCallType = add_type(module, &known_call_spec)) == NULL ||
+        (LibraryCallType = add_type(module, &library_call_spec)) == NULL ||
         (SpanMethodType = add_type(module, &span_method_spec)) == NULL || bind_to_itself("__enter__") < 0 ||
         bind_to_itself("__exit__") < 0 ||
         PyObject_SetAttrString((PyObject *)HotPathType, "scope_type", (PyObject *)ScopeType) < 0 ||

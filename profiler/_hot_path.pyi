@@ -11,6 +11,32 @@ from cbtop.profiler.instrument.open_step import OpenStep
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.steps import ModelSteps
 
+class KnownCall:
+    definition: object
+    step: Any
+    brick: Any
+    flops: int
+    bytes: int
+    def __init__(self, definition: object, flops: int, bytes: int, /) -> None: ...
+    def set_scopes(self, step: Scope, brick: Scope, /) -> None: ...
+
+class LibraryCall:
+    small: int
+    def __init__(
+        self,
+        hot_path: HotPath,
+        own: Callable[..., Any],
+        mark: object,
+        recorded: Callable[..., KnownCall | None],
+        say_small: Callable[[], None],
+        parts: tuple[str, ...],
+        array_type: type,
+        small_ns: int,
+        key_from: int,
+        /,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 def compile_module_calls(

@@ -161,7 +161,7 @@ class BrickProfiler:
             clock_ns,
             sample_every,
             lambda: self._ended_why,
-            self._paths.settle,
+            self._paths,
         )
         self._checks = BrickChecks(self.announce)
         self.parts = Parts(self._recorder, self._clock, clock_ns, self._scopes, self._paths, self._steps)

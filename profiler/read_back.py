@@ -15,9 +15,25 @@ if TYPE_CHECKING:
     from cbtop.profiler.analysis.brick_stats import BrickStats, CategoryStats
     from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
     from cbtop.profiler.graph_recorder import GraphRecorder
+    from cbtop.profiler.hot_path import Position
+    from cbtop.profiler.paths import Paths
     from cbtop.profiler.recorder import Recorder
     from cbtop.profiler.scopes import Scopes
     from cbtop.profiler.session import Report, Session, StepSums
+
+
+class _Unrecorded:
+    """Stops recording the caller's thread or task during a block, because cbtop itself calls NumPy there."""
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self._was_recording = position.recording
+
+    def __enter__(self) -> None:
+        self._position.recording = False
+
+    def __exit__(self, *_: object) -> None:
+        self._position.recording = self._was_recording
 
 
 class ReadBack:
@@ -34,7 +50,7 @@ class ReadBack:
         now_ns: Callable[[], int],
         sample_every: int,
         ended_why: Callable[[], str],
-        settle: Callable[[], None],
+        paths: Paths,
     ) -> None:
         self._recorder = recorder
         self._graph = graph
@@ -42,7 +58,7 @@ class ReadBack:
         self._now_ns = now_ns
         self._sample_every = sample_every
         self._ended_why = ended_why
-        self._settle = settle
+        self._paths = paths
         self._session: Session | None = None
 
     def report(self, window_s: float | None = None) -> Report:
@@ -52,22 +68,26 @@ class ReadBack:
         The ring holds 260,000 records by default. Call this before unread records are overwritten. A report cannot
         begin before the ring does: its `window_s` is the time that it covers.
         """
-        session = self._opened()
-        report = session.report() if window_s is None else session.window(window_s, self._now_ns())
+        with self._unrecorded():
+            session = self._opened()
+            report = session.report() if window_s is None else session.window(window_s, self._now_ns())
         return replace(report, ended_why=self._ended_why())
 
     def phases(self) -> dict[str, StepSums]:
         """Return the sums of each phase with an ended step, since the beginning. Each call reads only new records."""
-        return self._opened().phases()
+        with self._unrecorded():
+            return self._opened().phases()
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
         """Return the statistics of one brick over all layers, or None if the brick did not run."""
         name = brick.display_name if isinstance(brick, BrickId) else getattr(brick, "name", brick)
-        return self._opened().stats_for(str(name))
+        with self._unrecorded():
+            return self._opened().stats_for(str(name))
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
         """Return the statistics of each category. Those of a category that did not run are zeros."""
-        return self._opened().category_stats()
+        with self._unrecorded():
+            return self._opened().category_stats()
 
     @property
     def total_ns(self) -> int:
@@ -89,14 +109,20 @@ class ReadBack:
 
         `dropped` counts calls and dependencies beyond the limits.
         """
-        graph = self._opened().graph(self._graph.dependencies())
+        with self._unrecorded():
+            graph = self._opened().graph(self._graph.dependencies())
         graph.dropped += self._scopes.dropped
         return graph
 
     def reset(self) -> None:
         """Forget all counts."""
         if isinstance(self._recorder, RingRecorder):
-            self._opened().reset()
+            with self._unrecorded():
+                self._opened().reset()
+
+    def _unrecorded(self) -> _Unrecorded:
+        self._paths.settle()
+        return _Unrecorded(self._paths.own.position)
 
     def _opened(self) -> Session:
         # Imported here, because a process that only records does not need NumPy.
@@ -106,5 +132,4 @@ class ReadBack:
             if not isinstance(self._recorder, RingRecorder):
                 raise TypeError(f"a {type(self._recorder).__name__} cannot be read back")
             self._session = Session(self._recorder, self._sample_every)
-        self._settle()
         return self._session

@@ -34,6 +34,7 @@ MAX_CEILINGS = 16  # most roofs of one device
 TORCH_COMPUTE = {
     "fma_float32": "float32",
     "matmul_float32": "float32",
+    "matmul_float64": "float64",
     "matmul_tf32": "tf32",
     "matmul_bfloat16": "bfloat16",
     "matmul_float16": "float16",
@@ -122,7 +123,8 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
 def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
     """Return the measurement `new`, but with each roof from `old` that was measured better there.
 
-    If `new` is a short measurement, also add the roofs that only `old` has.
+    If `new` is a short measurement, also add the roofs that only `old` has. Otherwise, add its short compute roofs of
+    types that `new` lacks.
     """
     if old is None:
         return new
@@ -130,6 +132,11 @@ def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
     ceilings = [_better(before.pop(one.name, None), one) for one in new.ceilings]
     if all(one.is_short for one in new.ceilings):
         ceilings += before.values()
+    else:
+        types = [one.dtype for one in new.ceilings if one.kind == "compute"]
+        ceilings += [
+            one for one in before.values() if one.is_short and one.kind == "compute" and one.dtype not in types
+        ]
     return replace(new, ceilings=tuple(ceilings))
 
 

@@ -115,6 +115,8 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 }
 
 
+# The phase of steps that are single calls of a numerical library. Calls of all functions have it.
+CALL = "call"
 WARM_UP = " (warm-up)"  # Suffix of the phase name for the first steps of a process. Their times are not stable yet.
 MAX_WARM_UP_STEPS = 32  # A warm-up of this many steps ended although its steps still became faster.
 SAMPLE = ", a sample"  # suffix of the phase name if the totals contain only the recorded steps

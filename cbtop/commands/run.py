@@ -41,6 +41,7 @@ examples:
   cbtop run --report run.html -- python eval.py  a report for a browser at the end: one file, without scripts
   cbtop run --overhead 0.2% -- uvicorn app:app   with less overhead
   cbtop run --quiet -- python batch.py           without a summary at the end
+  cbtop run --libraries numpy,scipy -- python job.py    FFTs, solvers, products as bricks
   cbtop run --guard=stop --overhead 100% -- python train.py    stop at the first NaN or Inf in any step
   CBTOP_RUN=0 python helper.py                   in a script under `cbtop run`: do not show this child
 
@@ -62,7 +63,14 @@ OPTIONS: dict[str, tuple[str, str | None, str]] = {
         "GPU: 100%%, which records every step)",
     ),
     "--record": ("FILE", None, "record COMMAND and its children into FILE, such as run.cbtop"),
+    "--libraries": (
+        "NAMES", None,
+        "also time the calls of these libraries: numpy, scipy, sklearn, cupy; several separated by commas",
+    ),
 }  # fmt: skip
+# The libraries with a table of functions, and the variable that tells the import hook their names.
+LIBRARIES, LIBRARIES_VARIABLE = ("numpy", "scipy", "sklearn", "cupy"), "CBTOP_LIBRARIES"
+RESIDUALS, RESIDUALS_VARIABLE = "--residuals", "CBTOP_RESIDUALS"
 QUIET = "--quiet"
 GUARD = "--guard"
 DEFAULT_GUARD = "log"
@@ -83,7 +91,7 @@ PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "cbtop run [--watch] [--quiet] [--guard[=WHAT]] [--overhead PERCENT] [--record FILE] "
-        "[--report FILE] -- COMMAND …"
+        "[--report FILE] [--libraries NAMES [--residuals]] -- COMMAND …"
     )
     parser.add_argument(
         "--watch", action="store_true",
@@ -104,23 +112,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="when COMMAND has ended, write an HTML report of the whole run into FILE, such as run.html; COMMAND is "
         "then a child of this process, and --overhead is as with --record",
     )  # fmt: skip
+    parser.add_argument(
+        RESIDUALS, action="store_true",
+        help="with --libraries: check results in recorded calls: residuals of solvers and decompositions, Parseval, "
+        "moments of normal random numbers; costs up to 1%% of the time",
+    )  # fmt: skip
     parser.add_argument("command", nargs="...", metavar="-- COMMAND …", help="the program")
 
 
-def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool, str | None] | None:
+def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool, dict[str, str]] | None:
     """Parse a command line of options with a value, `--quiet`, `--guard=WHAT`, `--` and COMMAND, for `become`.
 
     None for any other command line, because that needs argparse.
     """
     given = {name: default for name, (_, default, _) in OPTIONS.items()}
     given[GUARD] = None
-    quiet = False
+    quiet = residuals = False
     words = iter(arguments)
     for word in words:
         if word == "--":
             break
         if word == QUIET:
             quiet = True
+            continue
+        if word == RESIDUALS:
+            residuals = True
             continue
         name, has_value, value = word.partition("=")
         if name == GUARD and not has_value:
@@ -131,8 +147,9 @@ def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool,
         given[name] = value
     command = list(words)
     try:
-        record, guard = given["--record"], _checked(given[GUARD])
-        return (command, allowed_percent(given["--overhead"], record), record, quiet, guard) if command else None
+        record = given["--record"]
+        settings = _settings(given[GUARD], given["--libraries"], residuals)
+        return (command, allowed_percent(given["--overhead"], record), record, quiet, settings) if command else None
     except UsageError:
         return None
 
@@ -142,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
     if not command:
         raise UsageError("run what? cbtop run -- python serve.py")
     overhead_percent = allowed_percent(options.overhead, options.report if options.record is None else options.record)
-    guard = _checked(options.guard)
+    settings = _settings(options.guard, options.libraries, options.residuals)
     if options.watch:
         if options.report is not None:
             raise UsageError("--report and --watch exclude each other; watch with `cbtop` in another terminal")
@@ -170,10 +187,10 @@ def run(options: argparse.Namespace) -> int:
 
         def become_recorded(record: str, held: int) -> int:
             report = options.report if options.record is None else None
-            return become(command, overhead_percent, record, options.quiet, guard, held, report=report)
+            return become(command, overhead_percent, record, options.quiet, settings, held, report=report)
 
         return run_with_report(become_recorded, options.report, options.record)
-    return become(command, overhead_percent, options.record, options.quiet, guard)
+    return become(command, overhead_percent, options.record, options.quiet, settings)
 
 
 def become(
@@ -181,7 +198,7 @@ def become(
     overhead_percent: float,
     record: str | None,
     quiet: bool,
-    guard: str | None,
+    settings: dict[str, str],
     held: int | None = None,
     *,
     report: str | None = None,
@@ -189,9 +206,9 @@ def become(
     """Replace this process by `command`. If `record` is not None, the run is recorded into that file.
 
     Returns an exit code only if the command cannot be run. With `quiet`, no summary is printed when the command ends.
-    `guard` is the setting of the guard (the check for wrong values such as NaN). If it is None, the setting in the
-    environment is used. The processes for the recording and the summary hold the descriptor `held` open until they
-    are done. If the recording is temporary, `report` is the file that is made of it, which they mention instead.
+    `settings` has the variables for the guard and for libraries. A missing one is taken from the environment. The
+    processes for the recording and the summary hold the descriptor `held` open until they are done. If the recording
+    is temporary, `report` is the file that is made of it, which they mention instead.
     """
     hold_standard_streams()
     said = []
@@ -200,8 +217,7 @@ def become(
     additions: dict[str, str] = {}
     try:
         additions = _additions(overhead_percent)
-        if guard is not None:
-            additions[GUARD_VARIABLE] = guard
+        additions |= settings
     except (OSError, ProtocolError) as error:
         said.append(f"this runs uninstrumented: {error}")
     try:
@@ -445,11 +461,12 @@ def allowed_percent(overhead: str | None, record: str | None) -> float:
     return _percent(overhead)
 
 
-def _checked(guard: str | None) -> str | None:
-    """Return the setting of the guard (the check for wrong values such as NaN).
+def _settings(guard: str | None, libraries: str | None, residuals: bool) -> dict[str, str]:
+    """Return the variables for the guard (the check for wrong values such as NaN) and for libraries.
 
-    Raises UsageError if it is not valid.
+    Raises UsageError if either is not valid.
     """
+    settings = {}
     if guard is not None:
         # Imported here, because this import loads dataclasses, which takes 10 ms.
         from cbtop.profiler.guard_setting import guard_setting
@@ -458,7 +475,20 @@ def _checked(guard: str | None) -> str | None:
             guard_setting(guard)
         except ValueError as error:
             raise UsageError(f"--{error}") from None
-    return guard
+        settings[GUARD_VARIABLE] = guard
+    if libraries is not None:
+        names = libraries.split(",")
+        unknown = [name for name in names if name not in LIBRARIES]
+        if unknown:
+            raise UsageError(
+                f"--libraries: {unknown[0]!r} has no table of functions; expected {', '.join(LIBRARIES)}"
+            )
+        settings[LIBRARIES_VARIABLE] = libraries
+    if residuals:
+        if libraries is None:
+            raise UsageError("--residuals checks calls of libraries: name them with --libraries numpy")
+        settings[RESIDUALS_VARIABLE] = "1"
+    return settings
 
 
 def recorded_overhead() -> str:

@@ -13,7 +13,8 @@ def traces_section(view: SourceView) -> str:
 
 
 def _trace(trace: TraceView) -> str:
-    lines = [f"{trace.trace} {trace.name}, {units.count(trace.forwards)} passes traced: {trace.about}"]
+    passes = f", {units.count(trace.forwards)} passes traced" if trace.forwards else ""
+    lines = [f"{trace.trace} {trace.name}{passes}: {trace.about}"]
     totals: Table = [(number.name, _traced(number.value)) for number in trace.totals]
     if trace.totals:
         lines.append(", ".join(" ".join(pair) for pair in totals) if trace.rows else table(totals, left=1))

@@ -76,7 +76,7 @@ def _attached(directory: str, package: str, lent_msgpack: str, overhead_percent:
 
     from cbtop.profiler.instrument import attachment
     from cbtop.profiler.instrument.call_attribute import is_supported
-    from cbtop.profiler.instrument.launched import profiler_of
+    from cbtop.profiler.instrument.run_profiler import profiler_of
     from cbtop.profiler.recorder import RingRecorder
 
     if not is_supported():

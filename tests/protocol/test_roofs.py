@@ -66,6 +66,9 @@ def test_what_is_kept_is_read_again_and_is_its_owners_alone(file: Path) -> None:
 
 
 SHORT = replace(READ, value=2000.0, median=1990.0, lowest=1980.0, is_short=True)
+DOUBLE = replace(SHORT, name="matmul_float64", kind="compute", unit="GFLOP/s", dtype="float64")
+SINGLE = replace(DOUBLE, name="matmul_float32", dtype="float32")
+FMA = replace(SINGLE, name="fma_float32", is_short=False)
 BUSY = replace(READ, value=2800.0, median=2790.0, lowest=2000.0, load_percent=40.0)
 SPREAD = replace(READ, value=2900.0, median=2500.0, lowest=2000.0)
 
@@ -86,6 +89,7 @@ SPREAD = replace(READ, value=2900.0, median=2500.0, lowest=2000.0)
         ((READ, PRODUCT), (BUSY,), (READ,)),
         ((READ, PRODUCT), (SHORT,), (READ, PRODUCT)),
         ((SHORT,), (PRODUCT,), (PRODUCT,)),
+        ((SHORT, SINGLE, DOUBLE), (READ, FMA), (READ, FMA, DOUBLE)),
     ],
     ids=str,
 )

@@ -24,7 +24,11 @@ MAX_S = 3.0  # A measurement may take at most this many seconds. A usual measure
 END_WITHIN_S = 5.0
 POLL_S = 0.02
 # for each measured roof: its kind, unit and dtype
-ROOFS = {"dram_read": ("bandwidth", "GB/s", ""), "matmul_float32": ("compute", "GFLOP/s", "float32")}
+ROOFS = {
+    "dram_read": ("bandwidth", "GB/s", ""),
+    "matmul_float32": ("compute", "GFLOP/s", "float32"),
+    "matmul_float64": ("compute", "GFLOP/s", "float64"),
+}
 
 
 class UnmeasuredError(UntrustedError):

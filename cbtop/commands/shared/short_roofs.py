@@ -1,4 +1,4 @@
-"""Measure memory bandwidth and float32 matrix products within two seconds, with NumPy alone.
+"""Measure memory bandwidth and matrix products of float32 and float64 within two seconds, with NumPy alone.
 
 `main` runs in a separate process, and prints one JSON object.
 
@@ -111,14 +111,22 @@ def measured(threads: int) -> list[dict[str, Any]]:
         raise DisturbedError("it took too long to get memory: others use it")
     rounds = {"dram_read": _rounds(on, load, size_bytes * threads, lambda index: np.dot(parts[index], parts[index]))}
     parts.clear()
-    left = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
-    outs = [np.empty_like(left) for _ in range(threads)]
-    operations = 2.0 * PRODUCT_SIZE**3 * threads
-    rounds["matmul_float32"] = _rounds(on, load, operations, lambda index: np.matmul(left, left, out=outs[index]))
+    for name, kind in (("matmul_float32", np.float32), ("matmul_float64", np.float64)):
+        rounds[name] = _products(on, load, kind)
     waited_ns = busiest_wait_ns(before, processor_times(os.getpid()))
     if waited_ns is not None and waited_ns > load.elapsed_s * 1e7 * MAX_WAIT_PERCENT:
         raise DisturbedError(f"its threads waited {waited_ns / 1e6:.0f} ms for a processor")
     return [{"name": name, "rates": rates, "load_percent": load.percent()} for name, rates in rounds.items()]
+
+
+def _products(on: _Threads, load: MachineLoad, kind: type) -> list[float]:
+    """Multiply matrices of this type in several rounds. Return the rate of each round in GFLOP/s."""
+    import numpy as np
+
+    left: Any = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), kind)
+    outs = [np.empty_like(left) for _ in range(on.number)]
+    operations = 2.0 * PRODUCT_SIZE**3 * on.number
+    return _rounds(on, load, operations, lambda index: np.matmul(left, left, out=outs[index]))
 
 
 def _rounds(on: _Threads, load: MachineLoad, amount: float, task: Callable[[int], object]) -> list[float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cbtop.protocol.vocabulary import CALL
 from cbtop.units import count, duration
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
@@ -131,10 +132,13 @@ def steps_alike(view: SourceView) -> StepsView | None:
     """Return the steps if their times can be compared, otherwise None.
 
     There must be enough steps, all with the same number of tokens. Tokens of single steps are not stored, so equal
-    mean tokens per step in every second count as equal.
+    mean tokens per step in every second count as equal. Calls of a library cannot be compared, because they are calls
+    of different functions.
     """
     steps = view.steps
     if steps is None or steps.is_sample or steps.count < MIN_STEPS or steps.tokens % steps.count:
+        return None
+    if steps.phase == CALL:
         return None
     each = steps.tokens // steps.count
     pace = pace_shown(view)

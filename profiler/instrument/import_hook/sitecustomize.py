@@ -1,10 +1,11 @@
-"""Runs at the start of every Python process under `cbtop run`, and waits until the process imports torch.
+"""Runs at the start of every Python process under `cbtop run`. Waits until the process imports torch or a library.
 
 Python imports a module `sitecustomize` at its start, and `cbtop run` puts this directory first on PYTHONPATH.
 
 Rules
 - Each Python that a program starts runs this file, from version 3.6 on, even without cbtop. So it imports only
-  modules that Python has already loaded. It imports no module of cbtop before the program imports torch.
+  modules that Python has already loaded. It imports no module of cbtop before the program imports torch or a
+  library of `--libraries`.
 - sys.path, sys.modules and the program's own sitecustomize are as without cbtop. Only PYTHONPATH keeps this directory
   first, so that child processes run this file, too (see `stay_first`).
 - If cbtop fails, it prints one line on stderr, and the program runs on.
@@ -14,6 +15,7 @@ Rules
 
 Environment
 - CBTOP_RUN is the allowed overhead in percent. 0 switches everything off.
+- CBTOP_LIBRARIES has the names of the libraries to time, separated by commas. CBTOP_RESIDUALS=1 checks their results.
 - CBTOP_RUN_ID is `PID:FILE`, and later `PID,PID:FILE`. The first PID is the process of the command. The second is the
   first Python process below it, in this branch of the process tree.
 - FILE exists until a process of the run has recorded a step of a model. A process that has imported torch and
@@ -35,14 +37,19 @@ MAX_REASONS_BYTES = 4096
 SUMMARY_WITHIN_MS = 300  # longest time that a process waits at its end for its summary
 # The oldest and the newest Python version that cbtop supports, as in pyproject.toml.
 LENT_FROM, LENT_BELOW = (3, 11), (3, 14)
-NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
+NO_CALL = "no call of a model was seen"
+NO_LIBRARY_CALL = "no call of a library took 10 us or more"
 
 
-class TorchFinder:
-    """An import finder that comes first until torch is imported. It finds torch through the other finders."""
+class ImportFinder:
+    """An import finder that comes first until torch is imported, and the first of `libraries`. It finds these through
+    the other finders.
+    """
 
-    def __init__(self, overhead_percent: float, run_id: str) -> None:
+    def __init__(self, overhead_percent: float, run_id: str, libraries: "tuple[str, ...]" = ()) -> None:
         self._overhead_percent = overhead_percent
+        self._libraries = libraries
+        self._awaited = {"torch", *libraries}
         self._pid = os.getpid()
         pids, _, self._nothing_yet = run_id.partition(":")
         launched_pid, _, first_pid = pids.partition(",")
@@ -51,28 +58,65 @@ class TorchFinder:
         self._is_launched = launched_pid == str(self._pid)
         self._is_first = first_pid in ("", str(self._pid))
         self._saw_torch = False
+        self._saw_library = False
         self._is_lent = False
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        """Find a module by the finders after this one. For torch, its loader also reports the end of the import."""
-        if name != "torch" or self not in sys.meta_path:
+        """Find a module by the finders after this one. For an awaited one, its loader also reports the end of the
+        import.
+        """
+        if name not in self._awaited or self not in sys.meta_path:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             find = getattr(finder, "find_spec", None)  # finders from before Python 3.4 have no `find_spec`
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 if "exec_module" not in getattr(spec.loader, "__dict__", {"exec_module"}):
-                    self._follow(spec.loader)
+                    self._follow(name, spec.loader)
                 return spec
         return None
 
-    def torch_is_imported(self) -> None:
+    def begin(self) -> None:
+        """Wait for the imports. Instrument what is imported already, by a .pth file of this Python."""
+        sys.meta_path.insert(0, self)
+        for name in ("torch", *self._libraries):
+            if name in sys.modules:
+                self._is_imported(name)
+
+    def _is_imported(self, name: str) -> None:
+        """Instrument the process. Only the first library counts, because cbtop awaits the others itself."""
+        if name not in self._awaited:
+            return
+        self._awaited.difference_update((name,) if name == "torch" else self._libraries)
+        if not self._awaited:
+            sys.meta_path.remove(self)
+        if name == "torch":
+            self._torch_is_imported()
+        else:
+            self._library_is_imported()
+
+    def _library_is_imported(self) -> None:
+        """Time the calls of the libraries."""
+        self._saw_library = True
+        self._note(NO_LIBRARY_CALL)
+        try:
+            self._find_cbtop()
+            from cbtop.profiler.instrument.libraries.under_run import time_libraries
+
+            time_libraries(self._libraries, self._overhead_percent, self._nothing_yet)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
+            self._failed(error)
+
+    def _find_cbtop(self) -> None:
+        if lacks_cbtop():
+            self._lend(os.path.abspath(__file__ + "/../../../.."))
+
+    def _torch_is_imported(self) -> None:
         """Prepare to instrument the process before the first call of a module."""
         self._saw_torch = True
         self._note(NO_CALL)
         try:
-            if lacks_cbtop():
-                self._lend(os.path.abspath(__file__ + "/../../../.."))
+            self._find_cbtop()
             from cbtop.profiler.instrument.first_call import await_first_call
 
             await_first_call(self._instrument)
@@ -86,10 +130,11 @@ class TorchFinder:
         """
         if self._saw_torch and os.path.exists(self._nothing_yet):
             self._note_why()
-        if os.getpid() == self._pid and (self._is_launched or (self._is_first and self._saw_torch)):
+        saw_any = self._saw_torch or self._saw_library
+        if os.getpid() == self._pid and (self._is_launched or (self._is_first and saw_any)):
             why = self._reason()
             # whether the program uses cbtop's API itself
-            has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch
+            has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not saw_any
             if why and not has_a_profiler:
                 print_line("nothing was instrumented: " + why)
             elif self._is_launched and self._nothing_yet:
@@ -136,7 +181,7 @@ class TorchFinder:
             return
         try:
             os.write(fifo, b"end\n")
-            import select  # the module is loaded already, because the program has imported torch
+            import select  # the module is loaded already, because the program has imported torch or NumPy
 
             waiting = select.poll()
             # The poll asks for no events. It returns only when the reader has closed the FIFO.
@@ -147,15 +192,14 @@ class TorchFinder:
         finally:
             os.close(fifo)
 
-    def _follow(self, loader: "Any") -> None:
+    def _follow(self, name: str, loader: "Any") -> None:
         real = loader.exec_module
 
         def exec_module(module: "ModuleType") -> None:
             del loader.exec_module
             real(module)
             if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                self.torch_is_imported()
+                self._is_imported(name)
 
         loader.exec_module = exec_module
 
@@ -183,14 +227,14 @@ class TorchFinder:
         except OSError as error:
             reraise_host_error(error)
             return ""
-        if said or self._saw_torch:  # the disk may be full; the file then has no reason
-            return [NO_CALL, *(why for why in said if why != NO_CALL)][-1]
+        if said or self._saw_torch or self._saw_library:  # the disk may be full; the file then has no reason
+            known = NO_CALL if self._saw_torch else NO_LIBRARY_CALL
+            return [known, *(why for why in said if why not in (NO_CALL, NO_LIBRARY_CALL))][-1]
+        never = " or ".join(("torch", *self._libraries)) + " was never imported"
         times = os.times()
         if times.children_user + times.children_system > 0:
-            return (
-                f"{NO_TORCH}, nor in a child that was reached (not one with an environment of its own, -I, -E or -S)"
-            )
-        return NO_TORCH
+            return f"{never}, nor in a child that was reached (not one with an environment of its own, -I, -E or -S)"
+        return never
 
 
 def lacks_cbtop() -> bool:
@@ -249,16 +293,14 @@ def print_line(line: str) -> None:
 
 
 def begin() -> None:
-    """Wait for the import of torch, unless cbtop is switched off."""
+    """Wait for the imports of torch and the libraries, unless cbtop is switched off."""
     overhead_percent = float(os.environ.get("CBTOP_RUN", "0"))
     if overhead_percent > 0:
         stay_first(os.path.dirname(__file__))
-        finder = TorchFinder(overhead_percent, os.environ.get("CBTOP_RUN_ID", ""))
+        libraries = tuple(filter(None, os.environ.get("CBTOP_LIBRARIES", "").split(",")))
+        finder = ImportFinder(overhead_percent, os.environ.get("CBTOP_RUN_ID", ""), libraries)
         atexit.register(finder.at_exit)
-        if "torch" in sys.modules:  # a .pth file of this Python has imported torch already
-            finder.torch_is_imported()
-        else:
-            sys.meta_path.insert(0, finder)
+        finder.begin()
 
 
 def stay_first(directory: str) -> None:

@@ -291,11 +291,22 @@ def test_a_recording_has_every_step_unless_there_is_a_gpu_or_a_given_share(
 
 
 OPTIONS = st.sampled_from(
-    ["--quiet", "--overhead 2%", "--overhead=0.5", "--record r.cbtop", "--record=", "--record a.b", "--guard=stop"]
+    [
+        "--quiet",
+        "--overhead 2%",
+        "--overhead=0.5",
+        "--record r.cbtop",
+        "--record=",
+        "--record a.b",
+        "--guard=stop",
+        "--libraries numpy",
+        "--libraries=scipy --residuals",
+    ]
 )
 WORDS = st.sampled_from(
     ["--", "--overhead", "--overhead=", "--over", "--record", "--record=r", "--quiet", "--qui", "--watch", "-V",
-     "--debug", "--guard", "--guard=log", "--guard=", "--guard=odd", "0", "1%", "-1", "", "python", "-c", "a b"]
+     "--debug", "--guard", "--guard=log", "--guard=", "--guard=odd", "0", "1%", "-1", "", "python", "-c", "a b",
+     "--residuals"]
 )  # fmt: skip
 
 
@@ -319,10 +330,17 @@ def test_the_plain_form_is_understood_without_argparse_as_with_it(options: list[
 
 
 def test_a_guard_without_a_value_logs_and_an_odd_one_is_refused() -> None:
-    *_, guard = understood_by_argparse(["--guard", "--", "python"])  # type: ignore[misc]
-    assert guard == "log"
+    *_, settings = understood_by_argparse(["--guard", "--", "python"])  # type: ignore[misc]
+    assert settings == {"CBTOP_GUARD": "log"}
     with pytest.raises(UsageError, match="--guard: 'odd' is not known; expected log, stop"):
         understood_by_argparse(["--guard=odd", "--", "python"])
+
+
+def test_libraries_are_named_to_the_hook_and_an_unknown_one_is_refused() -> None:
+    *_, settings = understood_by_argparse(["--libraries", "numpy,scipy", "--", "python"])  # type: ignore[misc]
+    assert settings == {"CBTOP_LIBRARIES": "numpy,scipy"}
+    with pytest.raises(UsageError, match="--libraries: 'pandas' has no table of functions; expected numpy, scipy"):
+        understood_by_argparse(["--libraries=numpy,pandas", "--", "python"])
 
 
 @given(st.lists(WORDS, max_size=8))

@@ -49,9 +49,10 @@ def test_on_a_quiet_machine_roofs_are_measured_without_the_engine(machine: Quiet
     assert [(one.name, one.kind, one.dtype, one.rounds) for one in roofs.ceilings] == [
         ("dram_read", "bandwidth", "", 5),
         ("matmul_float32", "compute", "float32", 5),
+        ("matmul_float64", "compute", "float64", 5),
     ]
     assert all(one.is_short and one.measured_s for one in roofs.ceilings)
-    assert done.stdout.count(", short\n") == 2
+    assert done.stdout.count(", short\n") == 3
     assert in_words(roofs.ceilings).startswith("memory ")
 
 

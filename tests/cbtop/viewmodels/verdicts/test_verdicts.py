@@ -16,7 +16,7 @@ import pytest
 from cbtop.commands.shared.show import require_passed_checks
 from cbtop.errors import FailedCheckError
 from cbtop.protocol.messages import CheckResult
-from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE, WARM_UP
+from cbtop.protocol.vocabulary import BY_KERNELS, CALL, IDLE_BEFORE, WARM_UP
 from cbtop.reports import REPORTS
 from cbtop.tui.views.books import books_rule
 from cbtop.units import number
@@ -411,6 +411,13 @@ def test_the_speed_of_a_warm_up_is_not_judged(views: dict[str, SourceView]) -> N
     assert view.phase is not None
     assert judged(view).verdicts
     assert not judged(replace(view, phase=view.phase + WARM_UP)).verdicts
+
+
+def test_times_of_calls_of_different_functions_are_not_compared(views: dict[str, SourceView]) -> None:
+    view = views["bimodal-latency"]
+    assert view.steps is not None
+    assert BIMODAL_LATENCY.find(view) is not None
+    assert BIMODAL_LATENCY.find(replace(view, steps=replace(view.steps, phase=CALL))) is None
 
 
 def test_the_screen_says_how_much_time_is_not_instrumented(tmp_path: Path) -> None:
