@@ -37,9 +37,7 @@ from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossSc
 def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
     match message:
         case HostHello():
-            record.hello = message
-            if message.rank is not None and record.busy is None:
-                record.busy = BusySlices()
+            _greet(record, message)
         case Node() if message.id > len(record.nodes):
             _add_node(record, message)
         case Node():  # The node is known, because the daemon also sends it in every keyframe.
@@ -96,6 +94,12 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
         case _:
             assert_never(message)
     _check_numbers(record)
+
+
+def _greet(record: SourceRecord, hello: HostHello) -> None:
+    record.hello = hello
+    if hello.rank is not None and record.busy is None:
+        record.busy = BusySlices()
 
 
 def _add_node(record: SourceRecord, node: Node) -> None:
