@@ -178,6 +178,12 @@ def is_training(phase: str) -> bool:
     return phase == TRAIN or phase.startswith(TRAIN + " ")
 
 
+def shows_training(phase: str) -> bool:
+    """Whether a phase is one of training steps. `phase` is its name on screens, such as `Net 2 train`."""
+    words = phase.split(" ")
+    return any(is_training(" ".join(words[at:])) for at in range(len(words)))
+
+
 class NodeKind(IntEnum):
     """The kind of a node of the execution graph."""
 

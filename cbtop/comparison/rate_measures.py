@@ -14,7 +14,7 @@ from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import Run
 from cbtop.comparison.step_blocks import LEAST_STEPS
 from cbtop.comparison.training_measures import NO_SAMPLES, Measure
-from cbtop.protocol.vocabulary import is_training
+from cbtop.protocol.vocabulary import shows_training
 from cbtop.units import count, counted, number
 
 NO_TOKENS = "not every step reports its tokens"
@@ -62,7 +62,7 @@ def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int
     """
     if part.unit != "token" and rate != SAMPLES:
         return Measure("", NO_TOKENS)
-    is_in_steps = rate == IN_STEPS or is_training(part.phase)
+    is_in_steps = rate == IN_STEPS or shows_training(part.phase)
     changed = part.step.mean if is_in_steps else part.wall
     side = part.now.wall_us if not is_in_steps else part.step.now.time if part.step.now else None
     a_unit = _samples_a_unit(part) if rate == SAMPLES else (1.0, 1.0)

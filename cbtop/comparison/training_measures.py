@@ -9,7 +9,7 @@ from math import nan
 from cbtop.comparison.memory_peaks import PeakChange, PhaseMemory
 from cbtop.comparison.noise import half_of
 from cbtop.comparison.part_diff import PartDiff
-from cbtop.protocol.vocabulary import TrainingPart, is_training
+from cbtop.protocol.vocabulary import TrainingPart, shows_training
 from cbtop.units import duration, number, size_bytes
 
 NO_SAMPLES = "not every step reports its sequences"
@@ -46,7 +46,7 @@ def training_part(part: PartDiff, name: str) -> str | None:
     train.
     """
     known = dict.fromkeys([*part.now.training, *part.before.training])
-    if not known and not is_training(part.phase):
+    if not known and not shows_training(part.phase):
         return None
     return next((one for one in [*known, *TrainingPart] if bare_name(one) == bare_name(name)), None)
 
@@ -69,7 +69,7 @@ def part_p50(part: PartDiff, name: str, *, is_relative: bool) -> Measure:
 
 def phases_with_memory(memory: Iterable[PhaseMemory], phases: Iterable[str]) -> list[str]:
     """Return the phases with memory, followed by those of `phases` with training steps."""
-    return list(dict.fromkeys([one.phase for one in memory] + [phase for phase in phases if is_training(phase)]))
+    return list(dict.fromkeys([one.phase for one in memory] + [phase for phase in phases if shows_training(phase)]))
 
 
 def memory_peak(

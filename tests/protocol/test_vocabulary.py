@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cbtop.protocol.vocabulary import TRAIN, WARM_UP, BrickCategory, BrickId, is_training
+from cbtop.protocol.vocabulary import TRAIN, WARM_UP, BrickCategory, BrickId, is_training, shows_training
 
 EXPECTED = [
     ("RmsNorm", "Norm"),
@@ -55,3 +55,6 @@ def test_a_training_step_is_known_by_its_name(phase: str) -> None:
     assert is_training(phase)
     assert not is_training(f"encode {phase}")
     assert not is_training("trainer")
+    assert shows_training(phase)
+    assert shows_training(f"Net 2 {phase}")
+    assert not shows_training("Net 2 trainer")
