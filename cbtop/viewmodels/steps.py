@@ -107,8 +107,8 @@ class StepsView:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the rate is in tokens/s. Also true if neither rate is known."""
-        return self.tokens_per_sec is not None or self.steps_per_sec is None
+        """Whether the rate is in tokens/s. Also true if neither rate is known, unless steps ended without tokens."""
+        return self.tokens_per_sec is not None or (self.steps_per_sec is None and (self.tokens > 0 or not self.count))
 
     @property
     def overlap(self) -> bool:

@@ -209,6 +209,17 @@ def test_steps_of_which_only_some_are_counted_later_have_no_rate(tmp_path: Path)
     ]
 
 
+def test_a_sample_without_tokens_has_an_unknown_rate_of_steps(tmp_path: Path) -> None:
+    clock = Clock()
+    profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(tmp_path, 1 << 20))
+    with profiler.step("call, a sample"):
+        clock.sleep_us(10)
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    assert view.steps is not None
+    assert (view.steps.has_tokens, view.steps.steps_per_sec) == (False, None)
+
+
 def test_the_rate_of_a_model_is_of_the_time_in_which_it_ran_its_turn(tmp_path: Path) -> None:
     clock = Clock()
     profiler = profiler_in(tmp_path, clock)
