@@ -170,9 +170,10 @@ class StepSums:
     """Sums over all steps of a phase since the beginning. Bricks are known only in recorded steps.
 
     `bricks_ns` has the exclusive time of each brick in steps that have ended. `uncounted` is the number of steps with
-    an unknown number of tokens.
+    an unknown number of tokens. `phase` is without the model, which the name of the phase may begin with.
     """
 
+    phase: str = ""
     steps: int = 0
     tokens: int = 0
     uncounted: int = 0
@@ -284,7 +285,7 @@ class Session:
         return {stats.category: stats for stats in category_stats(self._bricks())}
 
     def phases(self) -> dict[str, StepSums]:
-        """Return the sums of each phase with an ended step, by the name of the phase."""
+        """Return the sums of each phase with an ended step, by the name of the model (if it has one) and the phase."""
         with self._reading:
             totals = self._totals()
             found = {}
@@ -293,6 +294,7 @@ class Session:
                 if calls is None:
                     continue
                 found[display_name(node)] = StepSums(
+                    phase=node.name,
                     steps=calls.count,
                     tokens=calls.elements,
                     uncounted=int(totals.stats.rare("uncounted", (node.id,))),
