@@ -285,7 +285,7 @@ class Session:
         return {stats.category: stats for stats in category_stats(self._bricks())}
 
     def phases(self) -> dict[str, StepSums]:
-        """Return the sums of each phase with an ended step, by the name of the model (if it has one) and the phase."""
+        """Return the sums of each phase with an ended step, by the names of the model (if it has one) and phase."""
         with self._reading:
             totals = self._totals()
             found = {}

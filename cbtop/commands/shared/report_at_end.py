@@ -15,8 +15,8 @@ from cbtop.errors import CbtopError, UsageError
 from cbtop.protocol.limits import reason
 
 STDERR = 2
-# This process must outlive these signals, because it writes the report. It passes them on to the command, except those
-# of a terminal, which sends them to the command, too.
+# This process must outlive these signals, because it writes the report. It passes them on to the command. A terminal
+# sends its signals to the command, too, so these are not passed on.
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 PASSED_ON = (*FROM_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
