@@ -104,9 +104,10 @@ def _write(out: BinaryIO, report: str, recording: str) -> None:
     """Write the report, and name the file in the last line. Remove the file if there is nothing to report."""
     # Imported here, because reports load slowly, and the command should not wait for them.
     from cbtop.commands.shared.html_file import document_of
+    from cbtop.exporters.recorded import not_closed
 
     try:
-        document, damage = document_of(Path(recording))
+        document, damage, is_closed = document_of(Path(recording))
         out.write(document)
         out.flush()
     except (CbtopError, OSError) as error:
@@ -114,6 +115,8 @@ def _write(out: BinaryIO, report: str, recording: str) -> None:
         why = reason(error) if isinstance(error, OSError) else "no process of the command has recorded a step"
         _say(f"{report} is not written: {why}")
         return
+    if not is_closed:
+        _say(not_closed(recording))
     if damage:
         _say(damage)
     _say(f"report: {report}")
