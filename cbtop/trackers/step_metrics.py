@@ -47,7 +47,7 @@ class StepMetrics:
         if not temporary.are_attached():
             self._own = self._own or BrickProfiler(sample_every=SAMPLE_EVERY)
             self._attached = temporary.begin(self._own)
-        self._last = self._phases()
+        self._last, self._first = self._phases(), ""
 
     def end(self) -> None:
         """Detach the models. A second call changes nothing."""
