@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,13 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.vocabulary import BrickCategory
 
 SUFFIXES = (".yaml", ".yml")
+
+
+@contextmanager
+def output_to_stderr() -> Iterator[None]:
+    """While the author's code runs, send to stderr what it prints. Stdout has the result, which programs read."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,7 @@ class _Tried:
     def of(cls, brick: OwnBrick, how: str, arguments: tuple[Any, ...]) -> _Tried:
         try:
             output = brick.function(*arguments)
-        except Exception as error:  # noqa: BLE001 - the author's function failed, and this is what is reported
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the author's function failed, and this is what is reported
             return cls(how, [f"the call raises {type(error).__name__}: {error}"], [], [])
         outcomes = [_evaluated(check, output, arguments) for check in brick.definition.checks]
         failed = [
@@ -132,7 +141,7 @@ class _Tried:
 def _evaluated(check: Check, output: Any, arguments: tuple[Any, ...]) -> CheckOutcome:
     try:
         return check.evaluate(output, arguments, {})
-    except Exception as error:  # noqa: BLE001 - the author's check or reference failed, and this is what is reported
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the author's check or reference failed, and this is what is reported
         return CheckOutcome(False, note=f"raises {type(error).__name__}: {error}")
 
 
@@ -217,6 +226,7 @@ def bound_contracts(modules: Iterable[str]) -> set[Path]:
     return found
 
 
+@output_to_stderr()
 def lint(path: Path) -> list[str]:
     """Return the faults of a contract file: what cannot be read, is not bound, or that no case falsifies."""
     try:
@@ -227,6 +237,8 @@ def lint(path: Path) -> list[str]:
         reference_of(contract)
     except (ContractError, OSError, UnicodeDecodeError) as error:
         return [str(error).removeprefix(f"{path}: ")]
+    except SystemExit as error:
+        return [f"reference: importing its module calls sys.exit({error.code!r})"]
     unknown = [f"falsification.outputs: {name!r} is unknown" for name in contract.output_faults if name not in FAULTS]
     if unknown:
         return [f"{unknown[0]}; faults are {', '.join(FAULTS)}"]
@@ -255,7 +267,7 @@ def _lint_cases(contract: OwnContract) -> list[str]:
         except ContractError as error:
             faults.append(str(error).removeprefix(f"{contract.path}: "))
             continue
-        except Exception as error:  # noqa: BLE001 - the author's reference failed, and this is what is reported
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the author's reference failed, and this is what is reported
             faults.append(f"case {number + 1}: the reference raises {type(error).__name__}: {error}")
             continue
         faults += [f"case {number + 1}: {name} does not hold" for name in failed]

@@ -35,6 +35,7 @@ SHARE = 0.01
 MAX_RESULTS = 10_000  # most results and definitions that are stored, in case the host makes ever new ones
 LIBRARIES = ("numpy", "torch", "cupy")
 NO_VALUES = "the output has no values"
+EXACT_BELOW = 1 << 53  # float64 holds every integer up to this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,11 +301,13 @@ def _finite_or_none(number: Any) -> float | None:
 def _arrays(output: Any) -> Iterator[Any]:
     """Yield the arrays of an output: itself, or those in its tuples and lists.
 
-    Raises TypeError if there are none.
+    Raises TypeError if there are none, or if one hides values.
     """
     if isinstance(output, tuple | list):
         for one in output:
             yield from _arrays(one)
+    elif hasattr(output, "mask"):  # numpy.ma leaves the values under a mask out of every comparison
+        raise TypeError(f"a {type(output).__name__} hides values; return its data, or check `filled()` of it")
     elif _library_of(output) is None:
         raise TypeError(f"a {type(output).__name__} is no array of {', '.join(LIBRARIES)}")
     else:
@@ -332,12 +335,19 @@ def _not_finite(array: Any) -> str:
 
 
 def _difference(array: Any, expected: Any) -> tuple[float, float]:
-    """Return max|array - expected| and max|expected|, computed in float64 or complex128."""
+    """Return max|array - expected| and max|expected|, computed in float64 or complex128.
+
+    If float64 rounds the difference of integers to 0, the difference is computed in their own type.
+    """
+    library, own = _library_of(array), (array, expected)
     is_complex = _is_complex(array) or _is_complex(expected)
     numpy = sys.modules.get("numpy")
     with nullcontext() if numpy is None else numpy.errstate(over="ignore", invalid="ignore"):  # the caller tests this
         array, expected = _widened(array, is_complex=is_complex), _widened(expected, is_complex=is_complex)
-        return float(abs(array - expected).max()), float(abs(expected).max())
+        difference, largest = float(abs(array - expected).max()), float(abs(expected).max())
+    if not difference and largest >= EXACT_BELOW and not is_complex:
+        difference = float((library.maximum(*own) - library.minimum(*own)).max())
+    return difference, largest
 
 
 def _is_complex(array: Any) -> bool:

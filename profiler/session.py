@@ -185,9 +185,11 @@ class StepSums:
     """Sums over all steps of a phase since the beginning. Bricks are known only in recorded steps.
 
     `bricks_ns` has the exclusive time of each brick in steps that have ended. `uncounted` is the number of steps with
-    an unknown number of tokens, `told_sequences` that with a known number of sequences (samples).
+    an unknown number of tokens, `told_sequences` that with a known number of sequences (samples). `phase` is without
+    the model, which the name of the phase may begin with.
     """
 
+    phase: str = ""
     steps: int = 0
     tokens: int = 0
     uncounted: int = 0
@@ -302,7 +304,7 @@ class Session:
         return {category: found.get(category) or CategoryStats.zero(category) for category in BrickCategory}
 
     def phases(self) -> dict[str, StepSums]:
-        """Return the sums of each phase with an ended step, by the name of the phase."""
+        """Return the sums of each phase with an ended step, by the names of the model (if it has one) and phase."""
         with self._reading:
             totals = self._totals()
             found = {}
@@ -311,6 +313,7 @@ class Session:
                 if calls is None:
                     continue
                 found[display_name(node)] = StepSums(
+                    phase=node.name,
                     steps=calls.count,
                     tokens=calls.elements,
                     uncounted=int(totals.stats.rare("uncounted", (node.id,))),

@@ -14,7 +14,7 @@ from cbtop import units
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
-from cbtop.exporters.recorded import checked_processes, process_of_files
+from cbtop.exporters.recorded import checked_processes, not_closed, process_of_files
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.limits import reason
@@ -62,6 +62,8 @@ def run(options: argparse.Namespace) -> int:
         EXPORTERS[options.format].write(processes, out)
     if options.output or any(_lost(recorded) for recorded in processes):
         sys.stderr.write("".join(f"cbtop: {_summary(recorded)}\n" for recorded in processes))
+    if reader is not None and not reader.is_closed:
+        sys.stderr.write(f"cbtop: {not_closed(options.file)}\n")
     if reader is not None and reader.damaged:
         raise UntrustedError(f"{options.file} has damaged frames, {reader.damaged}: what they held is missing")
     return 0
@@ -74,9 +76,11 @@ def _export_html(options: argparse.Namespace) -> int:
 
     if options.file is None:
         raise UsageError(f"{HTML} needs a recording; `cbtop --headless --format {HTML}` reports on what runs")
-    document, damage = document_of(options.file, () if options.source is None else (options.source,))
+    document, damage, is_closed = document_of(options.file, () if options.source is None else (options.source,))
     with ExitStack() as opened:
         opened.enter_context(_opened(options)).write(document)
+    if not is_closed:
+        sys.stderr.write(f"cbtop: {not_closed(options.file)}\n")
     if damage:
         raise UntrustedError(damage)
     return 0

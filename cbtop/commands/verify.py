@@ -142,12 +142,15 @@ def _verify_own(options: argparse.Namespace) -> int:
         raise UsageError("module:function takes no --model and no --backend cuda")
     # Imported here, because Numba loads slowly.
     from cbtop.compute.errors import ContractError
-    from cbtop.compute.own_bricks import cases_of, own_brick, verify_brick
+    from cbtop.compute.own_bricks import cases_of, output_to_stderr, own_brick, verify_brick
 
     sys.path.insert(0, os.getcwd())  # the module is the user's
     try:
-        brick = own_brick(options.brick)
-        found = verify_brick(brick, cases_of(brick, options.cases))
+        with output_to_stderr():
+            brick = own_brick(options.brick)
+            found = verify_brick(brick, cases_of(brick, options.cases))
+    except SystemExit as error:
+        raise UsageError(f"{options.brick}: importing it, or its cases, calls sys.exit({error.code!r})") from error
     except ContractError as error:
         raise UsageError(str(error)) from error
     if options.format == "sarif":

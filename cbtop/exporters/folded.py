@@ -14,6 +14,7 @@ from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import on_tracks
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name, printable
+from cbtop.protocol.vocabulary import NodeKind
 
 # the time of steps that were timed only as a whole
 NOT_INSIDE = "not recorded inside"
@@ -27,7 +28,7 @@ def write_folded(processes: Sequence[RecordedProcess], out: TextIO) -> None:
     """Write the self time of every node. Paths of several processes begin with their process.
 
     The times of a path's node and of the nodes inside it add up to the time of its calls. Calls that overlapped have
-    their full times.
+    their full times. Work that other threads did for a node is next to its own time, because the node may just wait.
     """
     for recorded in processes:
         process = (f"{recorded.process} {recorded.pid}",) if len(processes) > 1 else ()
@@ -47,7 +48,7 @@ def _self_times(recorded: RecordedProcess) -> Iterator[tuple[tuple[str, ...], in
         del around[depth:]
         duration_ns = record.end_ns - record.start_ns
         (whole_ns if record.plain else self_ns)[record.node] += duration_ns
-        if around:
+        if around and nodes[record.node].kind is not NodeKind.ADOPTED:
             self_ns[around[-1].node] -= duration_ns
         around.append(record)
     for node in nodes.nodes:

@@ -107,6 +107,11 @@ def checked_processes(reader: RecordingReader) -> dict[str, RecordedProcess]:
     return processes
 
 
+def not_closed(path: str | Path) -> str:
+    """Return the text about a recording without an end."""
+    return f"{path} was not closed: its recorder was killed or still writes, so the end is missing"
+
+
 def _check_frames(reader: RecordingReader) -> None:
     """Read all frames of the recording. Raises DecodeError if a frame cannot be decoded."""
     for frame in reader.frames():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,14 @@ def live(
     A snapshot is the object of `cbtop --headless --format json`, with figures of the last ten seconds. `source`,
     `connect` and `phase` are as on the command line. The connection is closed when the loop ends or is left.
 
-    Raises NoDataError if no process with data runs within `timeout_s`, and CbtopError if all daemons reject this
-    process.
+    Raises ValueError if `interval_s` is no time from 0, NoDataError if no process with data runs within `timeout_s`,
+    and CbtopError if all daemons reject this process.
     """
     from cbtop.feeds.feed import Feed
     from cbtop.reports.json import json_report
 
+    if not 0 <= interval_s < math.inf:
+        raise ValueError(f"interval_s is {interval_s}; seconds from 0 are expected")
     # Snapshots show only the present, so a daemon in this process keeps no history.
     with Feed(connect, DEFAULT_WINDOW_S, selected=source, history_s=0.0) as feed:
         _wait(feed, timeout_s, phase)
@@ -42,6 +45,7 @@ def live(
             views = [view for key in keys if (view := feed.view(key, phase, window=True)) is not None]
             yield json.loads(json_report(views))
             until_s = time.monotonic() + interval_s
+            _poll(feed, interval_s)
             while (left_s := until_s - time.monotonic()) > 0:
                 _poll(feed, left_s)
 

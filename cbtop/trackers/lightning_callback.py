@@ -13,7 +13,7 @@ from cbtop.trackers.step_metrics import BRICKS, StepMetrics
 class LightningCallback(Callback):  # type: ignore[misc]  # the base class is the host's
     """Sends the metrics of training steps to all loggers: `Trainer(callbacks=[LightningCallback()])`.
 
-    They are sent every `log_every_n_steps` steps of the Trainer.
+    They are sent every `log_every_n_steps` steps of the Trainer, and never if it is 0.
     """
 
     def __init__(self, profiler: BrickProfiler | None = None, bricks: int = BRICKS) -> None:
@@ -25,8 +25,8 @@ class LightningCallback(Callback):  # type: ignore[misc]  # the base class is th
         self._metrics.begin()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step = trainer.global_step
-        if step == self._sent_at or step % trainer.log_every_n_steps:
+        step, every = trainer.global_step, trainer.log_every_n_steps
+        if step == self._sent_at or not every or step % every:
             return
         self._sent_at = step
         found = self._metrics.since_last()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cbtop.profiler.instrument import temporary
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.session import StepSums
-from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, TRAIN, is_warm_up
+from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, is_training, is_warm_up
 
 PREFIX = "cbtop/"
 SAMPLE_EVERY = 10  # One training step in this many is recorded inside. All steps are counted and timed.
@@ -26,6 +26,9 @@ class StepMetrics:
 
     Models are attached at their first call from `begin` to `end`. Under `cbtop run`, all models are attached already,
     and its profiler is read. `bricks` is the number of the costliest bricks with a metric of their own.
+
+    Each model and optimizer has steps of its own. The metrics of the first ones that train have the plain names. The
+    metrics of the others begin with the name of their steps, such as `cbtop/train Adam 2/step_ms`.
     """
 
     def __init__(self, profiler: BrickProfiler | None = None, bricks: int = BRICKS) -> None:
@@ -34,6 +37,7 @@ class StepMetrics:
         self._has_begun = False
         self._attached: temporary.TemporaryAttachments | None = None
         self._last: dict[str, StepSums] = {}
+        self._first = ""  # the name of the steps that have the plain names
 
     def begin(self) -> None:
         """Measure from now on. A second call changes nothing."""
@@ -43,7 +47,7 @@ class StepMetrics:
         if not temporary.are_attached():
             self._own = self._own or BrickProfiler(sample_every=SAMPLE_EVERY)
             self._attached = temporary.begin(self._own)
-        self._last = self._phases()
+        self._last, self._first = self._phases(), ""
 
     def end(self) -> None:
         """Detach the models. A second call changes nothing."""
@@ -63,17 +67,19 @@ class StepMetrics:
         if not self._has_begun:
             return {}
         before, self._last = self._last, self._phases()
-        changes = [
-            _change(before.get(phase, StepSums()), now)
-            for phase, now in self._last.items()
-            if phase.startswith(TRAIN) and not is_warm_up(phase)
-        ]
-        longest = max(changes, key=lambda change: change.wall_ns, default=StepSums())
-        return {f"{PREFIX}{name}": value for name, value in _metrics(longest, self._bricks).items()}
+        found: dict[str, float] = {}
+        for name, now in self._last.items():
+            change = _change(before.get(name, StepSums()), now)
+            if change.steps > 0 and is_training(now.phase) and not is_warm_up(now.phase):
+                self._first = self._first or name
+                prefix = PREFIX if name == self._first else f"{PREFIX}{name}/"
+                found |= {f"{prefix}{metric}": value for metric, value in _metrics(change, self._bricks).items()}
+        return found
 
 
 def _change(before: StepSums, now: StepSums) -> StepSums:
     return StepSums(
+        phase=now.phase,
         steps=now.steps - before.steps,
         tokens=now.tokens - before.tokens,
         uncounted=now.uncounted - before.uncounted,
@@ -86,7 +92,7 @@ def _change(before: StepSums, now: StepSums) -> StepSums:
 
 
 def _metrics(steps: StepSums, bricks: int) -> dict[str, float]:
-    if not steps.steps or not steps.wall_ns:
+    if not steps.wall_ns:
         return {}
     found = {"step_ms": steps.wall_ns / 1e6 / steps.steps}
     if steps.tokens and not steps.uncounted:

@@ -35,4 +35,8 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # the base c
             state.log_history[-1].update(found)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Detach the models. Call this method if the training was interrupted, because the Trainer does not tell."""
         self._metrics.end()

@@ -46,6 +46,21 @@ def raising(x, weight, epsilon):
     raise RuntimeError("no kernel")
 
 
+@profiler.timed(NORM)
+def leaving(x, weight, epsilon):
+    raise SystemExit(0)
+
+
+@profiler.timed(NORM)
+def printing(x, weight, epsilon):
+    print("mine")
+    return fast_rms_norm.__wrapped__(x, weight, epsilon)
+
+
+def leaving_cases():
+    raise SystemExit(0)
+
+
 @profiler.timed(SOFTMAX)
 def softmax(x):
     e = np.exp(x - x.max())

@@ -53,6 +53,18 @@ def test_every_format_goes_to_a_file_or_to_stdout_alike(recording: Path, tmp_pat
     assert printed.stderr == b""
 
 
+@pytest.mark.parametrize("name", ["folded", "html"])
+def test_the_missing_end_of_a_recording_is_said(recording: Path, name: str) -> None:
+    cut = recording.with_name("cut.cbtop")
+    cut.write_bytes(recording.read_bytes()[:-100])
+    done = cbtop("export", str(cut), "--format", name)
+    assert (done.returncode, done.stdout != "") == (0, True)
+    assert (
+        done.stderr
+        == f"cbtop: {cut} was not closed: its recorder was killed or still writes, so the end is missing\n"
+    )
+
+
 def test_it_overwrites_nothing_unasked(recording: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     out.write_text("mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -43,13 +44,19 @@ def test_a_snapshot_has_the_keys_of_the_json_report() -> None:
     assert threads() == before
 
 
-@pytest.mark.slow
-def test_it_ends_when_nothing_runs_any_longer() -> None:
+@pytest.mark.parametrize("interval_s", [0, pytest.param(0.05, marks=pytest.mark.slow)])
+def test_it_ends_when_nothing_runs_any_longer(interval_s: float) -> None:
     with host() as process:
-        snapshots = cbtop.live(0.05, timeout_s=DEADLINE_S)
+        snapshots = cbtop.live(interval_s, timeout_s=DEADLINE_S)
         next(snapshots)
         process.kill()
-        assert len(list(snapshots)) < 1_000
+        assert sum(1 for _ in snapshots) < 50_000
+
+
+@pytest.mark.parametrize("interval_s", [-1, math.nan, math.inf])
+def test_an_interval_that_is_no_time_is_an_error(interval_s: float) -> None:
+    with pytest.raises(ValueError, match=r"interval_s is (-1|nan|inf); seconds from 0 are expected"):
+        next(cbtop.live(interval_s))
 
 
 @pytest.mark.slow

@@ -38,6 +38,22 @@ def double(x: Any) -> Any:
     return 2 * x
 
 
+@pytest.mark.parametrize(("library", "name"), [("numpy", "array"), ("torch", "tensor")])
+@pytest.mark.parametrize("pair", [(2**60, 2**60 + 1), (-(2**60), -(2**60) - 1), (2**63 - 2, 2**63 - 1)])
+def test_large_integers_that_float64_rounds_alike_differ(library: str, name: str, pair: tuple[int, int]) -> None:
+    make = getattr(pytest.importorskip(library), name)
+    check = Equivalent(make, tolerance=0)
+    large, other = pair
+    assert not check.evaluate(make([other, 1]), ([large, 1],), {}).passed
+    assert check.evaluate(make([large, 1]), ([large, 1],), {}).passed
+
+
+@pytest.mark.parametrize("check", [Finite(), Bounded(0, 10), Equivalent(np.array)])
+def test_a_masked_array_is_not_checked(check: checks.Check) -> None:
+    with pytest.raises(TypeError, match="a MaskedArray hides values; return its data"):
+        check.evaluate(np.ma.array([1.0, np.nan], mask=[False, True]), ([1.0, 5.0],), {})
+
+
 def _results(memory: Memory) -> list[CheckResult]:
     return [message for message in memory.said if isinstance(message, CheckResult)]
 

@@ -11,8 +11,9 @@ from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.reports.html import html_report
 
 
-def document_of(path: Path, selected: Sequence[str] = ()) -> tuple[bytes, str]:
-    """Return the report of a recording at its end, and a text about what a damaged recording has lost.
+def document_of(path: Path, selected: Sequence[str] = ()) -> tuple[bytes, str, bool]:
+    """Return the report of a recording at its end, a text about what a damaged recording has lost, and whether the
+    recording was closed.
 
     `selected` limits the processes. Raises UsageError if the file is not a recording, and NoDataError if it has no
     data.
@@ -29,4 +30,5 @@ def document_of(path: Path, selected: Sequence[str] = ()) -> tuple[bytes, str]:
             who = f" of --source {', '.join(selected)}" if selected else ""
             raise NoDataError(f"{path} holds no data{who}")
         damage = f"{feed.status()}: what they held is missing" if feed.damage else ""
-        return f"{html_report(views, feed.replay(), damage=damage)}\n".encode(), damage
+        replay = feed.replay()
+        return f"{html_report(views, replay, damage=damage)}\n".encode(), damage, replay.is_complete

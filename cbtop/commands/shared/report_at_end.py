@@ -9,17 +9,16 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import BinaryIO
 
 from cbtop.errors import CbtopError, UsageError
 from cbtop.protocol.limits import reason
 
 STDERR = 2
-# A terminal sends these signals to the command, too. This process must outlive them, because it writes the report.
+# This process must outlive these signals, because it writes the report. It passes them on to the command. A terminal
+# sends its signals to the command, too, so these are not passed on.
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-# These signals are sent to this process alone, so they are passed on.
-PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (*FROM_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_with_report(become: Callable[[str, int], int], report: str, record: str | None) -> int:
@@ -60,36 +59,55 @@ def _created(path: str) -> BinaryIO:
 
 def _run(become: Callable[[], int]) -> int:
     """Run `become` in a child process, and pass signals on to it. Returns the status of the ended child."""
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*FROM_TERMINAL, *PASSED_ON})
+    # Children of a process that ignores SIGCHLD leave no status.
+    usual = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
     pid = os.fork()
     if not pid:
         code = 1
         try:
+            signal.signal(signal.SIGCHLD, usual)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             code = become()
         finally:
             os._exit(code)
-
-    def pass_on(number: int, _: FrameType | None) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
+    status = _wait(pid)
     for each in PASSED_ON:
-        signal.signal(each, pass_on)
-    for each in FROM_TERMINAL:
         signal.signal(each, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    _, status = os.waitpid(pid, 0)
     return status
+
+
+def _wait(pid: int) -> int:
+    """Pass signals on to the child `pid` until it ends, and return its status. The signals must be blocked."""
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        number = _next_to_pass_on()
+        if number is not None:
+            os.kill(pid, number)
+
+
+def _next_to_pass_on() -> int | None:
+    """Wait for a signal, and return its number. Returns None if the command has received it, too, or has ended."""
+    if not hasattr(signal, "sigwaitinfo"):  # as on macOS, where the sender of a signal is unknown
+        number = signal.sigwait({*PASSED_ON, signal.SIGCHLD})
+        return None if number in (*FROM_TERMINAL, signal.SIGCHLD) else number
+    signal_info = signal.sigwaitinfo({*PASSED_ON, signal.SIGCHLD})
+    # The code of a signal from a process is at most 0. The kernel sends those of a terminal, to all of its processes.
+    is_to_pass_on = signal_info.si_code <= 0 and signal_info.si_signo != signal.SIGCHLD
+    return signal_info.si_signo if is_to_pass_on else None
 
 
 def _write(out: BinaryIO, report: str, recording: str) -> None:
     """Write the report, and name the file in the last line. Remove the file if there is nothing to report."""
     # Imported here, because reports load slowly, and the command should not wait for them.
     from cbtop.commands.shared.html_file import document_of
+    from cbtop.exporters.recorded import not_closed
 
     try:
-        document, damage = document_of(Path(recording))
+        document, damage, is_closed = document_of(Path(recording))
         out.write(document)
         out.flush()
     except (CbtopError, OSError) as error:
@@ -97,6 +115,8 @@ def _write(out: BinaryIO, report: str, recording: str) -> None:
         why = reason(error) if isinstance(error, OSError) else "no process of the command has recorded a step"
         _say(f"{report} is not written: {why}")
         return
+    if not is_closed:
+        _say(not_closed(recording))
     if damage:
         _say(damage)
     _say(f"report: {report}")

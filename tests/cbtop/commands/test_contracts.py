@@ -101,6 +101,31 @@ def test_sarif_has_the_failures_of_a_brick_at_the_lines_of_its_contract(
     ]
 
 
+def test_a_brick_that_leaves_the_process_fails(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", f"{name}:leaving"]) == 4
+    assert "leaving case 1: fails the call raises SystemExit: 0" in capsys.readouterr().out
+    assert main(["verify", f"{name}:fast_rms_norm", "--cases", f"{name}:leaving_cases"]) == 2
+    assert "importing it, or its cases, calls sys.exit(0)" in capsys.readouterr().err
+
+
+def test_a_module_that_leaves_the_process_fails_the_lint(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"{name}_leaving.py").write_text("import sys\nprint('mine')\nsys.exit()\n")
+    (tmp_path / "rms.yaml").write_text(CONTRACT.replace("my_norms:", f"{name}_leaving:"), encoding="utf-8")
+    assert main(["contracts", "lint", "rms.yaml"]) == 4
+    printed = capsys.readouterr()
+    assert printed.out == "✗ rms.yaml\n  reference: importing its module calls sys.exit(None)\n"
+    assert "mine\n" in printed.err
+
+
+def test_a_brick_prints_to_stderr_and_stdout_is_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", f"{name}:printing", "--format", "json"]) == 0
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["kernels"]) == 2
+    assert printed.err.count("mine\n") == 2
+
+
 def test_checks_that_are_too_weak_are_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", f"{name}:softmax", "--cases", f"{name}:cases"]) == 4
     printed = capsys.readouterr().out

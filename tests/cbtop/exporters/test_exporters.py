@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,15 @@ def folded(*processes: RecordedProcess) -> dict[tuple[str, ...], int]:
     return dict(times)
 
 
-@given(any_process())
+def without_adopted(recorded: RecordedProcess) -> RecordedProcess:
+    """Return the process with bricks instead of the work of other threads."""
+    table = NodeTable()
+    for node in recorded.nodes.nodes:
+        table.add(replace(node, kind=NodeKind.BRICK) if node.kind is NodeKind.ADOPTED else node)
+    return replace(recorded, nodes=table)
+
+
+@given(any_process().map(without_adopted))
 def test_folded_stacks_have_the_self_times_of_the_flame_chart(recorded: RecordedProcess) -> None:
     charted: Counter[str] = Counter()
     document = json.loads(exported("speedscope", recorded))
@@ -270,6 +279,20 @@ def test_folded_stacks_have_the_self_times_of_the_flame_chart(recorded: Recorded
     for name, self_ns in charted.items():
         as_frames[printable(name).replace(";", ",")] += self_ns
     assert +stacked == +as_frames
+
+
+def test_a_folded_brick_that_waits_for_other_threads_has_all_of_its_time() -> None:
+    table = NodeTable()
+    kinds = NodeKind.STEP, NodeKind.BRICK, NodeKind.ADOPTED, NodeKind.BRICK
+    for number, (kind, name) in enumerate(zip(kinds, ("decode", "Experts", "adopted", "Expert"), strict=True), 1):
+        table.add(Node(number, number - 1 or None, kind, name))
+    inside = [TimedRecord(node, 20, end, 0, False) for end in (60, 70) for node in (3, 4)]
+    records = [TimedRecord(1, 0, 100, 0, False), TimedRecord(2, 10, 80, 0, False), *inside]
+    assert folded(RecordedProcess("host", 42, table, records_of(records))) == {
+        ("decode",): 30,
+        ("decode", "Experts"): 70,
+        ("decode", "Experts", "adopted", "Expert"): 40 + 50,
+    }
 
 
 def test_a_folded_stack_is_the_path_of_a_brick_and_of_its_process(runtime: Path) -> None:

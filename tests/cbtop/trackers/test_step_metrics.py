@@ -14,9 +14,11 @@ from cbtop.trackers.step_metrics import PARTS, StepMetrics
 from tests.cbtop.recorded import Clock, profiler_in
 
 
-def train(profiler: BrickProfiler, clock: Clock, forward_us: int, phase: str = "train", tokens: int = 8) -> None:
+def train(
+    profiler: BrickProfiler, clock: Clock, forward_us: int, phase: str = "train", tokens: int = 8, model: str = ""
+) -> None:
     """Record a step: the forward, twice this time for the backward, and 40 µs for the optimizer and in no brick."""
-    with profiler.step(phase, tokens=tokens):
+    with profiler.step(phase, tokens=tokens, model=model):
         for name, us in (("UpProjection", forward_us), ("UpProjection backward", 2 * forward_us), ("Optimizer", 30)):
             with profiler.brick(name):
                 clock.now_ns += 1000 * us
@@ -79,6 +81,37 @@ def test_samples_are_counted_if_every_step_reports_them(made: tuple[StepMetrics,
     step(4)
     step(None)
     assert "cbtop/samples_per_sec" not in metrics.since_last()
+
+
+def test_each_model_and_optimizer_has_metrics_of_its_own(
+    made: tuple[StepMetrics, BrickProfiler, Clock],
+) -> None:
+    metrics, profiler, clock = made
+    for _ in range(2):
+        train(profiler, clock, 120)
+        train(profiler, clock, 320, "train Adam 2", tokens=16, model="Critic")
+    found = metrics.since_last()
+    assert found["cbtop/step_ms"] == pytest.approx(0.4)
+    assert found["cbtop/tokens_per_sec"] == pytest.approx(20_000)
+    assert found["cbtop/Critic train Adam 2/step_ms"] == pytest.approx(1.0)
+    assert found["cbtop/Critic train Adam 2/tokens_per_sec"] == pytest.approx(16_000)
+    assert found["cbtop/Critic train Adam 2/percent/backward"] == pytest.approx(64)
+    train(profiler, clock, 320, "train Adam 2", model="Critic")
+    assert {name.rpartition("/")[0] for name in metrics.since_last()} == {
+        f"cbtop/Critic train Adam 2{end}" for end in ("", "/percent", "/brick_percent")
+    }
+
+
+def test_a_model_that_trains_after_another_one_ran_has_the_plain_names(
+    made: tuple[StepMetrics, BrickProfiler, Clock],
+) -> None:
+    metrics, profiler, clock = made
+    train(profiler, clock, 120, "forward")  # such as the teacher of a distillation
+    train(profiler, clock, 120, "train (warm-up)", model="Student")
+    train(profiler, clock, 120, "trainer", model="Student")  # no training step, but a name of the program
+    assert metrics.since_last() == {}
+    train(profiler, clock, 120, model="Student")
+    assert metrics.since_last()["cbtop/step_ms"] == pytest.approx(0.4)
 
 
 def test_before_begin_and_after_end_there_are_no_metrics(runtime: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import pty
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from cbtop.cli import main
+from cbtop.commands.shared.report_at_end import _next_to_pass_on
 from tests.cbtop.reports.test_html import parsed
 from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
 
@@ -106,15 +109,59 @@ def test_with_a_closed_stderr_the_command_runs_and_keeps_its_code(tmp_path: Path
     assert sorted(os.listdir(tmp_path)) == sorted([file.name, "script.py"])
 
 
-def test_a_signal_is_passed_on_to_the_command(tmp_path: Path) -> None:
-    script = "trap 'exit 5' USR1; echo ready; while :; do sleep 0.05; done"
-    words = [*CBTOP, "run", "--report", str(tmp_path / "run.html"), "--", "sh", "-c", script]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+COUNTER = """
+import signal, sys
+from threading import Event
+
+seen, ended = [], Event()
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(number, lambda number, _: seen.append(number))
+signal.signal(signal.SIGUSR1, lambda *_: ended.set())
+print("ready", flush=True)
+ended.wait()
+sys.exit(len(seen))
+"""
+
+
+@pytest.mark.parametrize("ignores_ended", [False, True])
+def test_signals_of_processes_are_passed_on_to_the_command(tmp_path: Path, ignores_ended: bool) -> None:
+    words = [*CBTOP, "run", "--report", str(tmp_path / "run.html"), "--", sys.executable, "-c", COUNTER]
+    usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN) if ignores_ended else signal.SIG_DFL
+    try:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
+    with process:
         assert process.stdout
         assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGINT)  # the terminal sends it to the command, so it is not passed on
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(DEADLINE_S) == 5
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1):
+            process.send_signal(number)
+        assert process.wait(DEADLINE_S) == 3
+
+
+def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
+    words = [*CBTOP, "run", "--report", str(tmp_path / "run.html"), "--", sys.executable, "-c", COUNTER]
+    child, terminal = pty.fork()
+    if not child:
+        os.execvp(words[0], words)
+    try:
+        with open(os.dup(terminal), "rb", buffering=0) as output:
+            shown = b""
+            while b"ready" not in shown:
+                shown += output.read(1)
+        os.write(terminal, b"\x03")  # Ctrl-C
+        time.sleep(1)  # until a second one would have arrived
+        os.kill(child, signal.SIGUSR1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    finally:
+        os.close(terminal)
+
+
+def test_without_the_sender_only_signals_of_no_terminal_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(signal, "sigwaitinfo")
+    passed = iter([signal.SIGINT, signal.SIGCHLD, signal.SIGTERM])
+    monkeypatch.setattr(signal, "sigwait", lambda _: next(passed))
+    assert [_next_to_pass_on() for _ in range(3)] == [None, None, signal.SIGTERM]
 
 
 @pytest.mark.parametrize(
