@@ -210,6 +210,7 @@ def contract_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
 
 
+@output_to_stderr()
 def bound_contracts(modules: Iterable[str]) -> set[Path]:
     """Return the contract files of the functions in `modules` that `BrickProfiler.timed` has wrapped.
 
@@ -217,7 +218,10 @@ def bound_contracts(modules: Iterable[str]) -> set[Path]:
     """
     found: set[Path] = set()
     for name in modules:
-        module = imported(name)
+        try:
+            module = imported(name)
+        except SystemExit as error:
+            raise ContractError(f"{name}: importing it calls sys.exit({error.code!r})") from error
         classes = [one for one in vars(module).values() if isinstance(one, type)]
         for one in (member for holder in (module, *classes) for member in vars(holder).values()):
             definition = getattr(one, "__brick__", None)

@@ -15,13 +15,26 @@ from cbtop.compute.errors import ContractError
 TERMS = ("equations", "arguments", "tolerance", "preconditions", "postconditions", "falsification")
 # libyaml reads the contracts in 0.03 s, and PyYAML's loader in Python in 0.3 s. PyYAML may have been built without
 # libyaml.
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _UniqueKeys(LOADER):  # type: ignore[misc]
+    """A loader that refuses a key that is there twice. YAML would take the last one."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        found: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key.value, str):
+                if key.value in found:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} twice", key.start_mark)
+                found.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def document_of(file: str, text: str) -> Any:
     """Return the YAML document in `text`. Raises ContractError, which names `file`."""
     try:
-        return yaml.load(text, LOADER)
+        return yaml.load(text, _UniqueKeys)
     except yaml.YAMLError as error:
         raise ContractError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
 

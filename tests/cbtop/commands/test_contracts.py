@@ -247,3 +247,22 @@ def test_a_folder_without_contracts_is_named(tmp_path: Path, capsys: pytest.Capt
     assert "has no contract file; their names end with .yaml" in capsys.readouterr().err
     assert main(["contracts", "lint", str(tmp_path / "none")]) == 2
     assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_a_key_that_is_there_twice_is_a_fault_of_the_contract(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rms.yaml").write_text(CONTRACT.replace("my_norms:", f"{name}:") + "tolerance: 1.0\n", encoding="utf-8")
+    assert main(["contracts", "lint", "rms.yaml"]) == 4
+    assert "'tolerance' twice" in capsys.readouterr().out
+
+
+def test_modules_of_bricks_print_to_stderr_while_contracts_are_linted(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("talking.py").write_text("print('mine')\n")
+    Path("leaving.py").write_text("import sys\nsys.exit(0)\n")
+    assert main(["contracts", "lint", ".", "--bricks", name, "--bricks", "talking", "--format", "json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["files"]
+    assert printed.err == "mine\n"
+    assert main(["contracts", "lint", ".", "--bricks", "leaving"]) == 2
+    assert "--bricks leaving: importing it calls sys.exit(0)" in capsys.readouterr().err
