@@ -288,8 +288,8 @@ class RingWriter:
     def close(self) -> None:
         """Mark the ring as closed, and release the space that was never written.
 
-        The memory stays mapped while a thread holds `record`, because it may still be writing. Then the mapping and its
-        descriptor are freed at once: a process that never collects garbage may be attached many times.
+        The memory stays mapped while a thread holds `record`, because it may still be writing. Then the mapping and
+        its descriptor are freed at once: a process that never collects garbage may be attached many times.
         """
         self.record = _no_record
         self._words[CLOSED_WORD] = 1

@@ -49,8 +49,8 @@ NO_SYSTEM_CALL = (1 << 64) - 1
 RED_ZONE_BYTES = 128  # a function may use this much below its stack pointer
 FLAGS_TO_CLEAR = 0x500  # the direction flag and the trap flag, which are clear when a function is called
 FUTEX = 202
-# Results of an interrupted wait for a futex that may also end by EINTR. A lock that inherits priorities has result 513
-# and never ends so: its caller would take it as locked.
+# Results of an interrupted wait for a futex that may also end by EINTR. A wait with result 513 is for a lock that
+# inherits priorities. It never ends so: its caller would take the lock as its own.
 RESTARTED = {NO_SYSTEM_CALL - code + 1 for code in (512, 516)}
 INTERRUPTED = NO_SYSTEM_CALL - errno.EINTR + 1
 # The thread's own faults reach this process at once. If they were blocked, the kernel would reset their handlers.

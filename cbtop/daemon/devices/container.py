@@ -65,8 +65,8 @@ class Containers:
     def _around(self, paths: dict[str, str], own: dict[str, str], controller: str) -> Iterator[Path]:
         """Yield the directories of the control groups around a process, from the inside out.
 
-        In a container, the path may begin outside of what is mounted there. The root of the mount is then the group of
-        that container, so it is around the processes in the `own` group of this process, and around no others.
+        In a container, the path may begin outside of what is mounted there. The root of the mount is then the group
+        of that container. It is around the processes in the `own` group of this process, and around no others.
         """
         if not paths:
             return

@@ -264,6 +264,6 @@ def test_an_error_in_the_process_that_traces_is_raised_here() -> None:
     def fail() -> float:
         raise CbtopError("no such thread")
 
-    with pytest.raises(CbtopError, match="^no such thread$"):
+    with pytest.raises(CbtopError, match=r"^no such thread$"):
         in_own_process(fail)
     assert in_own_process(lambda: 1.5) == 1.5

@@ -36,7 +36,8 @@ def machine(directory: Path, said: str, files: Mapping[str, str], own: str = "0:
                 "kube/pod/cpu.stat": "usage_usec 9\nnr_periods 50\nnr_throttled 20\nthrottled_usec 7",
                 "kube/cpu.max": "400000 100000", "kube/memory.max": "8000000",
             },
-            ContainerLimits(150.0, 2_000_000.0, (("kube/pod", 50, 20), ("kube", 0, 0))), id="the tightest group around a process, version 2",
+            ContainerLimits(150.0, 2_000_000.0, (("kube/pod", 50, 20), ("kube", 0, 0))),
+            id="the tightest group around a process, version 2",
         ),
         pytest.param(
             VERSION_1,
