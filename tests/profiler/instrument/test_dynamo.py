@@ -113,7 +113,7 @@ def test_functions_behind_decorators_are_marked_and_the_decorators_not(monkeypat
 def test_functions_are_marked_once_and_those_of_a_later_import_too(monkeypatch: pytest.MonkeyPatch) -> None:
     marked: list[object] = []
     monkeypatch.setattr(dynamo, "OUR_MODULES", (__name__,))
-    monkeypatch.setattr(dynamo._frames, "set_code_exec_strategy", lambda code, _: marked.append(code))
+    monkeypatch.setattr(f"{dynamo.__name__}._frames.set_code_exec_strategy", lambda code, _: marked.append(code))
     dynamo.keep_dynamo_out()
     assert vars(Decorated)["method"].__code__ in marked
     marked.clear()
