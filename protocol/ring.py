@@ -244,7 +244,7 @@ class RingWriter:
             chain.from_iterable(chain((numbers[(first + 1) & SEQUENCE_MASK :],), repeat(numbers))),
             strict=False,
         )
-        self.record = _record_function(self)
+        self.record: Record = _record_function(self)
 
     def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> bool:
         """Write a record that `pack_record` refused. Returns whether its elements were a count.
@@ -288,8 +288,10 @@ class RingWriter:
     def close(self) -> None:
         """Mark the ring as closed, and release the space that was never written.
 
-        The memory stays mapped, because a thread may still be writing a record.
+        The memory stays mapped while a thread holds `record`, because it may still be writing. Then the mapping and
+        its descriptor are freed at once: a process that never collects garbage may be attached many times.
         """
+        self.record = _no_record
         self._words[CLOSED_WORD] = 1
         begun = max(self._words[CURSOR_WORD], next(self.reserve)[1] - 1)
         used_bytes = FIRST_RECORD + (begun + MAX_WRITERS_INSIDE) * RECORD_BYTES
@@ -297,6 +299,10 @@ class RingWriter:
         if used_bytes < len(self._memory) and hasattr(mmap, "MADV_REMOVE"):  # available on Linux
             with suppressed(OSError):  # a file system without holes keeps the space allocated
                 self._memory.madvise(mmap.MADV_REMOVE, used_bytes, len(self._memory) - used_bytes)
+
+
+def _no_record(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+    """Write nothing, because the ring is closed."""
 
 
 def _record_function(ring: RingWriter) -> Record:

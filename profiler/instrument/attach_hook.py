@@ -60,7 +60,7 @@ def _attached(directory: str, package: str, lent_msgpack: str, overhead_percent:
     """Attach each model at its next call. Raises an error with the reason if that is not possible."""
     if "torch" not in sys.modules:
         raise RuntimeError("its Python has not imported torch")
-    import torch  # waits until another thread has imported it to the end
+    __import__("torch")  # waits until another thread has imported it to the end
 
     hook = _import_hook(package)
     if hook.lacks_cbtop():
@@ -70,11 +70,18 @@ def _attached(directory: str, package: str, lent_msgpack: str, overhead_percent:
     packing.lent_directory = lent_msgpack  # before any module that loads msgpack
     from cbtop.profiler.instrument import temporary
 
-    if temporary.are_attached():
-        raise RuntimeError("its models are attached already: it runs under `cbtop run`, or attaches itself")
+    with temporary.alone() as is_alone:
+        if not is_alone:
+            raise RuntimeError("its models are attached already, by a viewer, `cbtop run` or the program itself")
+        return _installed(directory, overhead_percent)
+
+
+def _installed(directory: str, overhead_percent: float) -> BrickProfiler:
     from pathlib import Path
 
-    from cbtop.profiler.instrument import attachment
+    import torch
+
+    from cbtop.profiler.instrument import attachment, dynamo
     from cbtop.profiler.instrument.call_attribute import is_supported
     from cbtop.profiler.instrument.run_profiler import profiler_of
     from cbtop.profiler.recorder import RingRecorder
@@ -86,6 +93,8 @@ def _attached(directory: str, package: str, lent_msgpack: str, overhead_percent:
     recorder.open()
     if recorder.path is None:
         raise RuntimeError(f"it cannot write into {directory}")
+    if dynamo.can_keep_dynamo_out():
+        dynamo.keep_dynamo_out()  # here, because it would take a tenth of a second of the model's next call
     attachment.install(profiler)
     _leave_children_alone(profiler)
     return profiler

@@ -33,6 +33,8 @@ _frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 #: Sets the callback of this thread, and returns the previous one. None is no callback.
 set_callback: Callable[[Any], Any] | None = getattr(_frames, "set_eval_frame", None)
 
+# Module -> how many members it had when its functions were marked. It has more after a lazy import, for example.
+_marked_members: dict[str, int] = {}
 
 #: Returns whether any thread exports a program. Before torch 2.7, `is_compiling` is True only during an export.
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", is_compiling)
@@ -70,10 +72,15 @@ def keep_dynamo_out() -> None:
     actions = _frames._FrameAction
     # Dynamo then skips the frame, but not the functions that it calls.
     as_it_is = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
+    modules = {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name.startswith(OUR_MODULES) and _marked_members.get(name) != len(vars(module))
+    }
+    _marked_members.update((name, len(vars(module))) for name, module in modules.items())
     codes = [
         function.__code__
-        for name, module in list(sys.modules.items())
-        if name.startswith(OUR_MODULES)
+        for module in modules.values()
         for holder in (module, *(one for one in vars(module).values() if isinstance(one, type)))
         for member in vars(holder).values()
         for function in functions_of(member)

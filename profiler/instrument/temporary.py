@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +13,8 @@ from cbtop.profiler.profiler import BrickProfiler
 
 if TYPE_CHECKING:  # imported for types only, because this import needs torch
     from cbtop.profiler.instrument.attachment import Attachment
+
+_attaching: dict[int, object] = {}  # process -> the thread's claim. A forked child has a claim of its own.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,22 @@ def begin(profiler: BrickProfiler) -> TemporaryAttachments | None:
     kept = tuple(attachment.attachments())
     attachment.install(profiler)
     return TemporaryAttachments(profiler, kept)
+
+
+@contextmanager
+def alone() -> Iterator[bool]:
+    """Let no other thread attach in the block. Gives False if another one does, or has done so.
+
+    Two viewers may attach to one process at the same moment.
+    """
+    claim = object()
+    if _attaching.setdefault(os.getpid(), claim) is not claim:
+        yield False
+        return
+    try:
+        yield not are_attached()
+    finally:
+        del _attaching[os.getpid()]
 
 
 def are_attached() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
 import platform
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -345,6 +347,21 @@ def test_a_closed_ring_keeps_its_records_and_frees_the_unused_room(path: Path, r
     assert status.st_size == HEADER_BYTES + 8192 * RECORD_BYTES
     used_bytes = HEADER_BYTES + (records + 64) * RECORD_BYTES
     assert status.st_blocks * 512 <= min(status.st_size, used_bytes) + 2 * mmap.PAGESIZE
+
+
+def test_a_closed_ring_is_freed_without_collecting_garbage(path: Path) -> None:
+    writer = RingWriter(path, 8192 * RECORD_BYTES)
+    memory, record = weakref.ref(writer.memory), writer.record
+    gc.disable()
+    try:
+        writer.close()
+        del writer
+        record(1, 1, 1, 0)  # a thread is still writing
+        assert memory() is not None
+        del record
+        assert memory() is None
+    finally:
+        gc.enable()
 
 
 def test_a_ring_that_was_written_round_keeps_all_of_it(path: Path) -> None:

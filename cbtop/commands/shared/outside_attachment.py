@@ -11,7 +11,7 @@ from types import TracebackType
 
 import cbtop.profiler
 from cbtop.commands.shared.attachable import OF_LIBC, AttachableProcess, not_permitted
-from cbtop.commands.shared.traced_thread import TracedThread
+from cbtop.commands.shared.traced_thread import TracedThread, in_own_process
 from cbtop.errors import CbtopError
 from cbtop.profiler.instrument.attach_hook import ATTACHED, DETACHED
 from cbtop.protocol.endpoint import runtime_dir
@@ -98,26 +98,34 @@ class OutsideAttachment:
 
     def _start(self) -> None:
         """Start the thread in the process."""
-        functions, code = self._process.functions, START.format(code=self._code()).encode() + b"\0"
+        code = START.format(code=self._code()).encode() + b"\0"
         if len(code) > PAGE_BYTES:
             raise CbtopError(f"the paths of cbtop are too long to attach: {PACKAGE}")
+        self.stopped_ms = in_own_process(lambda: self._inject(code))
+
+    def _inject(self, code: bytes) -> float:
+        """Let the main thread of the process execute `code` when it next runs Python code.
+
+        Returns for how many milliseconds the thread was stopped.
+        """
+        functions, pid = self._process.functions, self._process.pid
         begun_s = time.monotonic()
         try:
-            with TracedThread(self._process.pid) as thread:
+            with TracedThread(pid) as thread:
                 if not thread.call(functions["Py_IsInitialized"]):
-                    raise CbtopError(f"the interpreter of process {self._process.pid} is starting or ending")
+                    raise CbtopError(f"the interpreter of process {pid} is starting or ending")
                 page = thread.call(functions[OF_LIBC], 0, PAGE_BYTES, READ_WRITE, PRIVATE_ANONYMOUS, NO_FILE, 0)
                 if page >= NO_FILE - PAGE_BYTES:
-                    raise CbtopError(f"process {self._process.pid} has no memory left")
+                    raise CbtopError(f"process {pid} has no memory left")
                 thread.write(page, code)
                 if thread.call(functions["Py_AddPendingCall"], functions["PyRun_SimpleString"], page):
-                    raise CbtopError(f"process {self._process.pid} was busy with other calls: try again")
-                thread.wake()
+                    raise CbtopError(f"process {pid} was busy with other calls: try again")
+                thread.wake(functions["Py_AddPendingCall"])
         except PermissionError as error:
-            raise CbtopError(not_permitted(self._process.pid)) from error
+            raise CbtopError(not_permitted(pid)) from error
         except ProcessLookupError as error:
-            raise CbtopError(f"process {self._process.pid} has ended") from error
-        self.stopped_ms = 1e3 * (time.monotonic() - begun_s)
+            raise CbtopError(f"process {pid} has ended") from error
+        return 1e3 * (time.monotonic() - begun_s)
 
     def _code(self) -> str:
         """Return the Python code of the thread that shows the models."""

@@ -6,22 +6,29 @@ Rules
   meanwhile wait. A system call that the stop has interrupted begins again, as after SIGSTOP and SIGCONT.
 - No code of the process is changed. A function returns to address 0, and the thread faults there. Only this process
   gets the fault.
-- A call that does not return in time is given up: the thread continues at the place of its stop.
+- A call that waits in the kernel for too long is given up: the thread continues at the place of its stop. A call that
+  computes is never given up, because it could hold a lock. It only needs a processor.
 - A restartable sequence (rseq(2), which Google's tcmalloc uses) is not begun again if the stop is inside it. Such a
   sequence has a few instructions.
-- Signals to this process wait, too, because a process that ended during a call would leave the thread in it.
+- If this process ends during a call, the traced process fails by SIGSEGV. So signals to this process wait, and
+  `in_own_process` traces in a process that nobody kills together with the viewer.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
+import select
 import signal
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from cbtop.errors import CbtopError
 
@@ -42,13 +49,19 @@ NO_SYSTEM_CALL = (1 << 64) - 1
 RED_ZONE_BYTES = 128  # a function may use this much below its stack pointer
 FLAGS_TO_CLEAR = 0x500  # the direction flag and the trap flag, which are clear when a function is called
 FUTEX = 202
-RESTARTED = {NO_SYSTEM_CALL - code + 1 for code in (512, 513, 514, 516)}  # results of an interrupted system call
+# Results of an interrupted wait for a futex that may also end by EINTR. A wait with result 513 is for a lock that
+# inherits priorities. It never ends so: its caller would take the lock as its own.
+RESTARTED = {NO_SYSTEM_CALL - code + 1 for code in (512, 516)}
 INTERRUPTED = NO_SYSTEM_CALL - errno.EINTR + 1
 # The thread's own faults reach this process at once. If they were blocked, the kernel would reset their handlers.
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 BLOCKED = sum(1 << (number - 1) for number in range(1, 65) if number not in FAULTS)
 STOP_WITHIN_S = 1.0
 CALL_WITHIN_S = 0.5
+STACK_WORDS = 64  # the functions of the C library that wait for a lock use less
+LIBCS = ("libc.so.", "libc-2.", "ld-musl-", "libpthread")
+ANSWER_WITHIN_S = 5.0
+DONE, MAX_ANSWER_BYTES = "done ", 1024
 POLL_S = 0.0  # Only let others run: a sleep of 20 µs takes 75 µs, as long as most stops.
 
 
@@ -73,7 +86,7 @@ class TracedThread:
         self._held = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._ask(SEIZE)
-            self._stop()
+            self._stop(STOP_WITHIN_S)
             self._registers = self._read(GET_REGISTERS, REGISTERS.size)
             self._vectors = self._vectors_now()
             self._blocked = self._read(GET_BLOCKED, 8, 8)
@@ -91,7 +104,7 @@ class TracedThread:
     ) -> None:
         try:
             registers = dict(zip(FIELDS, REGISTERS.unpack(self._registers), strict=True))
-            if self._wakes and registers["orig_rax"] == FUTEX and registers["rax"] in RESTARTED:
+            if self._wakes:
                 registers |= {"rax": INTERRUPTED, "orig_rax": NO_SYSTEM_CALL}
             self._restore(registers)
             self._write(SET_BLOCKED, self._blocked, 8)
@@ -99,12 +112,21 @@ class TracedThread:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._held)
 
-    def wake(self) -> None:
-        """End the thread's wait for a lock, if it waits for one, when the block ends. It then waits again.
+    def wake(self, address: int) -> None:
+        """End the thread's wait for a lock when the block ends, if code of the file with `address` waits for it.
 
-        Python runs pending calls before it waits again. Each wait for a futex must expect to be interrupted.
+        That code must wait again. Python runs pending calls before. Other code may take the lock as its own.
         """
-        self._wakes = True
+        registers = dict(zip(FIELDS, REGISTERS.unpack(self._registers), strict=True))
+        if registers["orig_rax"] != FUTEX or registers["rax"] not in RESTARTED:
+            return
+        with open(f"/proc/{self._pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(registers["rsp"])
+            stack = memory.read(STACK_WORDS * 8)
+        code = executable_parts(self._pid)
+        callers = (_file_at(word, code) for (word,) in struct.iter_unpack("<Q", stack[: len(stack) // 8 * 8]))
+        caller = next((file for file in callers if file and not os.path.basename(file).startswith(LIBCS)), "")
+        self._wakes = caller == _file_at(address, code) != ""
 
     def call(self, address: int, *arguments: int) -> int:
         """Call the function at `address`, and return its result. Raises CbtopError if it does not return in time."""
@@ -134,8 +156,12 @@ class TracedThread:
         while True:
             stop = self._next_stop(deadline_s)
             if stop is None:
-                self._stop()
-                raise CbtopError(f"process {self._pid} was busy with its interpreter: try again")
+                self._stop(math.inf)
+                if self._waits():
+                    raise CbtopError(f"process {self._pid} was busy with its interpreter: try again")
+                deadline_s = time.monotonic() + CALL_WITHIN_S
+                self._ask(CONTINUE)
+                continue
             if stop == (signal.SIGSEGV, 0):
                 values = REGISTERS.unpack(self._read(GET_REGISTERS, REGISTERS.size))
                 now = dict(zip(FIELDS, values, strict=True))
@@ -145,10 +171,15 @@ class TracedThread:
                 raise CbtopError(f"a function called in process {self._pid} failed by signal {stop[0]}")
             self._ask(CONTINUE)
 
-    def _stop(self) -> None:
+    def _waits(self) -> bool:
+        """Whether the stopped thread is in a system call, as when it waits for a lock."""
+        registers = dict(zip(FIELDS, REGISTERS.unpack(self._read(GET_REGISTERS, REGISTERS.size)), strict=True))
+        return bool(registers["orig_rax"] != NO_SYSTEM_CALL)
+
+    def _stop(self, within_s: float) -> None:
         """Stop the thread, and wait until it has stopped."""
         self._ask(INTERRUPT)
-        deadline_s = time.monotonic() + STOP_WITHIN_S
+        deadline_s = time.monotonic() + within_s
         while True:
             stop = self._next_stop(deadline_s)
             if stop is None:
@@ -199,3 +230,54 @@ class TracedThread:
         if self._libc.ptrace(request, self._pid, address, data) == -1:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+
+
+def executable_parts(pid: int) -> list[tuple[int, int, str]]:
+    """Return the begin, end and file of each part of a process's memory that it may execute."""
+    found = []
+    for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        span, permissions, _, _, _, *file = line.split(maxsplit=5)
+        if "x" in permissions:
+            begin, _, end = span.partition("-")
+            found.append((int(begin, 16), int(end, 16), file[0] if file else "?"))
+    return found
+
+
+def _file_at(address: int, code: list[tuple[int, int, str]]) -> str:
+    """Return the file with the code at `address`, or "" if there is no code."""
+    return next((file for begin, end, file in code if begin <= address < end), "")
+
+
+def in_own_process(work: Callable[[], float]) -> float:
+    """Return the result of `work`, done in a forked process of its own session.
+
+    That process finishes even if this one is killed meanwhile. Raises CbtopError with the text of the error that
+    `work` raised, or if `work` is not done in time.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _work_and_exit(work, writer)
+    os.close(writer)
+    with open(reader, "rb", buffering=0) as answers:
+        if not select.select([answers], [], [], ANSWER_WITHIN_S)[0]:
+            raise CbtopError("the process does not run: it has no processor time, or waits for a disk or a driver")
+        answer = answers.read(MAX_ANSWER_BYTES).decode("utf-8", "replace")
+    os.waitpid(child, 0)
+    if not answer.startswith(DONE):
+        raise CbtopError(answer or "the process that traces has ended early")
+    return float(answer.removeprefix(DONE))
+
+
+def _work_and_exit(work: Callable[[], float], writer: int) -> NoReturn:
+    answer = ""
+    try:
+        os.setsid()
+        answer = f"{DONE}{work()}"
+    except Exception as error:  # noqa: BLE001 - the parent raises it again
+        answer = str(error) or type(error).__name__
+    finally:
+        try:
+            os.write(writer, answer.encode("utf-8", "replace")[:MAX_ANSWER_BYTES])
+        finally:
+            os._exit(0)

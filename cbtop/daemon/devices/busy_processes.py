@@ -24,6 +24,7 @@ LEAST_PERCENT = 1.0  # of one processor
 STATE, USER_TICKS, SYSTEM_TICKS, START, RESIDENT_PAGES = 0, 11, 12, 19, 21
 STAT_BYTES = 1024
 PYTHONS = ("python", "pypy")
+VALUED = ("--check-hash-based-pycs",)  # long options with a value in the next word
 
 
 class BusyProcesses:
@@ -98,11 +99,29 @@ class BusyProcesses:
             with suppress(OSError):
                 given = Path(f"{self._directory}/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
                 words = given.split("\0")[1:]
-        for at, word in enumerate(words):
-            if word in ("-c", "-"):
-                break
-            if word == "-m":
-                return f"{name} -m {words[at + 1]}" if at + 1 < len(words) else name
-            if word and not word.startswith("-"):
-                return f"{name} {os.path.basename(word)}"
-        return name
+        script = _script(words)
+        return f"{name} {script}" if script else name
+
+
+def _script(words: list[str]) -> str:
+    """Return the script or `-m module` in the arguments of Python. "" if its program is a text, or typed in."""
+    rest = iter(words)
+    for word in rest:
+        if word in VALUED:
+            next(rest, "")
+        elif not word.startswith("-"):
+            return os.path.basename(word)
+        elif word == "-":
+            return ""
+        elif not word.startswith("--"):
+            # Letters in one word are options, of which the first of these four ends the word: `-um module`.
+            at, letter = next(((at, letter) for at, letter in enumerate(word) if letter in "cmWX"), (0, ""))
+            value = word[at + 1 :]
+            if letter == "c":
+                return ""
+            if letter == "m":
+                module = value or next(rest, "")
+                return f"-m {module}" if module else ""
+            if letter and not value:
+                next(rest, "")
+    return ""

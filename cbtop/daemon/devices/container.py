@@ -17,13 +17,13 @@ MAX_DEPTH = 32
 class ContainerLimits:
     """The tightest limits around a process. None: it is not limited.
 
-    `periods` counts the scheduler's periods, and `throttled` the periods without processor time left.
+    `throttling` has, for each control group with a limit of processor time, its path, the number of the scheduler's
+    periods, and the number of periods without processor time left.
     """
 
     cpu_percent: float | None = None  # 100 is one whole processor
     memory_bytes: float | None = None
-    periods: int = 0
-    throttled: int = 0
+    throttling: tuple[tuple[str, int, int], ...] = ()
 
 
 class Containers:
@@ -40,38 +40,55 @@ class Containers:
 
     def limits(self, pid: int) -> ContainerLimits:
         """Return the limits of the control groups around a process."""
-        try:
-            said = (self._processes / str(pid) / "cgroup").read_bytes()
-        except OSError:
-            return ContainerLimits()  # the process has ended, or this system has no control groups
+        said = self._said(str(pid))
         if said not in self._known:
-            self._known[said] = self._read(said.decode("utf-8", "replace"))
+            self._known[said] = self._read(_paths(said))
         return self._known[said]
 
-    def _read(self, said: str) -> ContainerLimits:
-        paths: dict[str, str] = {}
-        for line in said.splitlines():
-            _, controllers, path = line.split(":", 2)
-            paths |= dict.fromkeys(controllers.split(","), path)
-        cpu, throttling = None, (0, 0)
-        for group in self._around(paths, "cpu"):
-            percent = _percent(group)
-            if percent is not None and (cpu is None or percent < cpu):
-                cpu, throttling = percent, _throttling(group)
-        memory = [size for group in self._around(paths, "memory") if (size := _memory_bytes(group)) is not None]
-        return ContainerLimits(cpu, min(memory, default=None), *throttling)
+    def _said(self, pid: str) -> bytes:
+        try:
+            return (self._processes / pid / "cgroup").read_bytes()
+        except OSError:
+            return b""  # the process has ended, or this system has no control groups
 
-    def _around(self, paths: dict[str, str], controller: str) -> Iterator[Path]:
+    def _read(self, paths: dict[str, str]) -> ContainerLimits:
+        own = _paths(self._said("self"))
+        cpu = {
+            group: percent
+            for group in self._around(paths, own, "cpu")
+            if (percent := _percent(group)) is not None
+        }  # fmt: skip
+        memory = [size for group in self._around(paths, own, "memory") if (size := _memory_bytes(group)) is not None]
+        throttling = tuple((str(group), *_throttling(group)) for group in cpu)
+        return ContainerLimits(min(cpu.values(), default=None), min(memory, default=None), throttling)
+
+    def _around(self, paths: dict[str, str], own: dict[str, str], controller: str) -> Iterator[Path]:
         """Yield the directories of the control groups around a process, from the inside out.
 
-        In a container, the path may begin outside of what is mounted there. The root of the mount is then its group.
+        In a container, the path may begin outside of what is mounted there. The root of the mount is then the group
+        of that container. It is around the processes in the `own` group of this process, and around no others.
         """
+        if not paths:
+            return
         has_version_1 = controller in paths and (self._groups / controller).is_dir()
         root = self._groups / controller if has_version_1 else self._groups
-        path = PurePosixPath(paths.get(controller if has_version_1 else "", "/"))
+        key = controller if has_version_1 else ""
+        path, here = PurePosixPath(paths.get(key, "/")), PurePosixPath(own.get(key, "/"))
+        if ".." in path.parts:
+            return  # a different container
+        is_inside = (root / path.relative_to("/")).is_dir() or here in (path, *path.parents)
         for inner in (path, *path.parents)[:MAX_DEPTH]:
-            if ".." not in inner.parts:
+            if is_inside or inner.name:
                 yield root / inner.relative_to("/")
+
+
+def _paths(said: bytes) -> dict[str, str]:
+    """Return the path of the control group of each controller, from the content of /proc/PID/cgroup."""
+    paths: dict[str, str] = {}
+    for line in said.decode("utf-8", "replace").splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path)
+    return paths
 
 
 def _percent(group: Path) -> float | None:

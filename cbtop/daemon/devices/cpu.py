@@ -115,13 +115,21 @@ class Cpu:
         )  # fmt: skip
 
     def _throttled_percent(self, pid: int, start: int, limits: ContainerLimits) -> float | None:
-        """Return in how many percent of the scheduler's periods the container had no processor time left."""
+        """Return in how many percent of the scheduler's periods the container had no processor time left.
+
+        With several control groups around the process, it is the share of the group that was throttled most.
+        """
         before = self._limits.get((pid, start))
         self._next_limits[pid, start] = limits
-        if before is None or limits.cpu_percent is None:
+        if before is None:
             return None
-        periods, throttled = limits.periods - before.periods, limits.throttled - before.throttled
-        return min(100.0, max(0.0, 100 * throttled / periods)) if periods > 0 else 0.0
+        known = {group: counts for group, *counts in before.throttling}
+        shares = [
+            100 * (throttled - known[group][1]) / max(1, periods - known[group][0])
+            for group, periods, throttled in limits.throttling
+            if group in known
+        ]
+        return min(100.0, max(0.0, *shares)) if shares else None
 
     def _waiting_percent(self, pid: int, start: int) -> float | None:
         """Return how many percent of the time a process's busiest thread waited for a processor. None if unknown."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import cbtop.profiler
-from cbtop.profiler.instrument import attach, install
+from cbtop.profiler.instrument import attach, install, temporary
 from cbtop.profiler.instrument.attach_hook import ATTACHED, DETACHED, show_until_the_end
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.ended import rings_of_latest, runs
@@ -118,6 +118,17 @@ def test_a_process_under_cbtop_run_refuses_a_second_profiler(runtime: Path) -> N
     with viewer(runtime) as there:
         assert there.answer.startswith("refused its models are attached already")
     assert os.listdir(runtime) == ["attach-test"]
+
+
+def test_of_two_viewers_at_the_same_moment_one_is_refused(runtime: Path) -> None:
+    with temporary.alone() as is_alone:  # the other viewer, which has installed nothing yet
+        assert is_alone
+        with viewer(runtime) as there:
+            assert there.answer.startswith("refused its models are attached already")
+    assert attribute() is None
+    (runtime / "attach-test").unlink()
+    with viewer(runtime) as there:
+        assert there.answer == ATTACHED
 
 
 def test_a_process_without_torch_refuses(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

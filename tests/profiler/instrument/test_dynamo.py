@@ -110,6 +110,20 @@ def test_functions_behind_decorators_are_marked_and_the_decorators_not(monkeypat
     assert found == {"method", "read", "of_nobody", "of_class", "kept", "remembered", "around"}
 
 
+def test_functions_are_marked_once_and_those_of_a_later_import_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked: list[object] = []
+    monkeypatch.setattr(dynamo, "OUR_MODULES", (__name__,))
+    monkeypatch.setattr(f"{dynamo.__name__}._frames.set_code_exec_strategy", lambda code, _: marked.append(code))
+    dynamo.keep_dynamo_out()
+    assert vars(Decorated)["method"].__code__ in marked
+    marked.clear()
+    dynamo.keep_dynamo_out()
+    assert not marked
+    monkeypatch.setattr(sys.modules[__name__], "imported_later", lambda: None, raising=False)
+    dynamo.keep_dynamo_out()
+    assert vars(sys.modules[__name__])["imported_later"].__code__ in marked
+
+
 def test_the_callback_is_off_in_our_work_and_back_after_an_exception() -> None:
     from torch._C._dynamo.eval_frame import get_eval_frame_callback
 

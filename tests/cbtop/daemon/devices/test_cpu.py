@@ -218,11 +218,14 @@ def test_a_process_has_its_containers_limits_and_how_often_they_held_it() -> Non
     sampler = Cpu(clock_ns=lambda: next(seconds) * 10**7, busy=Idle(), containers=containers)
     shares = []
     for periods, throttled in ((10, 5), (20, 9), (20, 9), (30, 19)):
-        containers.found = ContainerLimits(150.0, 1e9, periods, throttled)
+        containers.found = ContainerLimits(150.0, 1e9, (("pod", periods, throttled), ("app", periods, 0)))
         (process,) = device(sampler, (os.getpid(),)).processes
         assert (process.cpu_limit_percent, process.memory_limit_bytes) == (150.0, 1e9)
         shares.append(process.throttled_percent)
     assert shares == [None, pytest.approx(40.0), 0.0, pytest.approx(100.0)]
+    containers.found = ContainerLimits(150.0, 1e9, (("other", 99, 99),))  # it was moved to another group
+    (process,) = device(sampler, (os.getpid(),)).processes
+    assert process.throttled_percent is None
     containers.found = ContainerLimits(None, 1e9)
     (process,) = device(sampler, (os.getpid(),)).processes
     assert process.throttled_percent is None
