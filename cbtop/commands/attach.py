@@ -26,7 +26,7 @@ examples:
 
 The process must be yours, run CPython 3.11 to 3.13 on Linux for x86-64, and have NumPy. The kernel must let cbtop
 trace it (ptrace): if ptrace_scope is 1, `sudo sysctl kernel.yama.ptrace_scope=0` allows it; a container needs
---cap-add SYS_PTRACE. Its main thread is stopped for about a millisecond, to start a thread of cbtop there. That
+--cap-add SYS_PTRACE. Its main thread is stopped for milliseconds, to start a thread of cbtop there. That
 thread begins when the main thread next runs Python code, and ends with this viewer, however it ends. If gevent has
 replaced threads, the main thread itself loads cbtop, and waits for that. If attaching is not safe, cbtop refuses in
 one line.
