@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -98,11 +98,18 @@ class BusyProcesses:
             with suppress(OSError):
                 given = Path(f"{self._directory}/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
                 words = given.split("\0")[1:]
-        for at, word in enumerate(words):
-            if word in ("-c", "-"):
-                break
-            if word == "-m":
-                return f"{name} -m {words[at + 1]}" if at + 1 < len(words) else name
-            if word and not word.startswith("-"):
-                return f"{name} {os.path.basename(word)}"
+        return with_script(name, words)
+
+
+def with_script(name: str, arguments: Sequence[str]) -> str:
+    """Return the name of a process. For Python, it is followed by the name of the script or module."""
+    if not name.startswith(PYTHONS):
         return name
+    for at, word in enumerate(arguments):
+        if word in ("-c", "-"):
+            break
+        if word == "-m":
+            return f"{name} -m {arguments[at + 1]}" if at + 1 < len(arguments) else name
+        if word and not word.startswith("-"):
+            return f"{name} {os.path.basename(word)}"
+    return name

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from cbtop.daemon.devices.base import MAX_APART_NS, TWO_SAMPLES, Figures, NotKnownError, Rates
-from cbtop.daemon.devices.busy_processes import BusyProcesses
+from cbtop.daemon.devices.busy_processes import BusyProcesses, with_script
 from cbtop.daemon.devices.container import ContainerLimits, Containers
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample
 from cbtop.protocol.process import busiest_wait_ns, pid_namespace, process_start, processor_times
@@ -103,9 +103,12 @@ class Cpu:
         with suppress(NotKnownError):
             worked_s = times.user + times.system
             percent = 100 * self._rates.per_second((pid, start), self._clock_ns(), worked_s)
+        arguments: list[str] = []
+        with suppress(self._api.Error):  # The command line may be hidden, although the figures are not.
+            arguments = process.cmdline()[1:]
         limits = self._containers.limits(pid)
         return DeviceProcess(
-            pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start),
+            pid, start, with_script(name, arguments), float(memory.rss), percent, self._waiting_percent(pid, start),
             limits.cpu_percent, limits.memory_bytes, self._throttled_percent(pid, start, limits),
         )  # fmt: skip
 

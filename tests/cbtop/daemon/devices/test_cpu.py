@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,12 +66,25 @@ def test_the_real_host_says_what_it_and_its_processes_take() -> None:
     assert 0 < second.memory_used_bytes < second.memory_total_bytes
     (process,) = second.processes
     assert (process.pid, process.process_start) == (me, process_start(me))
-    assert process.name == psutil.Process(me).name()
+    assert process.name.split(" ")[0] == psutil.Process(me).name()
     assert process.memory_bytes is not None
     assert process.memory_bytes > 1 << 20
     assert process.utilization_percent is not None
     assert process.utilization_percent > 0
     assert "cpu_percent" not in unknown(second)
+
+
+def test_a_profiled_process_is_named_by_its_script(tmp_path: Path) -> None:
+    script = tmp_path / "odd_class.py"
+    script.write_text("print(flush=True)\ninput()\n")
+    with subprocess.Popen(
+        [sys.executable, str(script), "--secret=1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        (process,) = device(Cpu(busy=Idle()), (running.pid,)).processes
+        running.communicate(b"\n")
+    assert process.name.endswith(" odd_class.py")
 
 
 BUSY = """
