@@ -15,7 +15,7 @@ import textwrap
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from cbtop.tui.app import INTERVALS_S, CbtopApp
 from cbtop.tui.export import KINDS, as_csv
 from cbtop.tui.palette import KeysByName
 from cbtop.tui.replay_app import ReplayApp
+from cbtop.tui.run_app import RunApp
 from cbtop.tui.selection import Selection
 from cbtop.tui.terminal_watch import HANG_UP_EXIT
 from cbtop.tui.views import VIEWS
@@ -1440,7 +1441,33 @@ async def test_a_toast_is_not_over_a_dialog_and_returns_after_it(key: str) -> No
         await pilot.press(key)
         await pilot.pause()
         assert len(app.screen_stack) == 2
-        assert not app.screen.query_one("ToastRack").display
+        assert all(not toast.visible for toast in app.screen.query("Toast"))
         await pilot.press("escape")
         await pilot.pause()
         assert "the last seconds are marked" in screen_text(app)
+
+
+class EndedProgram:
+    """A program of `cbtop run --watch` that has ended."""
+
+    is_running = False
+
+    def written(self) -> Sequence[str]:
+        return ()
+
+    def interrupt(self) -> None:
+        raise AssertionError("an ended program cannot be interrupted")
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Ignore the size."""
+
+
+async def test_tabs_keep_their_names_when_the_watched_program_has_ended() -> None:
+    feed = ScriptedFeed(samples.LIVE)
+    feed.line = "python has ended with exit code 3"
+    app = RunApp(feed, EndedProgram(), interval_s=60)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        text = screen_text(app)
+        assert "  python has ended with exit code 3" in text
+        assert all(f"{number} {view.title[:5]}" in text for number, view in enumerate(RunApp.SHOWN, 1))

@@ -421,7 +421,7 @@ OTHERS = [
     for state, views in {
         "stalled": ("overview", "bricks", "layers", "timeline", "roofline", "graph", "devices"),
         "ended": ("overview", "layers", "roofline", "graph", "sources", "devices"),
-        "lost": ("bricks", "layers", "timeline", "roofline", "graph", "sources", "devices"),
+        "drops": ("bricks", "layers", "timeline", "roofline", "graph", "sources", "devices"),
         "merged": ("overview", "layers", "graph", "sources", "devices"),
     }.items()
     for view in views
