@@ -96,7 +96,9 @@ class CbtopApp(App[int]):
             "v", "range", "a range begins here; it ends here, and every view is of it", show=False, tooltip="range"
         ),
         Binding("escape", "leave_range", "leave the range", show=False, priority=True),
-        Binding("escape", "back", "from the evidence back to where it was opened", show=False, priority=True),
+        Binding(
+            "escape", "leave_evidence", "from the evidence back to where it was opened", show=False, priority=True
+        ),
         Binding("end", "now", "from a look back to now", show=False, priority=True),
         Binding("less_than_sign", "step_source(-1)", "previous source", show=False),
         Binding("greater_than_sign", "step_source(1)", "next source", show=False, tooltip="next source"),
@@ -318,11 +320,11 @@ class CbtopApp(App[int]):
         Esc is also disabled without a range if no other view opened the view, and End while the screen is live.
         They keep their other meanings, such as closing the filter.
         """
-        if action not in ("steps", "seek", "seek_to", "range", "leave_range", "back", "now"):
+        if action not in ("steps", "seek", "seek_to", "range", "leave_range", "leave_evidence", "now"):
             return True
         if (
             (action == "leave_range" and self._travel.chosen_s is None)
-            or (action == "back" and not self._opened_from)
+            or (action == "leave_evidence" and not self._opened_from)
             or (action == "now" and self._travel.past is None)
         ):
             return False
@@ -393,7 +395,7 @@ class CbtopApp(App[int]):
         self._opened_from.append(self._tabs.active)
         self._show_tab(index)
 
-    def action_back(self) -> None:
+    def action_leave_evidence(self) -> None:
         self._show_tab(self._opened_from.pop())
 
     def on_sources_source_chosen(self, event: Sources.SourceChosen) -> None:

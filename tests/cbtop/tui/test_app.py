@@ -596,7 +596,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Overview, "move(-1)"): moves_the_cursor_of_the_overview,
     (Overview, "open"): opens_the_evidence,
     (Overview, "close"): closes_the_sampled_functions,
-    (CbtopApp, "back"): goes_back_to_the_overview,
+    (CbtopApp, "leave_evidence"): goes_back_to_the_overview,
     (Layers, "open"): opens_the_layer_in_the_graph,
     (Timeline, "zoom(1)"): moves_the_timeline(lambda was, now: 0 < now.length_ns < was.length_ns and now.is_held),
     (Timeline, "zoom(-1)"): moves_the_timeline(lambda was, now: now.length_ns > was.length_ns and now.is_held),
@@ -1192,7 +1192,7 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         offered = {str(hit.text).rpartition("  ")[0] async for hit in KeysByName(here).discover()}
         # These actions are not offered now: the palette is already open, and the screen shows neither a range nor a
         # past moment.
-        elsewhere = {"command_palette", "leave_range", "now", "back"}
+        elsewhere = {"command_palette", "leave_range", "now", "leave_evidence"}
         ours = {
             binding.description
             for owner, binding in BINDINGS
@@ -1417,7 +1417,7 @@ async def test_rows_scrolled_into_a_paused_screen_are_of_the_moment_it_was_pause
         assert all(" 7.00 " in row for row in rows)
 
 
-async def test_a_footer_that_is_drawn_after_the_help_closed_does_nothing() -> None:
+async def test_a_footer_that_is_drawn_after_the_help_closed_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("question_mark")
@@ -1426,9 +1426,10 @@ async def test_a_footer_that_is_drawn_after_the_help_closed_does_nothing() -> No
         await pilot.press("escape")
         await pilot.pause()
         assert not footer.is_attached
-        before = footer._lines
+        drawn: list[int] = []
+        monkeypatch.setattr(footer, "draw", lambda width, height: drawn.append(width) or [])
         footer.redraw()
-        assert footer._lines is before
+        assert not drawn
 
 
 @pytest.mark.parametrize("key", ["question_mark", "e", "ctrl+p"])
