@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cbtop.protocol.attributes import ModuleAttributes
 from cbtop.units import counted
 from cbtop.viewmodels.bricks import BrickModule
 
@@ -12,9 +13,13 @@ MAX_MODULES = 3  # Modules at fewer places are counted.
 
 def module(row: BrickModule) -> str:
     """Format a module: `torch.nn.Linear, torch/nn/modules/linear.py:134, weight 4864x896 float32, 24 places`."""
+    return ", ".join(filter(None, (described(row), counted(row.places, "place"))))
+
+
+def described(row: BrickModule | ModuleAttributes) -> str:
+    """Return the known of a module's class, place and weight, separated by commas."""
     weight = f"weight {row.weight_shape} {row.weight_dtype}" if row.weight_shape else ""
-    places = counted(row.places, "place")
-    return ", ".join(filter(None, (row.module_class, row.module_source, weight, places)))
+    return ", ".join(filter(None, (row.module_class, row.module_source, weight)))
 
 
 def modules(rows: Sequence[BrickModule]) -> list[str]:

@@ -9,12 +9,14 @@ from cbtop.viewmodels.loss import LossView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import WarmUpView
 
+SAMPLE_MARK = "a sample: "  # the first words of the texts about recorded steps
+
 
 def sample(every: int | None) -> str:
     """Format the share of recorded steps: `a sample: one step in 10`. Return "" if every step is recorded."""
     if every is None:
-        return "a sample: some processes leave steps out"
-    return f"a sample: one step in {every:,}" if every > 1 else ""
+        return f"{SAMPLE_MARK}some processes leave steps out"
+    return f"{SAMPLE_MARK}one step in {every:,}" if every > 1 else ""
 
 
 def inside_of_all(source: SourceView) -> str:

@@ -50,3 +50,12 @@ def brief(view: SampledTimeView) -> str:
         return ""
     first = view.functions[0]
     return f"{heading(view)}: {share(first)} in {function_place(first)}"
+
+
+def briefest(view: SampledTimeView) -> str:
+    """Return `brief` without the caller, the file's folder and the facts about all samples."""
+    if not brief(view):
+        return ""
+    first = view.functions[0]
+    what = f"{first.name} {first.file.rpartition('/')[2]}:{first.line}{waits(first)}"
+    return f"{view.place} (sampled, n = {view.samples:,}): {share(first)} in {what}"

@@ -31,7 +31,7 @@ from cbtop.tui.roofs import Roofs
 from cbtop.tui.selection import Selection
 from cbtop.tui.terminal_watch import TerminalWatch
 from cbtop.tui.time_travel import AskBack, TimeTravel
-from cbtop.tui.views import EVIDENCE, VIEWS
+from cbtop.tui.views import EVIDENCE, EVIDENCE_OF_VERDICT, VIEWS
 from cbtop.tui.views.base import View
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.graph import Graph
@@ -96,7 +96,9 @@ class CbtopApp(App[int]):
             "v", "range", "a range begins here; it ends here, and every view is of it", show=False, tooltip="range"
         ),
         Binding("escape", "leave_range", "leave the range", show=False, priority=True),
-        Binding("escape", "overview", "from the evidence back to the overview", show=False, priority=True),
+        Binding(
+            "escape", "leave_evidence", "from the evidence back to where it was opened", show=False, priority=True
+        ),
         Binding("end", "now", "from a look back to now", show=False, priority=True),
         Binding("less_than_sign", "step_source(-1)", "previous source", show=False),
         Binding("greater_than_sign", "step_source(1)", "next source", show=False, tooltip="next source"),
@@ -163,7 +165,7 @@ class CbtopApp(App[int]):
         self.orders: dict[str, tuple[str, bool]] = {}
         self._tick_timer: Timer | None = None
         self._views: list[View] = []
-        self._is_evidence = False  # whether the overview opened the shown view
+        self._opened_from: list[int] = []  # the tabs from which Enter opened the next view, the first one first
         self._first = next((at for at, view in enumerate(self.SHOWN) if view.section == section), 0)
 
     def compose(self) -> ComposeResult:
@@ -315,14 +317,14 @@ class CbtopApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the keys that move in time while the help or the filter is open.
 
-        Esc is also disabled without a range if the overview did not open the view, and End while the screen is live.
+        Esc is also disabled without a range if no other view opened the view, and End while the screen is live.
         They keep their other meanings, such as closing the filter.
         """
-        if action not in ("steps", "seek", "seek_to", "range", "leave_range", "overview", "now"):
+        if action not in ("steps", "seek", "seek_to", "range", "leave_range", "leave_evidence", "now"):
             return True
         if (
             (action == "leave_range" and self._travel.chosen_s is None)
-            or (action == "overview" and not self._is_evidence)
+            or (action == "leave_evidence" and not self._opened_from)
             or (action == "now" and self._travel.past is None)
         ):
             return False
@@ -353,7 +355,10 @@ class CbtopApp(App[int]):
 
     def action_view(self, index: int) -> None:
         """Show the view with this index in the list of tabs."""
-        self._is_evidence = False
+        self._opened_from.clear()
+        self._show_tab(index)
+
+    def _show_tab(self, index: int) -> None:
         self._tabs.set_active(index)
         self._follow_records()
         # A recording can provide the records of the paused moment at once. So show the records even if the screen is
@@ -371,7 +376,7 @@ class CbtopApp(App[int]):
 
     def on_layers_opened(self, event: Layers.Opened) -> None:
         graph = next(view for view in self._views if isinstance(view, Graph))
-        self.action_view(self._views.index(graph))
+        self._open_from_here(self._views.index(graph))
         graph.open_node(event.node)
 
     def on_overview_evidence_opened(self, event: Overview.EvidenceOpened) -> None:
@@ -379,15 +384,19 @@ class CbtopApp(App[int]):
         subject = event.subject
         if self.source is not None and subject.name in [steps.phase for steps in self.source.phases]:
             self.phase = subject.name
-        view = self._views[self.SHOWN.index(EVIDENCE[subject.kind])]
-        self.action_view(self._views.index(view))
+        index = self.SHOWN.index(EVIDENCE_OF_VERDICT.get(event.verdict, EVIDENCE[subject.kind]))
+        self._open_from_here(index)
         if self.source is not None and self.source.phase != self.phase is not None:
             self.show()
-        view.point_at(subject)
-        self._is_evidence = True
+        self._views[index].point_at(subject)
 
-    def action_overview(self) -> None:
-        self.action_view(self.SHOWN.index(Overview))
+    def _open_from_here(self, index: int) -> None:
+        """Show a view from which Esc comes back to the present one."""
+        self._opened_from.append(self._tabs.active)
+        self._show_tab(index)
+
+    def action_leave_evidence(self) -> None:
+        self._show_tab(self._opened_from.pop())
 
     def on_sources_source_chosen(self, event: Sources.SourceChosen) -> None:
         """Show only the chosen source in every view, and stop following the newest process."""

@@ -13,7 +13,6 @@ from cbtop.tui.feeds import AppFeed, HistoryFile
 from cbtop.tui.time_travel import AskBack
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.output import Output
-from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.source import SourceView
 
 # The first Ctrl-C interrupts the started program. The app cannot be suspended, because it must read the program's
@@ -76,7 +75,7 @@ class RunApp(CbtopApp, inherit_bindings=False):
     def _show_surroundings(self) -> None:
         super()._show_surroundings()
         if not self._program.is_running:
-            self._tabs.set_note(((clean(self.feed.status()), "dim"),), keep=True)
+            self._notice.show_end(self.feed.status())
 
     def on_resize(self, event: Resize) -> None:
         self._program.resize(event.size.width, event.size.height)

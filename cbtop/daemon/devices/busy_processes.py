@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,11 +99,16 @@ class BusyProcesses:
             with suppress(OSError):
                 given = Path(f"{self._directory}/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
                 words = given.split("\0")[1:]
-        script = _script(words)
-        return f"{name} {script}" if script else name
+        return with_script(name, words)
 
 
-def _script(words: list[str]) -> str:
+def with_script(name: str, arguments: Sequence[str]) -> str:
+    """Return the name of a process. For Python, it is followed by the name of the script or module."""
+    script = _script(arguments) if name.startswith(PYTHONS) else ""
+    return f"{name} {script}" if script else name
+
+
+def _script(words: Sequence[str]) -> str:
     """Return the script or `-m module` in the arguments of Python. "" if its program is a text, or typed in."""
     rest = iter(words)
     for word in rest:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from cbtop.daemon.devices.base import MAX_APART_NS, TWO_SAMPLES, Figures, NotKnownError, Rates
-from cbtop.daemon.devices.busy_processes import BusyProcesses
+from cbtop.daemon.devices.busy_processes import BusyProcesses, with_script
 from cbtop.daemon.devices.container import ContainerLimits, Containers
 from cbtop.daemon.devices.memory_history import MemoryHistory
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, packed_memory
@@ -105,11 +105,14 @@ class Cpu:
         with suppress(NotKnownError):
             worked_s = times.user + times.system
             percent = 100 * self._rates.per_second((pid, start), self._clock_ns(), worked_s)
+        arguments: list[str] = []
+        with suppress(self._api.Error):  # The command line may be hidden, although the figures are not.
+            arguments = process.cmdline()[1:]
         limits = self._containers.limits(pid)
         shared = getattr(memory, "shared", None)  # only Linux reports it
         private = None if shared is None else float(max(0, memory.rss - shared))
         return DeviceProcess(
-            pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start),
+            pid, start, with_script(name, arguments), float(memory.rss), percent, self._waiting_percent(pid, start),
             limits.cpu_percent, limits.memory_bytes, self._throttled_percent(pid, start, limits), private,
             b"" if private is None else packed_memory(self._memory.take((pid, start), self._clock_ns(), private)),
         )  # fmt: skip

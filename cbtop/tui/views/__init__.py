@@ -27,3 +27,5 @@ EVIDENCE: dict[About, type[View]] = {
     About.BRICK: Bricks,
     About.ROOF: Roofline,
 }
+# The views of verdicts with evidence elsewhere, by the verdict's id.
+EVIDENCE_OF_VERDICT: dict[str, type[View]] = {"starved": Devices}

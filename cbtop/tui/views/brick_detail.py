@@ -85,7 +85,9 @@ def detail_lines(
     drawn = (bars, layers, seconds, launched)
     if width < TWO_COLUMNS:
         order = (bars, layers, seconds, budget, time, work, module, launched, checks)
-        by_rank = (bars, budget, time, layers, work, module, seconds, launched, checks)
+        by_rank = (bars, budget, time, module, layers, work, seconds, launched, checks)
+        if brick.budget_us_per_token is None:
+            by_rank = (bars, time, module, layers, work, seconds, launched, checks, budget)
         return [head, *parts_lines(order, by_rank, width, height - 1)]
     left = parts_lines((time, work, module, budget, checks), (time, budget, work, module, checks), each, height - 1)
     right = parts_lines(drawn, drawn, width - each - len(GAP), height - 1)

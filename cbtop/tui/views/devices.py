@@ -27,7 +27,7 @@ from cbtop.tui.views.figures import figure
 from cbtop.tui.widgets.braille import sparkline
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.curve import Chart, charts
-from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, plain, rule, width_of
 from cbtop.tui.widgets.pager import Page, Pager
 from cbtop.viewmodels.devices import DeviceRow, MachineView, ProcessRow
 from cbtop.viewmodels.source import SourceView
@@ -95,6 +95,17 @@ PROCESSES: tuple[Column[ProcessRow], ...] = (
     Column("on", 4, 2, _process_device, "the GPU, a row for each that it is on", align="left"),
     *(_process_column(shown) for shown in PROCESS_COLUMNS),
 )  # fmt: skip
+
+
+def process_columns(rows: Sequence[ProcessRow]) -> list[Column[ProcessRow]]:
+    """Return the columns of the processes, without those that no process can have, such as memory of a GPU on a
+    machine without one.
+    """
+
+    def is_known(column: Column[ProcessRow]) -> bool:
+        return any(plain(column.cell(row, column.width)).strip() != units.NONE_THERE for row in rows)
+
+    return [column for column in PROCESSES if is_known(column)]
 
 
 def busy_curve(percents: Sequence[float | None], width: int) -> Line:
@@ -198,7 +209,7 @@ def machine_lines(machine: MachineView, width: int) -> list[Line]:
         else:
             lines.append(((" ", ""), *row_line(placed, row)))
     if machine.processes:
-        on_processes = place(PROCESSES, width - 2)
+        on_processes = place(process_columns(machine.processes), width - 2)
         lines += [BLANK, ((" ", ""), *head_line(on_processes, "", descending=True))]
         lines += [((" ", ""), *row_line(on_processes, row)) for row in machine.processes]
         limits = dict.fromkeys(filter(None, map(container_text, machine.processes)))

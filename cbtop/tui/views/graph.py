@@ -94,15 +94,16 @@ class Graph(View):
         "times. Where async tasks, dependencies or transfers are in the graph, the critical path is marked and the "
         "other nodes show their slack, of the mean run. Sorted, the children of each node stand in the order that "
         "their figures had when the key was pressed: rows stand still. In the room that rows leave stands the node "
-        "under the cursor: its figures and, of a layer or a brick, what is known of that in all layers. At first the "
-        "cursor is on the brick that takes the most time."
+        "under the cursor: its module of torch with class and place, its figures and, of a layer or a brick, what is "
+        "known of that in all layers; Enter on a row that does not unfold gives that half of the screen. At first "
+        "the cursor is on the brick that takes the most time."
     )
     columns_doc = tuple(
         (column.title, column.doc) for column in graph_columns((), tuple, slack=True, burst=True, changes={})
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "toggle_fold", "fold/unfold"),
+        Binding("enter", "open", "open/fold"),
         Binding("h,left", "fold", "fold", show=False),
         Binding("l,right", "unfold", "unfold", show=False),
         Binding("z", "toggle_all", "all"),
@@ -120,6 +121,7 @@ class Graph(View):
     def compose(self) -> ComposeResult:
         self._tree = FoldedTree()
         self._fold_state_of = ""
+        self._shows_detail = False  # whether the details get half of the screen, even if rows need it
         self._is_at_costliest = False  # whether the cursor was put on the costliest brick of the process
         # The nodes in the table and the ids of the unfolded nodes, both at the last drawing.
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None
@@ -177,7 +179,9 @@ class Graph(View):
         rows, lines = 1 + len(self._table.rows), height - self._filter.display - self._path.display
         is_beside = width >= BESIDE
         self._panes.set_class(is_beside, "-beside")
-        self._detail.display = bool(self._table.rows) and (is_beside or lines - rows >= LEAST_LINES)
+        least = lines // 2 if self._shows_detail else LEAST_LINES
+        rows = min(rows, lines - least) if self._shows_detail else rows
+        self._detail.display = bool(self._table.rows) and (is_beside or lines - rows >= least)
         self._table.styles.height = "1fr" if is_beside or not self._detail.display else rows
         self.call_after_refresh(self._show_detail)
 
@@ -274,13 +278,21 @@ class Graph(View):
         self._lay_out()
 
     def open_node(self, node: int) -> None:
-        """Move the cursor to the row of `node`. Unfold the node and its ancestors."""
+        """Move the cursor to the row of `node` and show its details. Unfold the node and its ancestors."""
+        self._shows_detail = True
         self._set_unfolded(self._tree.unfolded | self._tree.ancestors(node) | {node})
         self._table.move_to_node(node)
 
-    def action_toggle_fold(self) -> None:
-        if (row := self._table.current) is not None and row.has_children:
+    def action_open(self) -> None:
+        """Fold or unfold the node under the cursor. If it has no children, show or hide its details."""
+        row = self._table.current
+        if row is None:
+            return
+        if row.has_children:
             self._set_unfolded(self._tree.unfolded ^ {row.id})
+        else:
+            self._shows_detail = not self._shows_detail
+            self._lay_out()
 
     def action_fold(self) -> None:
         """Fold the node under the cursor. If this node is already folded or has no children, go to its parent."""

@@ -81,17 +81,21 @@ def _identity(heading: Heading, width: int) -> Line:
             *(((f"  {heading.position}", "accent"),) if heading.position else ()),
         )
     left: Line = (*badges, (" ", ""), *_of(source), ("  ", ""), *who)
+    if width_of(left) > width:  # The name of the program must be readable.
+        left = (*badges, (" ", ""), *_of(source, is_short=True), ("  ", ""), *who)
     left = fit_line(left, min(width_of(left), width))
     free = max(0, width - width_of(left) - 4)
     right: Line = join_fitting(([((fact, "dim"),) for fact in _facts(source)]), free, " · ")
     return both_ends(left, (*right, (" ", "")), width) if right else fit_line(left, width)
 
 
-def _of(source: SourceView) -> Line:
+def _of(source: SourceView, *, is_short: bool = False) -> Line:
     """Return the time range of the figures in the header. If steps are sampled, the interval and the cost of
     recording are added.
     """
     sample = recording_text.sample(source.sample_every)
+    if is_short:
+        sample = sample.removeprefix(recording_text.SAMPLE_MARK)
     cost = recording_text.limit_of_overhead(source.overhead) if source.overhead else ""
     of_steps: Line = ()
     if sample:
@@ -140,7 +144,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
     if steps and steps.overlap:
         tiles.insert(5, _Tile("at once", ((units.number(steps.at_once), ""),)))
     # The tile with lost records comes first, so that a narrow screen still shows it.
-    tiles.insert(0 if source.loss.lost else len(latencies), _Tile("drops", drops(source.loss)))
+    tiles.insert(0 if source.loss.lost else len(latencies), _Tile("lost", drops(source.loss)))
     return tiles
 
 
@@ -231,7 +235,7 @@ def _figures(source: SourceView, width: int) -> Line:
         ((clean(source.phase or units.NOT_MEASURED), "accent"),),
         ((units.count(steps.count if steps else 0), ""), (" steps", "dim")),
     ]
-    parts.insert(1 if source.loss.lost else 2, (("drops ", "dim"), *drops(source.loss)))
+    parts.insert(1 if source.loss.lost else 2, (("lost ", "dim"), *drops(source.loss)))
     return join_fitting(parts, width)
 
 
@@ -266,6 +270,7 @@ class Notice(Drawing):
         super().__init__(id=id)
         self._notice: Line = BLANK
         self._progress: Line = BLANK
+        self._end: Line = BLANK
 
     def show_source(self, source: SourceView | None, refused: str) -> None:
         if refused:  # If the daemon refuses this viewer, show the refusal. All other notices would be about old data.
@@ -279,12 +284,17 @@ class Notice(Drawing):
         self._progress = (("  ", ""), *progress_line(what, done, _BAR_WIDTH)) if what else BLANK
         self._show()
 
+    def show_end(self, status: str) -> None:
+        """Show how the started program has ended, before other notices, from now on."""
+        self._end = (("  ", ""), (clean(status), "strong"))
+        self._show()
+
     def _show(self) -> None:
-        self.display = bool(self._progress or self._notice)
+        self.display = bool(self._progress or self._end or self._notice)
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
-        return [fit_line((*self._progress, *self._notice), width)]
+        return [fit_line((*self._progress, *self._end, *self._notice), width)]
 
 
 def notice(source: SourceView) -> Line:

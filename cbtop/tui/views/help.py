@@ -38,7 +38,7 @@ WORDS = (
     ("in steps", "tokens a second of the time in which at least one of the steps that ended ran (tok/s in steps)"),
     ("between steps", "wall-clock time in which no step of any phase ran: what the host does between two of them"),
     ("at once", "how many steps ran at the same time, on average; a step's time is its own, waiting included"),
-    ("drops", "records lost since the daemon looked: with any, totals are too low"),
+    ("lost", "records lost since the daemon looked: with any, totals are too low"),
     (
         "order of rows",
         f"exact when you sort; then a row passes another once it has been {STEADY_MARGIN:.0%} ahead of it "

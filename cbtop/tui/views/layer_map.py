@@ -69,8 +69,7 @@ def slowest_line(layers: LayersView, width: int) -> Line:
     if row is None or row.to_median is None or row.median_us is None:
         return fit_line((("  no layer has three others like it to be compared with", "dim"),), width)
     if row.excess is None:
-        percent = 100 * (row.to_median - 1)
-        most = f"the p50 of {clean(row.name)} is {percent:.0f} % over that of its peers, the most"
+        most = f"the longest is {clean(row.name)}, p50 {units.number(row.to_median)}× that of its peers"
         text = f"  no layer stands out; {most}"
         return fit_line(((text, "dim"),), width)
     if layers.steps is not None and layers.steps < MIN_STEPS:
@@ -79,7 +78,7 @@ def slowest_line(layers: LayersView, width: int) -> Line:
     many = layers.stands_out(row)
     if not many:
         like = len(layers.like(row))
-        why = f"too few like it to tell ({like})" if like < MIN_LAYERS else "others do so, too"
+        why = f"too few like it to tell ({like})" if like < MIN_LAYERS else "as far as others are"
         text = f"  {clean(row.name)}: p50 {units.number(row.to_median)}× that of its peers: {why}"
         return fit_line(((text, "dim"),), width)
     name, us = row.excess

@@ -47,7 +47,8 @@ class Layers(View):
         "before them. ▼ stands over a layer whose p50, its median call, is over 1.2 times that of the layers like it "
         "(same stack, same bricks); a single pause makes a bar higher and no mark. Δ stands over the one that has "
         "become slower by most since the baseline (`b`). Arrows go from layer to layer and from brick to brick, "
-        "Enter opens the layer in the graph. Where there is room stand the bricks of the layer under the cursor, "
+        "Enter opens the brick under the cursor in the graph, or the layer, and Esc comes back. Where there is room "
+        "stand the bricks of the layer under the cursor, "
         "their p50 beside that of the layers like it (×), and all layers, the slowest among its peers "
         "first; on a wide terminal also the brick under the cursor."
     )
@@ -63,7 +64,7 @@ class Layers(View):
         Binding("k,up", "brick(-1)", "brick before", show=False),
         Binding("g,home", "to_end(0)", "first layer", show=False),
         Binding("G,end", "to_end(-1)", "last layer", show=False),
-        Binding("enter", "open", "open layer"),
+        Binding("enter", "open", "open"),
     ]
 
     class Opened(Message):
@@ -116,8 +117,11 @@ class Layers(View):
         self._map.move_to(at)
 
     def action_open(self) -> None:
-        if (row := self._map.current) is not None:
-            self.post_message(self.Opened(row.id))
+        if (row := self._map.current) is None or self.source is None:
+            return
+        inside = (node for node in self.source.graph if node.parent == row.id)
+        brick = next((node for node in inside if clean(node.name) == self._map.current_line), None)
+        self.post_message(self.Opened(row.id if brick is None else brick.id))
 
 
 class LayerMap(SourceDrawing, can_focus=True):
@@ -152,6 +156,13 @@ class LayerMap(SourceDrawing, can_focus=True):
     def current(self) -> LayerRow | None:
         """The layer under the cursor of the map, or None without layers."""
         return self._rows[self._at] if self._rows else None
+
+    @property
+    def current_line(self) -> str:
+        """The name of the row of bars under the cursor, such as that of a brick, or "" without layers."""
+        layers = self._source.layer_times if self._source else None
+        strips = strips_of(layers) if layers else []
+        return strips[min(self._line, len(strips) - 1)].name if strips else ""
 
     def move(self, layers: int, lines: int) -> None:
         if self._rows:

@@ -11,15 +11,15 @@ from functools import partial
 from cbtop import units
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.vocabulary import NodeKind, Provenance
-from cbtop.text import kernel_text
+from cbtop.text import kernel_text, module_text
 from cbtop.text.statistics import Of, statistics_of
 from cbtop.tui.views.brick_detail import Fact, group_lines
-from cbtop.tui.views.brick_pictures import durations, layers_part, trend
+from cbtop.tui.views.brick_pictures import durations, heading_line, layers_part, trend
 from cbtop.tui.views.layer_pane import layer_lines, pane_height
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule, width_of, wrap_line
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.graph import GraphRow
@@ -100,7 +100,8 @@ def _figures(node: GraphRow, source: SourceView, width: int) -> list[Line]:
     known = [(row.word or row.title, clean(row.in_full(node)), "") for row in rows]
     if not known:
         known = [("n/a", "it is not timed on its own", "dim")]
-    lines = group_lines("here", f"{Provenance.MEASURED.value} and {Provenance.DERIVED.value}", known, width)
+    lines = _module(node, width)
+    lines += group_lines("here", f"{Provenance.MEASURED.value} and {Provenance.DERIVED.value}", known, width)
     of_kernel = {field.name: getattr(node.kernel, field.name) for field in fields(KernelAttributes)}
     launch: list[Fact] = [
         (name.replace("_bytes", "").replace("_", " "), _attribute(name, value), "")
@@ -114,6 +115,15 @@ def _figures(node: GraphRow, source: SourceView, width: int) -> list[Line]:
     if node.burst is not None:
         lines.append(fit_line(((f"  {kernel_text.in_burst(node.burst)}", "dim"),), width))
     return [*lines, BLANK]
+
+
+def _module(node: GraphRow, width: int) -> list[Line]:
+    """Return a heading and a text with the class, place and weight of the node's module. Return [] if unknown."""
+    text = module_text.described(node.module)
+    if not text:
+        return []
+    heading = heading_line("module", Provenance.STATIC.value, width)
+    return [heading, *wrap_line((("  ", ""),), ((clean(text), ""),), width)]
 
 
 def _maker(node: GraphRow, source: SourceView, width: int) -> list[Line]:

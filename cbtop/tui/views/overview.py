@@ -28,7 +28,7 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.views.sampled import most_sampled_lines, sampled_detail, sampled_lines, shown_places
 from cbtop.tui.views.training import legend, lines_below, training_lines
-from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines, verdict_of_each_line
+from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines, verdict_of_each_line, whole_verdict
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
 from cbtop.tui.widgets.curve import LEAST_CHART, USUAL_CHART, Chart, charts
@@ -121,11 +121,14 @@ class Overview(View, can_focus=True):
     ]
 
     class EvidenceOpened(Message):
-        """Sent when the user wants to see the evidence of a row of the overview."""
+        """Sent when the user wants to see the evidence of a row of the overview. `verdict` is the id of a verdict or
+        the name of another part.
+        """
 
-        def __init__(self, subject: Subject) -> None:
+        def __init__(self, subject: Subject, verdict: str = "") -> None:
             super().__init__()
             self.subject = subject
+            self.verdict = verdict
 
     def compose(self) -> ComposeResult:
         self._drawing = OverviewDrawing(id="overview-drawing")
@@ -147,7 +150,7 @@ class Overview(View, can_focus=True):
         elif row.part == _SAMPLED:
             self._drawing.open_sampled(True)
         else:
-            self.post_message(self.EvidenceOpened(row.subject))
+            self.post_message(self.EvidenceOpened(row.subject, row.part))
 
     def action_close(self) -> None:
         """Close the list of sampled functions."""
@@ -183,6 +186,8 @@ class OverviewDrawing(SourceDrawing):
         super().__init__(id=id)
         self._pictures = Pictures()
         self._panes: Sequence[_Pane] = ()
+        # The rows that the user can open, from top to bottom, the left column first.
+        self.rows: list[OverviewRow] = []
         self._cursor: OverviewRow | None = None
         self._shows_sampled = False  # whether the sampled functions are shown instead of the overview
 
@@ -194,12 +199,6 @@ class OverviewDrawing(SourceDrawing):
     def let_go(self) -> None:
         """Drop the cached pictures of the previous moment."""
         self._pictures.let_go()
-
-    @property
-    def rows(self) -> list[OverviewRow]:
-        """The rows that the user can open, from top to bottom, the left column first."""
-        links = [link for pane in self._panes for _, link in pane.lines]
-        return list(dict.fromkeys(link for link in links if isinstance(link, OverviewRow)))
 
     @property
     def current(self) -> OverviewRow | None:
@@ -232,7 +231,7 @@ class OverviewDrawing(SourceDrawing):
             elif row.part == _SAMPLED:
                 self._shows_sampled = True
             else:
-                self.post_message(Overview.EvidenceOpened(row.subject))
+                self.post_message(Overview.EvidenceOpened(row.subject, row.part))
             self._cursor = row
             self.redraw()
 
@@ -240,11 +239,14 @@ class OverviewDrawing(SourceDrawing):
         if self._source is None:
             return []
         if self._shows_sampled:
-            self._panes = ()
+            self._panes, self.rows = (), []
             return sampled_detail(self._source, width)[:height]
         self._pictures.begin(self._source)
-        self._panes = self._drawn(self._source, width, height)
+        panes = self._drawn(self._source, width, height)
+        links = [link for pane in panes for _, link in pane.lines]
+        self.rows = list(dict.fromkeys(link for link in links if isinstance(link, OverviewRow)))
         current = self.current
+        self._panes = [_with_whole_verdict(pane, current, self._source) for pane in panes] if current else panes
         drawn = [
             [_under_cursor(line, pane.width) if current and link == current else line for line, link in pane.lines]
             for pane in self._panes
@@ -307,6 +309,21 @@ class OverviewDrawing(SourceDrawing):
         aside = verdicts, bricks, devices, meanwhile, cost
         second = linked_lines(aside, (*first_of, meanwhile), right, height)
         return [_Pane(first, 0, left), _Pane(second, left + len(GAP), right)]
+
+
+def _with_whole_verdict(pane: _Pane, current: OverviewRow, source: SourceView) -> _Pane:
+    """Return the column with the complete text of the verdict under the cursor. It covers the lines below it, so that
+    no other line moves.
+    """
+    at = [number for number, (_, link) in enumerate(pane.lines) if link == current]
+    verdict = next((one for one in source.verdicts if (one.id, one.about) == (current.part, current.subject)), None)
+    if verdict is None or not at:
+        return pane
+    whole = [(line, current) for line in whole_verdict(verdict, pane.width)][: len(pane.lines)]
+    if len(at) >= len(whole):
+        return pane
+    first = min(at[0], len(pane.lines) - len(whole))
+    return replace(pane, lines=[*pane.lines[:first], *whole, *pane.lines[first + len(whole) :]])
 
 
 def _under_cursor(line: Line, width: int) -> Line:

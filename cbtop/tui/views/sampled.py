@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
+
 from cbtop.text import sampled_text
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, rule, wrap_line
 from cbtop.viewmodels.cpu_samples import FunctionShare, SampledTimeView
@@ -31,7 +33,13 @@ def sampled_lines(source: SourceView, width: int, height: int) -> list[Line]:
     places = shown_places(source)
     if height >= most_sampled_lines(source):
         return [line for place in places for line in _place(place, width)]
-    return [(("  ", ""), (clip(clean(sampled_text.brief(place)), width - 2), "")) for place in places[:height]]
+    return [(("  ", ""), (clip(_brief(place, width - 2), width - 2), "")) for place in places[:height]]
+
+
+def _brief(place: SampledTimeView, width: int) -> str:
+    """Return the line with the most frequent function, shortened if it is wider than `width` cells."""
+    text = clean(sampled_text.brief(place))
+    return text if cell_len(text) <= width else clean(sampled_text.briefest(place))
 
 
 def sampled_detail(source: SourceView, width: int) -> list[Line]:

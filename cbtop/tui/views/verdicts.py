@@ -58,6 +58,12 @@ def _lines(source: SourceView, verdicts: Sequence[Verdict], width: int, height: 
     return [rule((("verdicts", "dim"),), width, join((derived, more), " · ")), *lines]
 
 
+def whole_verdict(verdict: Verdict, width: int) -> list[Line]:
+    """Return the complete sentence, gain and advice of a verdict."""
+    sentence, advice = _texts(verdict, width)
+    return [*sentence, *advice]
+
+
 def verdict_of_each_line(source: SourceView, width: int, height: int) -> list[Verdict | None]:
     """Return the verdict that each line of `verdict_lines` belongs to, or None for a line of no verdict."""
     if (withheld := _withheld(source, width)) and height >= _LEAST_WITHHELD:

@@ -43,7 +43,7 @@ class Drawing(Widget):
     def redraw(self) -> None:
         """Draw the widget again, and repaint the cells that differ from the screen."""
         width, height = self._room
-        if not (width and height):
+        if not (width and height and self.is_attached):  # The screen of the widget may be closed since the request.
             return
         before, lines = self._lines, self.draw(width, height)[:height]
         changed = []

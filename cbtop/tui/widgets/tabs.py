@@ -9,10 +9,7 @@ from textual.events import Click
 from textual.message import Message
 
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import Line, Span, both_ends, width_of
-
-# Number of blank cells next to the note. If the note is kept, tabs leave room for it and these cells.
-NOTE_GAP = 4
+from cbtop.tui.widgets.lines import Line, Span, both_ends
 
 
 class TabBar(Drawing):
@@ -30,15 +27,14 @@ class TabBar(Drawing):
         self.titles = tuple(titles)
         self.active = active
         self.note: Line = ()
-        self._is_note_kept = False
 
     def set_active(self, index: int) -> None:
         self.active = index
         self.redraw()
 
-    def set_note(self, note: Line, *, keep: bool = False) -> None:
-        """Set the note at the right end of the tabs. With `keep`, tabs are shortened to leave room for the note."""
-        self.note, self._is_note_kept = note, keep
+    def set_note(self, note: Line) -> None:
+        """Set the note at the right end of the tabs. It is cut if the tabs leave too little room."""
+        self.note = note
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -52,8 +48,6 @@ class TabBar(Drawing):
 
         If there is too little room, all labels except the active one are shortened.
         """
-        if self._is_note_kept:
-            width -= width_of(self.note) + NOTE_GAP
         wide = [f" {number} {title} " for number, title in enumerate(self.titles, 1)]
         found, letters = wide, max(map(len, self.titles))
         while sum(map(cell_len, found)) > width and letters >= 0:

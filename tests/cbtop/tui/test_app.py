@@ -15,7 +15,7 @@ import textwrap
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from cbtop.tui.app import INTERVALS_S, CbtopApp
 from cbtop.tui.export import KINDS, as_csv
 from cbtop.tui.palette import KeysByName
 from cbtop.tui.replay_app import ReplayApp
+from cbtop.tui.run_app import RunApp
 from cbtop.tui.selection import Selection
 from cbtop.tui.terminal_watch import HANG_UP_EXIT
 from cbtop.tui.views import VIEWS
@@ -50,11 +51,13 @@ from cbtop.tui.views.layers import Layers
 from cbtop.tui.views.overview import Overview, OverviewDrawing
 from cbtop.tui.views.roofline import Roofline
 from cbtop.tui.views.roofline_plot import RooflinePlot
+from cbtop.tui.views.sampled import TITLE
 from cbtop.tui.views.sources import Sources
 from cbtop.tui.views.timeline import Timeline
 from cbtop.tui.views.timeline_lanes import row_blocks
 from cbtop.tui.views.timeline_map import HELD, TimelineMap
 from cbtop.tui.widgets.columns import Cells
+from cbtop.tui.widgets.footer import KeyFooter
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
@@ -569,6 +572,13 @@ async def goes_back_to_the_overview(pilot: AppPilot, key: str) -> None:
     assert view_of(app_of(pilot)) == "overview"
 
 
+async def closes_the_sampled_functions(pilot: AppPilot, key: str) -> None:
+    await press(pilot, "1")
+    app_of(pilot).query_one(OverviewDrawing).open_sampled(True)
+    assert TITLE in screen_text(app_of(pilot))
+    assert TITLE not in await press(pilot, key)
+
+
 async def unfolds_those_that_have_ended(pilot: AppPilot, key: str) -> None:
     await press(pilot, str(VIEWS.index(Sources) + 1), "G")
     assert "bench.py" in await press(pilot, key)
@@ -585,7 +595,8 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Overview, "move(1)"): moves_the_cursor_of_the_overview,
     (Overview, "move(-1)"): moves_the_cursor_of_the_overview,
     (Overview, "open"): opens_the_evidence,
-    (CbtopApp, "overview"): goes_back_to_the_overview,
+    (Overview, "close"): closes_the_sampled_functions,
+    (CbtopApp, "leave_evidence"): goes_back_to_the_overview,
     (Layers, "open"): opens_the_layer_in_the_graph,
     (Timeline, "zoom(1)"): moves_the_timeline(lambda was, now: 0 < now.length_ns < was.length_ns and now.is_held),
     (Timeline, "zoom(-1)"): moves_the_timeline(lambda was, now: now.length_ns > was.length_ns and now.is_held),
@@ -643,7 +654,7 @@ CHECKS: dict[tuple[type, str], Check] = {
     (Bricks, "toggle_detail"): opens_and_closes_the_details,
     (Bricks, "filter"): filters_by_name,
     (Bricks, "back"): goes_back_but_never_out,
-    (Graph, "toggle_fold"): folds_or_unfolds_the_node,
+    (Graph, "open"): folds_or_unfolds_the_node,
     (Graph, "fold"): folds_the_node_or_goes_to_its_parent,
     (Graph, "unfold"): unfolds_the_node_or_goes_to_its_first_child,
     (Graph, "find"): finds_nodes,
@@ -995,7 +1006,7 @@ async def test_the_footer_names_the_keys_of_the_view_that_is_open(feed: Scripted
     async with app.run_test(size=SIZE) as pilot:
         assert "filter" in (await shown(pilot, "filter")).splitlines()[-1]
         footer = (await press(pilot, "6")).splitlines()[-1]
-        assert "fold/unfold" in footer
+        assert "open/fold" in footer
         assert "filter" not in footer
 
 
@@ -1181,7 +1192,7 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
         offered = {str(hit.text).rpartition("  ")[0] async for hit in KeysByName(here).discover()}
         # These actions are not offered now: the palette is already open, and the screen shows neither a range nor a
         # past moment.
-        elsewhere = {"command_palette", "leave_range", "now", "overview"}
+        elsewhere = {"command_palette", "leave_range", "now", "leave_evidence"}
         ours = {
             binding.description
             for owner, binding in BINDINGS
@@ -1404,3 +1415,60 @@ async def test_rows_scrolled_into_a_paused_screen_are_of_the_moment_it_was_pause
         rows = [line for line in (await press(pilot, "G")).splitlines() if "Layer 9" in line]
         assert len(rows) == 10
         assert all(" 7.00 " in row for row in rows)
+
+
+async def test_a_footer_that_is_drawn_after_the_help_closed_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("question_mark")
+        await pilot.pause()
+        footer = app.screen.query_one(KeyFooter)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert not footer.is_attached
+        drawn: list[int] = []
+        monkeypatch.setattr(footer, "draw", lambda width, height: drawn.append(width) or [])
+        footer.redraw()
+        assert not drawn
+
+
+@pytest.mark.parametrize("key", ["question_mark", "e", "ctrl+p"])
+async def test_a_toast_is_not_over_a_dialog_and_returns_after_it(key: str) -> None:
+    app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
+        app.notify("the last seconds are marked", timeout=60)
+        await pilot.pause()
+        assert "the last seconds are marked" in screen_text(app)
+        await pilot.press(key)
+        await pilot.pause()
+        assert len(app.screen_stack) == 2
+        assert all(not toast.visible for toast in app.screen.query("Toast"))
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "the last seconds are marked" in screen_text(app)
+
+
+class EndedProgram:
+    """A program of `cbtop run --watch` that has ended."""
+
+    is_running = False
+
+    def written(self) -> Sequence[str]:
+        return ()
+
+    def interrupt(self) -> None:
+        raise AssertionError("an ended program cannot be interrupted")
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Ignore the size."""
+
+
+async def test_tabs_keep_their_names_when_the_watched_program_has_ended() -> None:
+    feed = ScriptedFeed(samples.LIVE)
+    feed.line = "python has ended with exit code 3"
+    app = RunApp(feed, EndedProgram(), interval_s=60)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        text = screen_text(app)
+        assert "  python has ended with exit code 3" in text
+        assert all(f"{number} {view.title[:5]}" in text for number, view in enumerate(RunApp.SHOWN, 1))

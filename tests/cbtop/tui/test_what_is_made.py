@@ -26,6 +26,7 @@ READ = {
         "layer_times",
         "listed",
         "outside",
+        "sampled",
         "serving",
         "step_us_history",
         "training",

@@ -67,7 +67,7 @@ def test_the_real_host_says_what_it_and_its_processes_take() -> None:
     assert 0 < second.memory_used_bytes < second.memory_total_bytes
     (process,) = second.processes
     assert (process.pid, process.process_start) == (me, process_start(me))
-    assert process.name == psutil.Process(me).name()
+    assert process.name.split(" ")[0] == psutil.Process(me).name()
     assert process.memory_bytes is not None
     assert process.memory_bytes > 1 << 20
     assert process.utilization_percent is not None
@@ -112,6 +112,19 @@ def test_the_history_of_memory_goes_on_from_sample_to_sample() -> None:
         now_ns[0] += MEMORY_POINT_NS
     assert len(points) == 2
     assert min(points) > 1 << 20
+
+
+def test_a_profiled_process_is_named_by_its_script(tmp_path: Path) -> None:
+    script = tmp_path / "odd_class.py"
+    script.write_text("print(flush=True)\ninput()\n")
+    with subprocess.Popen(
+        [sys.executable, str(script), "--secret=1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        (process,) = device(Cpu(busy=Idle()), (running.pid,)).processes
+        running.communicate(b"\n")
+    assert process.name.endswith(" odd_class.py")
 
 
 BUSY = """

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from cbtop import units
+from cbtop.protocol.attributes import ModuleAttributes
 from cbtop.reports import REPORTS
 from cbtop.text import comparison_text
 from cbtop.tui.app import CbtopApp
@@ -321,3 +322,75 @@ def test_each_brick_has_its_limit_if_the_roofs_are_known() -> None:
     waits = "".join(drawn(replace(bare, bricks=(launched, *bare.bricks[1:])), 100, 19))
     assert re.search(r"LmHead, launch-bound .* a token  launch ", waits)
     assert re.search(r"DownProjection .* a token  n/a ", waits)
+
+
+ODD_CLASS = replace(
+    ODD,
+    sentence="Layer 4 is 8.7× the median layer (6.91 ms against 794.6 µs), most of it in DownProjection (+4.44 ms a "
+    "step); its down is `Int8Linear`, odd_class.py:8; the others are `torch.nn.Linear`",
+)
+
+
+async def test_a_verdict_under_the_cursor_is_shown_whole_and_moves_no_row() -> None:
+    app = CbtopApp(ScriptedFeed(replace(ACTED, verdicts=(ODD_CLASS,))), interval_s=60)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert "odd_class.py:8" not in screen_text(app)
+        rows = app.query_one(OverviewDrawing).rows
+        await pilot.press("j")
+        await pilot.pause()
+        words = " ".join(screen_text(app).replace("▎", " ").split())
+        assert ODD_CLASS.sentence in words
+        assert ODD_CLASS.advice in words
+        assert app.query_one(OverviewDrawing).rows == rows
+        await pilot.press("j")
+        await pilot.pause()
+        assert "odd_class.py:8" not in screen_text(app)
+
+
+async def test_a_process_that_waits_for_a_processor_opens_who_has_them() -> None:
+    starved = replace(FOUND, id="starved", about=Subject(About.SOURCE, ACTED.program))
+    app = CbtopApp(ScriptedFeed(replace(ACTED, verdicts=(starved,))), interval_s=60)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("j", "enter")
+        await pilot.pause()
+        assert view_of(app) == "devices"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)])
+async def test_enter_goes_from_a_verdict_to_the_source_line_and_esc_back(size: tuple[int, int]) -> None:
+    module = ModuleAttributes(module_class="Int8Linear", module_source="odd_class.py:8")
+    graph = tuple(replace(row, module=module) if row.name == "DownProjection" else row for row in ACTED.graph)
+    app = CbtopApp(ScriptedFeed(replace(ACTED, graph=graph)), interval_s=60)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        await pilot.press("enter", "enter")
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert view_of(app) == "graph"
+        assert "DownProjection" in under_cursor(app)
+        assert "Int8Linear, odd_class.py:8" in screen_text(app)
+        views = []
+        for _ in range(2):
+            await pilot.press("escape")
+            await pilot.pause()
+            views.append(view_of(app))
+        assert views == ["layers", "overview"]
+
+
+async def test_enter_on_a_node_without_children_shows_and_hides_its_details() -> None:
+    app = CbtopApp(ScriptedFeed(ACTED), interval_s=60)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("6", "z")
+        await pilot.pause()
+        await pilot.press("G")
+        await pilot.pause()
+        opened = []
+        for _ in range(2):
+            await pilot.press("enter")
+            await pilot.pause()
+            opened.append("measured and derived" in screen_text(app))
+            assert under_cursor(app)
+        assert sorted(opened) == [False, True]

@@ -165,7 +165,7 @@ def header(screen: str, source: dict[str, Any]) -> Iterator[Number]:
         "steps": (steps["count"], 1.0),
         "tok/s in steps": (steps["tokens_per_sec_in_steps"], 1.0),
         "tokens ": (steps["tokens"], 1.0),
-        "drops": (loss["dropped"] - loss["dropped_before_attach"], 1.0),
+        "lost": (loss["dropped"] - loss["dropped_before_attach"], 1.0),
     }
     for title, (value, unit) in values.items():
         begin = lines[head].index(f"  {title}") + 2
@@ -392,9 +392,12 @@ def devices(screen: str, text: str, source: dict[str, Any], whole: dict[str, Any
                 f"memory on {where}", rf"({NUMBER})/({NUMBER})", shown, *((value, 1) for value in values)
             )
     keys = titles_of(PROCESS_COLUMNS)
+    on_gpu = any(process["device"] for process in machine["processes"])
+    shown_keys = {title: key for title, key in keys.items() if on_gpu or not title.startswith("GPU")}
     yield from of_rows(
-        "processes on the screen", on_screen(screen.splitlines(), [*keys]), machine["processes"], keys, "pid"
-    )
+        "processes on the screen", on_screen(screen.splitlines(), [*shown_keys]), machine["processes"], shown_keys,
+        "pid",
+    )  # fmt: skip
     yield from of_rows("processes in the text", in_text(text, "pid", *keys), machine["processes"], keys, "pid")
 
 

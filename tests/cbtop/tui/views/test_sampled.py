@@ -17,7 +17,7 @@ SLEEP = FunctionShare("Queue.get", "queue.py", 171, 36, 36.0, 27.3, 45.8, 97.0, 
 BETWEEN = SampledTimeView("between steps", 100, 41.0, 2.0, 2.0, (ENCODE, SLEEP))
 FEW = SampledTimeView("not instrumented", 7, 41.0, 0.0, 0.0, (replace(ENCODE, percent=None),))
 SAMPLED = replace(samples.LIVE, sampled=(BETWEEN, FEW))
-LINE = "between steps (sampled, n = 100 in 41 s"
+LINE = "between steps (sampled, n = 100"
 
 
 def drawn(width: int, height: int, *, is_open: bool = False) -> list[str]:
@@ -33,6 +33,8 @@ def drawn(width: int, height: int, *, is_open: bool = False) -> list[str]:
 def test_the_first_screen_names_the_function_that_ran_most() -> None:
     for width in (80, 120, 200):
         assert any(LINE in line for line in drawn(width, 40))
+    few_lines = [line.rstrip() for line in drawn(84, 18)]
+    assert "  between steps (sampled, n = 100): 60 % (50 to 69) in Tokenizer.encode fast.py:88" in few_lines
     text = "\n".join(drawn(200, 60))
     assert "60 % (50 to 69)  Tokenizer.encode tok/fast.py:88, from serve.py:12 main" in text
     assert "36 % (27 to 46)  Queue.get queue.py:171 (waits 97.0 %)" in text

@@ -186,7 +186,13 @@ async def test_every_view_says_that_the_books_do_not_close_and_that_it_is_a_samp
     source = replace(samples.LIVE, books=books, sample_every=10)
     for text in await shown_in_turn(source, size, *NUMBERS):
         assert "books do not close: in 3 steps what ran took" in text
-        assert "a sample: one step in 10" in text
+        assert "one step in 10" in text
+
+
+async def test_a_narrow_header_shortens_how_many_steps_are_recorded_not_the_name() -> None:
+    source = replace(samples.LIVE, program="slow_layer.py", sample_every=70)
+    assert "  one step in 70  slow_layer.py 4242@" in await shown(source, (72, 24), "1")
+    assert "  a sample: one step in 70  slow_layer.py 4242@" in await shown(source, (120, 40), "1")
 
 
 @pytest.mark.slow
