@@ -75,10 +75,10 @@ def _time(time_s: float) -> str:
 MEMORY_GROWS = Rule(
     id="memory-grows",
     severity=Severity.WARNING,
-    means="The program keeps more and more memory, until it fails.",
+    means="The program keeps ever more memory.",
     fires=f"Since the warm-up, its memory grows by {100 * LEAST_SHARE:g} % and 16 MiB or more, about "
     f"equally in {PARTS} parts of 3 to 15 min. The least of each 20 s counts, without files and shared memory. Not "
     "if filling takes a week, or while cached positions grow.",
-    advice="Look for kept results, such as losses added without .item(); tracemalloc shows where.",
+    advice="Look for kept results, such as losses without .item().",
     find=_find,
 )
