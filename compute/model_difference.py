@@ -42,7 +42,7 @@ class TensorError:
     """The difference between one tensor and the same tensor of the other file, over all weights.
 
     `snr_db` compares two sums of squares, in decibels: of the other file's weights, and of the differences. It is
-    None if one of the sums is zero. The tensor passes if its cosine and its SNR reach their limits.
+    None if one of the sums is zero. The tensor passes if its cosine and its SNR reach their limits and its scale fits.
     """
 
     name: str
@@ -71,11 +71,23 @@ class TensorError:
         return decibels(square, 1 - square)
 
     @property
+    def has_wrong_scale(self) -> bool:
+        """Whether least squares would make the weights half as large, or 1.5 times as large, or change them more.
+
+        The SNR does not detect this in a format of one bit, whose noise is as large as that of a doubled scale.
+        """
+        if self.snr_db is None:
+            return False
+        # Let r be the ratio of the norms: 1 / SNR = 1 - 2 * cosine * r + r². Least squares would make r the cosine.
+        off = 10 ** (-self.snr_db / 10) - (1 - self.cosine**2)  # (r - cosine)²
+        return off >= (self.cosine / 2) ** 2
+
+    @property
     def passed(self) -> bool:
         if not self.max_abs_error:
             return True
         limit = self.min_snr_db
-        if self.cosine < self.min_cosine:
+        if self.cosine < self.min_cosine or self.has_wrong_scale:
             return False
         return limit is None or (self.snr_db is not None and self.snr_db >= limit)
 

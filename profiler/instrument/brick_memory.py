@@ -17,6 +17,7 @@ from torch import Tensor
 from cbtop.profiler.definitions import own_operations
 from cbtop.profiler.device.kernel_burst import Keys
 from cbtop.profiler.instrument.capturing import Capture, Last
+from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.protocol.memory_messages import MAX_BRICK_MEMORIES, BrickMemories, BrickMemory
 
 
@@ -55,7 +56,8 @@ class OutputCapture(Capture):
 
     def returned(self, span: Any, result: Any) -> None:
         if span is not None:
-            self._output_bytes[span] = bytes_of(result)
+            with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
+                self._output_bytes[span] = bytes_of(result)
 
     def outputs(self) -> dict[Keys, BrickSizes]:
         """Return the bytes of the tensors that each brick's calls returned in the forward.
