@@ -42,7 +42,7 @@ class TensorError:
     """The difference between one tensor and the same tensor of the other file, over all weights.
 
     `snr_db` compares two sums of squares, in decibels: of the other file's weights, and of the differences. It is
-    None if one of the sums is zero. The tensor passes if its cosine and its SNR reach their limits and its scale fits.
+    None if one of the sums is zero. The tensor passes if both reach their limits and its scale fits.
     """
 
     name: str
