@@ -42,7 +42,7 @@ class TensorError:
     """The difference between one tensor and the same tensor of the other file, over all weights.
 
     `snr_db` compares two sums of squares, in decibels: of the other file's weights, and of the differences. It is
-    None if one of the sums is zero. The tensor passes if both reach their limits and its scale fits.
+    None if one of the sums is zero. The tensor passes if its cosine and its SNR reach their limits.
     """
 
     name: str
@@ -61,33 +61,24 @@ class TensorError:
 
     @property
     def min_snr_db(self) -> float | None:
-        """The SNR at which independent noise leads to the cosine `min_cosine`, or None if any SNR is enough.
+        """The least SNR, or None if any is enough: that at which independent noise leads to the cosine `min_cosine`,
+        and that of weights which least squares would make half or 1.5 times as large.
 
-        This limit rejects tensors with a wrong scale, which the cosine does not detect.
+        These limits reject tensors with a wrong scale, which the cosine does not detect. The second one is for a
+        format of one bit, whose noise is as large as that of a doubled scale.
         """
         if self.min_cosine <= 0:
             return None
         square = min(self.min_cosine, 1 - 1e-12) ** 2
-        return decibels(square, 1 - square)
-
-    @property
-    def has_wrong_scale(self) -> bool:
-        """Whether least squares would make the weights half as large, or 1.5 times as large, or change them more.
-
-        The SNR does not detect this in a format of one bit, whose noise is as large as that of a doubled scale.
-        """
-        if self.snr_db is None:
-            return False
         # Let r be the ratio of the norms: 1 / SNR = 1 - 2 * cosine * r + r². Least squares would make r the cosine.
-        off = 10 ** (-self.snr_db / 10) - (1 - self.cosine**2)  # (r - cosine)²
-        return off >= (self.cosine / 2) ** 2
+        return decibels(max(square / (1 - square), 1 / (1 - 0.75 * self.cosine**2)), 1)
 
     @property
     def passed(self) -> bool:
         if not self.max_abs_error:
             return True
         limit = self.min_snr_db
-        if self.cosine < self.min_cosine or self.has_wrong_scale:
+        if self.cosine < self.min_cosine:
             return False
         return limit is None or (self.snr_db is not None and self.snr_db >= limit)
 

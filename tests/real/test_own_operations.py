@@ -18,7 +18,7 @@ def test_operations_of_a_block_have_its_name_and_calls_of_children_have_not(run:
     assert healthy.view.bricks[0].name == "Decay"
     share = {outcome: outcome.view.bricks[0].percent or 0 for outcome in (faulty, healthy)}
     assert min(share.values()) > 50
-    assert "ScanBlock" not in {row.name for row in healthy.view.bricks if (row.percent or 0) > 15}
+    assert "ScanBlock" not in {row.name for row in healthy.view.bricks if (row.percent or 0) > 25}
     for outcome in (faulty, healthy):
         books = outcome.view.books
         assert books is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -114,8 +115,8 @@ def test_the_trainer_of_transformers_is_shown_with_its_micro_batches(run: Run) -
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed: make torch")
 def test_lightning_is_shown_with_its_micro_batches_and_validations(run: Run) -> None:
-    pytest.importorskip("lightning", reason="lightning is not installed: make torch")
     outcome = run("lightning_fit", "80")
     steps = outcome.view.steps
     assert outcome.view.phase == "train"

@@ -103,7 +103,7 @@ def results() -> list[Any]:
     random = np.random.default_rng(7)
     matrix, vector = random.normal(size=(80, 80)), random.normal(size=6400)
     positive = matrix @ matrix.T + 80 * np.eye(80)
-    out, real = np.empty((80, 80)), np.empty(6400, np.float32)
+    out, real = np.zeros((80, 80)), np.zeros(6400, np.float32)
     made = [
         np.fft.fft(vector, n=5000, norm="ortho"),
         np.fft.rfft(matrix, axis=0),
