@@ -22,6 +22,7 @@ PACKAGE = Path(cbtop.profiler.__file__).parent.parent
 HOOK = "profiler/instrument/attach_hook.py"
 DETACH_WITHIN_S = 5.0
 POLL_S = 0.25
+FIRST_WAKE_S = 0.5  # then after 1, 2, 4 s, …
 # mmap(2): readable and writable memory without a file
 READ_WRITE, PRIVATE_ANONYMOUS, NO_FILE = 3, 0x22, (1 << 64) - 1
 PAGE_BYTES = 4096
@@ -127,6 +128,16 @@ class OutsideAttachment:
             raise CbtopError(f"process {pid} has ended") from error
         return 1e3 * (time.monotonic() - begun_s)
 
+    def _wake(self) -> float:
+        """Wake the main thread again if Python waits there. Returns for how many milliseconds it was stopped."""
+        begun_s = time.monotonic()
+        try:
+            with TracedThread(self._process.pid) as thread:
+                thread.wake(self._process.functions["Py_AddPendingCall"])
+        except ProcessLookupError as error:
+            raise CbtopError(f"process {self._process.pid} has ended") from error
+        return 1e3 * (time.monotonic() - begun_s)
+
     def _code(self) -> str:
         """Return the Python code of the thread that shows the models."""
         hook = str(PACKAGE / HOOK)
@@ -138,14 +149,18 @@ class OutsideAttachment:
 
     def _answer(self, listening: socket.socket) -> socket.socket:
         """Wait until the thread in the process connects."""
-        deadline_s = time.monotonic() + self._timeout_s
-        pid = self._process.pid
-        while time.monotonic() < deadline_s:
+        begun_s, pid = time.monotonic(), self._process.pid
+        wake_after_s = FIRST_WAKE_S
+        while (waited_s := time.monotonic() - begun_s) < self._timeout_s:
             try:
                 return listening.accept()[0]
             except TimeoutError:
                 if process_start(pid) != self._started:
                     raise CbtopError(f"process {pid} has ended") from None
+            if waited_s >= wake_after_s:
+                # The thread may have begun to wait just after the stop.
+                self.stopped_ms += in_own_process(self._wake)
+                wake_after_s *= 2
         raise CbtopError(
             f"the main thread of process {pid} has run no Python code for {self._timeout_s:g} s, so nothing is "
             "attached: it sleeps or is in a long call; raise --timeout"
