@@ -75,7 +75,7 @@ IDLE_BETWEEN_STEPS = Rule(
     "does not count, nor time in which a GPU still runs kernels of a step (if recorded) or an engine has no request. "
     "Not for training steps, if some steps left no record, or if records were lost. No gain is given if gradients "
     "are computed between steps.",
-    advice="Look at what the program does between its steps; the sentence names the function sampled there most. A "
-    "server without requests is idle for a good reason. In training, backward passes and the optimizer run there.",
+    advice="Look at what the program does between its steps, and at the sampled function if one is named. A server "
+    "without requests is idle for a good reason. In training, backward passes and the optimizer run there.",
     find=_find,
 )
