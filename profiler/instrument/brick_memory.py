@@ -9,15 +9,13 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from cbtop.profiler.definitions import own_operations
 from cbtop.profiler.device.kernel_burst import Keys
-from cbtop.profiler.instrument.capturing import Capture, Last
-from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.protocol.memory_messages import MAX_BRICK_MEMORIES, BrickMemories, BrickMemory
 
 
@@ -32,7 +30,7 @@ class BrickSizes(NamedTuple):
 
 def bytes_of(result: Any) -> int:
     """Return the size of a tensor, or of all tensors in a tuple or list. Tensors of other classes count as 0, because
-    their code is the host's.
+    their code is the host's. Call it under `without_torch_function`, or modes of the host see it.
     """
     if type(result) is Tensor:
         return int(result.numel()) * int(result.element_size())
@@ -41,38 +39,23 @@ def bytes_of(result: Any) -> int:
     return 0
 
 
-class OutputCapture(Capture):
-    """Notes the sizes of the tensors that the calls in a step return. A call is identified by its index."""
+def sizes_of_outputs(
+    output_bytes: Mapping[int, int], places: Sequence[Keys], keys: Sequence[Hashable], repeats: Sequence[bool]
+) -> dict[Keys, BrickSizes]:
+    """Return the bytes of the tensors that each brick's calls returned in the forward.
 
-    def __init__(self, last: Callable[[], Last]) -> None:
-        super().__init__(last)
-        self._output_bytes: dict[int, int] = {}  # call -> bytes of the tensors that it has returned
-        self._keys: list[Hashable] = []
-        self._repeats: list[bool] = []
-
-    def _places(self) -> list[Keys]:
-        """Return the keys that lead from the step down to each call."""
-        raise NotImplementedError
-
-    def returned(self, span: Any, result: Any) -> None:
-        if span is not None:
-            with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
-                self._output_bytes[span] = bytes_of(result)
-
-    def outputs(self) -> dict[Keys, BrickSizes]:
-        """Return the bytes of the tensors that each brick's calls returned in the forward.
-
-        Modules with children are left out, because they often return what a child has returned.
-        """
-        found: dict[Keys, BrickSizes] = {}
-        places = self._places()
-        for number, size in self._output_bytes.items():
-            key = self._keys[number]
-            # Only the key of a layer is a tuple.
-            if size and not self._repeats[number] and not isinstance(key, tuple) and own_operations(key) is None:
-                keys = places[number]
-                found[keys] = BrickSizes(found.get(keys, BrickSizes()).outputs + size)
-        return found
+    `output_bytes` has the bytes by the index of the call. For each call, `places` has the keys from the step down to
+    it, `keys` its own key, and `repeats` whether it ran during a backward. Modules with children are left out,
+    because they often return what a child has returned.
+    """
+    found: dict[Keys, BrickSizes] = {}
+    for number, size in output_bytes.items():
+        key = keys[number]
+        # Only the key of a layer is a tuple.
+        if size and not repeats[number] and not isinstance(key, tuple) and own_operations(key) is None:
+            place = places[number]
+            found[place] = BrickSizes(found.get(place, BrickSizes()).outputs + size)
+    return found
 
 
 class RecordedBricks:

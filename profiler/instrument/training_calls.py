@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition, OwningKey, OwnOperations, own_operations
-from cbtop.profiler.instrument.brick_memory import OutputCapture
-from cbtop.profiler.instrument.capturing import MAX_CALLS
+from cbtop.profiler.instrument.brick_memory import BrickSizes, bytes_of, sizes_of_outputs
+from cbtop.profiler.instrument.capturing import MAX_CALLS, Capture
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_own_error
@@ -108,20 +108,21 @@ def _size_of(node: Any) -> int:
     return int(left[0] * left[1] * right[1]) if left and right else 1
 
 
-class StepCalls(OutputCapture):
+class StepCalls(Capture):
     """The calls of modules in one training step, in the order of their begins. A call is identified by its index."""
 
     def __init__(self, labelled: Callable[[Any], Any]) -> None:
         super().__init__(lambda: None)
         self._labelled = labelled
-        self._keys = []  # the brick or layer of each call; None: the model itself
+        self._keys: list[Hashable] = []  # the brick or layer of each call; None: the model itself
         # For a call of a model: the operations that it runs outside of its modules.
         self._owns: list[OwnOperations | None] = []
         self._around: list[int] = []  # for each call: the innermost call that contains it
         self._begins_ns: list[int] = []
         self._ends_ns: list[int] = []
         self._elements: list[int] = []
-        self._repeats = []  # call -> whether it ran during a backward
+        self._repeats: list[bool] = []  # call -> whether it ran during a backward
+        self._output_bytes: dict[int, int] = {}  # call -> bytes of the tensors that it has returned
         self._running: list[int] = []
         # the number that autograd's next node would get, at each begin and end of a call
         self._numbers: list[int] = []
@@ -265,6 +266,16 @@ class StepCalls(OutputCapture):
         work = getattr(self._keys[owner], "work", None)
         flops = work.flops(1, self._elements[owner]) if isinstance(work, Work) else None
         return products.scale(flops)
+
+    def returned(self, span: Any, result: Any) -> None:
+        """Note the size of the tensors that a call returns."""
+        if span is not None:
+            with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
+                self._output_bytes[span] = bytes_of(result)
+
+    def outputs(self) -> dict[Keys, BrickSizes]:
+        """Return the sizes of what each brick's calls returned in the forward."""
+        return sizes_of_outputs(self._output_bytes, self._places(), self._keys, self._repeats)
 
     def parts(self) -> list[Part]:
         """Return all calls (forward, backward, recomputations) as parts, sorted by their ends."""
