@@ -1,18 +1,22 @@
 """Train a small model in one of several kinds of loops, and print the times of the parts of a step as JSON.
 
-    python training_loops.py LOOP [--steps N] [--device cuda] [--no-clocks]
+    python training_loops.py LOOP [--steps N] [--device cuda] [--no-clocks | --kernels]
 
 The times are those of the program's own clocks: the median and the mean over the latest steps, at most 64. A GPU is
 synchronised before each reading of a clock. `--no-clocks` runs the loop without clocks, as most programs do.
+`--kernels` prints the times of the kernels of each part: torch.profiler sees them in the last 20 steps. The time of a
+whole step is then measured in the steps before, by the wall clock.
 """
 
 import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from blocks import GPT
@@ -21,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 LATEST = 64  # the times are those of at most this many of the latest steps
+TRACED_STEPS = 20  # torch.profiler sees the kernels of this many steps
 
 
 class Clocks:
@@ -65,6 +70,72 @@ class Clocks:
             {name: of(ms) for name, ms in each_ms.items()} for of in (statistics.median, statistics.mean)
         )
         return {"steps": len(steps), "p50_ms": p50_ms, "mean_ms": mean_ms}
+
+    def all_times_ms(self):
+        """Return the times of `times_ms` for each phase."""
+        return {phase: self.times_ms(phase) for phase in self.steps}
+
+
+class Kernels(Clocks):
+    """Times the kernels that each part launches. torch.profiler sees them in the last TRACED_STEPS steps of the loop.
+
+    The time of a whole step is measured in the steps before, by the wall clock and without synchronising the GPU.
+    """
+
+    def __init__(self, device, steps):
+        super().__init__(device)
+        self.first = steps - TRACED_STEPS  # the number of steps before torch.profiler starts
+        self.phases = []  # for each step of the process: its phase
+        self.profiler = torch.profiler.profile()
+        self.is_traced = False
+
+    def now_s(self):
+        return time.perf_counter()
+
+    def __call__(self, part, call, *args, **keywords):
+        with torch.profiler.record_function(f"part/{len(self.phases)}/{part}"):
+            return call(*args, **keywords)
+
+    def ended(self, phase="train"):
+        if not self.is_traced:
+            super().ended(phase)
+        self.phases.append(phase)
+        if not self.is_traced and self.phases.count(phase) == self.first:
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            self.profiler.start()
+            self.is_traced = True
+
+    def all_times_ms(self):
+        """Return what `Clocks.times_ms` does for all phases, with the times of kernels. Ends the trace."""
+        self.profiler.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "trace.json"
+            self.profiler.export_chrome_trace(str(file))
+            events = json.loads(file.read_text())["traceEvents"]
+        parts = [one for one in events if one.get("cat") == "user_annotation" and one["name"].startswith("part/")]
+        calls = [one for one in events if one.get("cat") in ("cuda_runtime", "cuda_driver")]
+        launched_us = {one["args"]["correlation"]: one["ts"] for one in calls}
+        sums_us, traced = defaultdict(Counter), defaultdict(set)
+        for one in events:
+            if one.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+                continue
+            at = launched_us.get(one["args"]["correlation"], -1)
+            inside = [part for part in parts if part["ts"] <= at <= part["ts"] + part["dur"]]
+            if inside:
+                _, number, name = min(inside, key=lambda part: part["dur"])["name"].split("/")
+                sums_us[self.phases[int(number)]][name] += one["dur"]
+        for part in parts:
+            number = int(part["name"].split("/")[1])
+            traced[self.phases[number]].add(number)
+        return {
+            phase: {
+                "steps": len(traced[phase]),
+                "mean_ms": {name: us / 1e3 / len(traced[phase]) for name, us in sums.items()}
+                | {"step": self.times_ms(phase)["mean_ms"]["step"]},
+            }
+            for phase, sums in sums_us.items()
+        }
 
 
 class Hidden(nn.Module):
@@ -265,13 +336,20 @@ def main():
     parser.add_argument("loop", choices=LOOPS)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--no-clocks", action="store_true")
+    times = parser.add_mutually_exclusive_group()
+    times.add_argument("--no-clocks", action="store_true")
+    times.add_argument("--kernels", action="store_true")
     chosen = parser.parse_args()
+    if chosen.kernels and chosen.steps <= TRACED_STEPS:
+        parser.error(f"--kernels needs more than {TRACED_STEPS} --steps")
     torch.manual_seed(0)
     torch.set_num_threads(1)  # Use one thread, because two threads would wait for each other on a shared machine.
-    clocks = Clocks(chosen.device, is_on=not chosen.no_clocks)
+    if chosen.kernels:
+        clocks = Kernels(chosen.device, chosen.steps)
+    else:
+        clocks = Clocks(chosen.device, is_on=not chosen.no_clocks)
     LOOPS[chosen.loop](chosen.device, clocks, chosen.steps)
-    sys.stdout.write(json.dumps({phase: clocks.times_ms(phase) for phase in clocks.steps}) + "\n")
+    sys.stdout.write(json.dumps(clocks.all_times_ms()) + "\n")
 
 
 if __name__ == "__main__":
