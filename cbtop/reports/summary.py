@@ -108,6 +108,8 @@ def _rates(view: SourceView, steps: StepsView) -> str:
     of = f"last {units.counted(steps.count, 'step')}"
     if steps.wall_us:
         of += f", {units.duration(steps.wall_us)}"
+    if ahead := recording_text.ahead(view):
+        of += f"; {ahead}"
     return f"{steps.phase}: {rate_text.throughput(view, steps)}, step p50 {p50}, p99 {p99} ({of})"
 
 

@@ -145,6 +145,8 @@ def head_text(view: SourceView) -> str:
         lines.append(recording_text.warm_up(view.warm_up))
     if few := recording_text.inside_of_all(view):
         lines.append(few)
+    if ahead := recording_text.ahead(view):
+        lines.append(ahead)
     shown = [steps for steps in view.phases if steps.phase == view.phase or not is_warm_up(steps.phase)]
     for steps in shown:
         chosen = "" if len(shown) == 1 else ("* " if steps.phase == view.phase else "  ")

@@ -6,6 +6,7 @@ from cbtop.protocol.messages import Sampling
 from cbtop.units import NOT_MEASURED, count, counted, duration, percent
 from cbtop.viewmodels.layers import MIN_STEPS
 from cbtop.viewmodels.loss import LossView
+from cbtop.viewmodels.run_ahead import kernels_us_if_ahead
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import WarmUpView
 
@@ -28,6 +29,14 @@ def inside_of_all(source: SourceView) -> str:
     if source.is_inside_of_all:
         return f"bricks and layers: of {few} since the warm-up, for these seconds have fewer than {MIN_STEPS}"
     return f"bricks and layers: of {few} only" if steps.recorded < min(MIN_STEPS, steps.count) else ""
+
+
+def ahead(view: SourceView) -> str:
+    """Return a note if the host runs ahead of the GPU, so that step times are the host's only, or ""."""
+    kernels_us = kernels_us_if_ahead(view)
+    if kernels_us is None:
+        return ""
+    return f"the host runs ahead of the GPU: step times are the host's, kernels take {duration(kernels_us)} a step"
 
 
 def warm_up(found: WarmUpView) -> str:

@@ -58,7 +58,7 @@ MOST_STEPS = 8  # most steps in a window
 RECORDS_PER_LAUNCH = 5
 # Number of windows with a single step, after another model ran between the steps of a window, or records were lost.
 ALONE = 8
-LEAST_WINDOWS = LEAST_OF_INTERVAL  # the cost of windows is announced after this many of them
+LEAST_WINDOWS = LEAST_OF_INTERVAL  # the cost of windows has an interval after this many of them
 LEAST_TOLD = 3  # an idle device is announced only after this many windows
 MOSTLY = 0.8  # an idle device is announced if it was idle at the begin of at least this share of windows
 KEPT = 3  # number of newest recorded steps with kernels that are shown
@@ -297,6 +297,8 @@ class KernelSteps:
         ends: tuple[float | None, float | None, float | None] = None, None, None
         if self._windows >= LEAST_WINDOWS:
             ends = percent, *interval_of(percent, self._costs_ns)
+        elif self._windows > 1:
+            ends = percent, None, None
         profiler.announce(Sampling(every, *ends, governor.allowed_percent))
         if self._windows == KEPT or (self._windows > KEPT and self._windows % TOLD_EVERY == 0):
             try:

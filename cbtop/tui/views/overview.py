@@ -552,6 +552,8 @@ def _cost(source: SourceView, width: int, height: int) -> list[Line]:
     parts: list[Line] = [(("  cbtop: ", "dim"), *records)]
     if few := recording_text.inside_of_all(source):
         parts.append(((few, "warn"),))
+    if ahead := recording_text.ahead(source):
+        parts.append(((ahead, "warn"),))
     if source.warm_up is not None:
         parts.append(((recording_text.warm_up(source.warm_up), "dim"),))
     if source.overhead is not None:

@@ -7,6 +7,7 @@ from math import sqrt
 
 from cbtop.units import duration, percent
 from cbtop.viewmodels.durations import DurationBar
+from cbtop.viewmodels.run_ahead import may_run_ahead
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
@@ -27,7 +28,7 @@ MIN_COUNT = 200
 
 def _find(view: SourceView) -> Finding | None:
     steps = steps_alike(view)
-    if steps is None or steps.count < MIN_COUNT:
+    if steps is None or steps.count < MIN_COUNT or may_run_ahead(view):
         return None
     total = sum(bar.count for bar in steps.durations)
     fast, *slow = _kinds(steps.durations, total)
@@ -110,12 +111,12 @@ BIMODAL_LATENCY = Rule(
     id="bimodal-latency",
     severity=Severity.WARNING,
     means="Steps of the same size have two typical times or more, and no mean or median describes them. Causes: two "
-    "code paths, garbage collection, another program on the machine, processors of two speeds.",
+    "code paths, garbage collection, another program, processors of two speeds.",
     fires=f"{MIN_COUNT} steps or more have the same number of tokens, and their histogram has two modes or "
     f"more. Each mode has {MIN_PERCENT:g} % or more of the steps, and a slow mode is {100 * APART - 100:.0f} % or "
     "more above the fast one. The valley between two modes is below half of the smaller one, even if both are off by "
-    f"{BEYOND_CHANCE:g} standard deviations. Not if steps grow with the cache, or if waits for a processor explain "
-    "the slow steps.",
+    f"{BEYOND_CHANCE:g} standard deviations. Not if steps grow with the cache, if waits for a processor explain "
+    "the slow steps, or if the host runs ahead of the GPU.",
     advice="Find what the slow steps have in common (time of day, sequence, thread). The histogram and the timeline "
     "show which they are.",
     find=_find,

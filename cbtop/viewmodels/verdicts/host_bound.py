@@ -8,12 +8,15 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
+LEAST_STEPS = 3  # At least this many steps were recorded.
 LATEST = 10  # Number of newest samples of a GPU that are used, one a second.
 
 
 def _find(view: SourceView) -> Finding | None:
     outside, idle = not_instrumented(view), _idle_percent(view)
     if outside is None or idle is None or view.steps is None or idle < OUTSIDE_PERCENT:
+        return None
+    if view.steps.recorded < LEAST_STEPS:
         return None
     named = ", ".join(f"{part.name} {duration(part.us)}" for part in outside.parts)
     return Finding(
@@ -48,9 +51,9 @@ HOST_BOUND = Rule(
     severity=Severity.WARNING,
     means="Much of a step is spent between its bricks while the GPU is idle: interpreter, dispatch, allocation. "
     "Faster bricks change little.",
-    fires=f"Gaps and unattributed time are {OUTSIDE_PERCENT:g} % or more of the steps' time (steps inside steps do "
-    f"not count), the books close, and each GPU of the process was idle {OUTSIDE_PERCENT:g} % or more of the last "
-    "seconds. Without a GPU that time is only `not instrumented`: nothing shows that the host worked in it.",
+    fires=f"{LEAST_STEPS} steps or more are recorded. Gaps and unattributed time are {OUTSIDE_PERCENT:g} % or more "
+    "of the steps' time, the books close, and each GPU of the process was idle "
+    f"{OUTSIDE_PERCENT:g} % or more of the last seconds. Without a GPU that time is only `not instrumented`.",
     advice="Time the code there as bricks to see what it is. Compile or capture the step if it is the interpreter.",
     find=_find,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cbtop.units import duration, percent
+from cbtop.viewmodels.run_ahead import may_run_ahead
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
@@ -17,7 +18,7 @@ RARE_PERCENT = 10.0
 
 
 def _find(view: SourceView) -> Finding | None:
-    steps = steps_alike(view)
+    steps = None if may_run_ahead(view) else steps_alike(view)
     if steps is None or not steps.mean_us or not steps.p50_us or steps.mean_us < MEAN_OVER_MEDIAN * steps.p50_us:
         return None
     if is_explained_by_waiting(view, 100 * (steps.mean_us - steps.p50_us) / steps.mean_us):
@@ -54,7 +55,7 @@ OUTLIER_MEAN = Rule(
     means="A few very long steps raise the mean and lower tokens/s. Most steps are faster than the mean.",
     fires=f"All steps have the same number of tokens, the mean is {100 * MEAN_OVER_MEDIAN - 100:.0f} % or more above "
     f"the median, and at most {RARE_PERCENT:g} % of the steps are longer than the mean. Not if warm-up, a "
-    "recompilation or waits for a processor explain it.",
+    "recompilation, waits for a processor or a host that runs ahead of the GPU explain it.",
     advice="Compare p50 and p99. Look for what stops the process: garbage collection, paging, another busy program.",
     find=_find,
 )

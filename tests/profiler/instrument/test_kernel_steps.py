@@ -123,7 +123,9 @@ def test_what_the_windows_cost_is_told_and_kernels_are_in_the_graph(world: burst
     host.call_until(lambda: len(host.said(Sampling)) > kernel_steps.LEAST_WINDOWS)
     said = host.said(Sampling)
     early, late = said[: kernel_steps.LEAST_WINDOWS - 1], said[kernel_steps.LEAST_WINDOWS - 1 :]
-    assert {one.overhead_percent for one in early} == {None}  # There are too few measurements for an interval.
+    assert early[0].overhead_percent is None
+    assert all(one.overhead_percent is not None for one in early[1:])
+    assert {one.low_percent for one in early} == {None}  # There are too few measurements for an interval.
     for one in late:
         assert one.low_percent is not None
         assert one.overhead_percent is not None
