@@ -1,0 +1,27 @@
+"""Phases, tokens and cached prefixes of a real vLLM, compared with vLLM's own counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import cbtop
+from tests.engines.runs import Recorded, record
+
+pytestmark = pytest.mark.engines
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return record(tmp_path_factory.mktemp("phases"), "vllm_phases.py")
+
+
+def test_requests_of_vllm_have_its_own_counts_of_tokens(served: Recorded) -> None:
+    own = json.loads(served.written.read_text())
+    with cbtop.read(served.recording) as run:
+        table = run.requests()
+    columns = (table.column(name).tolist() for name in ("prompt_tokens", "cached_tokens", "output_tokens"))
+    assert sorted(map(list, zip(*columns, strict=True))) == sorted(own)
+    assert any(cached for _, cached, _ in own), "no prefix was cached"

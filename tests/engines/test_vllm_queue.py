@@ -1,0 +1,44 @@
+"""Verdicts on the queue of a real vLLM: each setting that is too small gets its verdict, and its healthy twin none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.runs import record
+
+pytestmark = pytest.mark.engines
+OF_QUEUES = {"cache-too-small", "batch-of-one", "queue-at-limit"}
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("healthy", set()),
+        ("few sequences", {"queue-at-limit"}),
+        ("one sequence", {"batch-of-one"}),
+        ("small cache", {"cache-too-small"}),
+    ],
+)
+def test_a_queue_of_vllm_gets_the_verdict_of_its_cause(tmp_path: Path, case: str, expected: set[str]) -> None:
+    run = record(tmp_path, "vllm_cases.py", case)
+    command = [sys.executable, "-m", "cbtop", "replay", str(run.recording), "--headless", "--format", "json"]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    served = [source for source in report["sources"] if source["serving"] is not None]
+    assert {one["id"] for source in served for one in source["verdicts"]} & OF_QUEUES == expected
+    schedules = served[0]["serving"]["schedules"]
+    _compare(schedules, json.loads(run.written.read_text()))
+
+
+def _compare(schedules: dict[str, Any], written: dict[str, Any]) -> None:
+    """Compare with vLLM's settings and its own count of preemptions."""
+    assert schedules["max_running"] == written["max_num_seqs"]
+    assert schedules["mean_requests"] <= written["max_num_seqs"]
+    # vLLM counts since its start, and the schedules are the latest 256.
+    assert schedules["preemptions"] <= written["preemptions"]
+    assert (schedules["preemptions"] > 0) == (written["preemptions"] > 0)
