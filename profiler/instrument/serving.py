@@ -16,6 +16,7 @@ from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cbtop.protocol import clock
 from cbtop.protocol.codec import MAX_NAME_CHARS
@@ -44,8 +45,7 @@ WAITING, SCHEDULER, MODEL, OUTPUTS, DETOKENISE, HOST = range(len(EnginePart))
 LoadOf = Callable[[], tuple[int, int, float | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(NamedTuple):
     """A decision of the scheduler: how many requests run, how many were stopped, and how many still wait.
 
     `reason` says why they wait (see QueueReason), and `cache_percent` the use of the KV cache then.

@@ -79,8 +79,14 @@ CONTRACT: tuple[Needed, ...] = (
 )
 # vLLM class -> the attributes that cbtop reads.
 ATTRIBUTES = {
-    "Scheduler": ("running", "waiting", "requests", "kv_cache_manager", "max_num_running_reqs")
-    + ("max_num_scheduled_tokens",),
+    "Scheduler": (
+        "running",
+        "waiting",
+        "requests",
+        "kv_cache_manager",
+        "max_num_running_reqs",
+        "max_num_scheduled_tokens",
+    ),
     # and preempted_req_ids, if it has this
     "SchedulerOutput": ("scheduled_new_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
     "NewRequestData": ("req_id", "num_computed_tokens"),
@@ -181,9 +187,7 @@ def methods_of(tree: ast.Module | None, kind: str) -> dict[str, list[str]]:
 
 def _differences(found: Mapping[str, list[str]], methods: Methods) -> list[str]:
     return [
-        name
-        for name, expected in methods.items()
-        if found.get(name, [])[: 1 + len(expected)] != ["self", *expected]
+        name for name, expected in methods.items() if found.get(name, [])[: 1 + len(expected)] != ["self", *expected]
     ]
 
 

@@ -124,9 +124,9 @@ def _load(scheduler: weakref.ref[Any]) -> tuple[int, int, float | None]:
 
 
 def _waiting(scheduler: Any) -> int:
-    # Other versions have other queues for requests that wait for something else.
-    others = [getattr(scheduler, name, ()) for name in ("skipped_waiting", "kv_holding_waiting")]
-    return len(scheduler.waiting) + sum(map(len, others))
+    # The second queue has requests that wait for something else. Its name depends on the version.
+    others = getattr(scheduler, "kv_holding_waiting", None) or getattr(scheduler, "skipped_waiting", ())
+    return len(scheduler.waiting) + len(others)
 
 
 def _cache_percent(scheduler: Any) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 import cbtop
+from cbtop.protocol.vocabulary import WARM_UP
 from tests.engines.runs import Recorded, record
 
 pytestmark = pytest.mark.engines
@@ -25,3 +25,15 @@ def test_requests_of_vllm_have_its_own_counts_of_tokens(served: Recorded) -> Non
     columns = (table.column(name).tolist() for name in ("prompt_tokens", "cached_tokens", "output_tokens"))
     assert sorted(map(list, zip(*columns, strict=True))) == sorted(own)
     assert any(cached for _, cached, _ in own), "no prefix was cached"
+
+
+def test_steps_of_vllm_have_all_phases_and_as_many_tokens_as_it_computed(served: Recorded) -> None:
+    own = json.loads(served.written.read_text())
+    with cbtop.read(served.recording) as run:
+        steps = run.steps()
+        bricks = set(run.bricks().column("brick"))
+    phases = {phase.removesuffix(WARM_UP) for phase in steps.column("phase")}
+    assert phases == {"prefill", "extend", "mixed", "decode"}
+    # The last token of a request is not computed. Runs without requests, such as vLLM's own warm-up, are no steps.
+    assert steps.column("tokens").sum() == sum(prompt - cached + output - 1 for prompt, cached, output in own)
+    assert {"Embedding", "QkvProjection", "Attention (fused)", "LmHead"} <= bricks

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.engines
 def _copy_of_vllm(folder: Path, old: str, new: str) -> None:
     """Write a vLLM 99.0 to `folder` in which the method `old` is called `new`. Unchanged files are links."""
     found = importlib.util.find_spec("vllm")
-    assert found is not None and found.origin is not None, "vLLM is not installed here: make engines"
+    assert found is not None, "vLLM is not installed here: make engines"
+    assert found.origin is not None
     shutil.copytree(Path(found.origin).parent, folder / "vllm", copy_function=os.symlink)
     renamed = 0
     for file in (folder / "vllm" / "v1").rglob("*.py"):

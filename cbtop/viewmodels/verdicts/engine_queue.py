@@ -1,4 +1,4 @@
-"""Verdicts about an engine whose requests wait: for its limit, one at a time, or because its KV cache is too small."""
+"""Verdicts about an engine whose requests wait: for its limit, one at a time, or for room in its KV cache."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _find_limit(view: SourceView) -> Finding | None:
         return None
     limit = count(found.max_running)
     return Finding(
-        f"{_waits(found, queue)}, because at most {limit} may run, and {percent(queue.cache_percent)} of the KV cache "
-        "was in use",
+        f"{_waits(found, queue)}, because at most {limit} may run, and {percent(queue.cache_percent)} of the KV "
+        "cache was in use",
         _evidence(found, queue),
         _subject(view),
     )
@@ -105,8 +105,8 @@ def _find_stopped(view: SourceView) -> Finding | None:
 CACHE_TOO_SMALL = Rule(
     id="cache-too-small",
     severity=Severity.WARNING,
-    means="An engine stops running requests, because its KV cache has no room for their next tokens. It computes them "
-    "again later.",
+    means="An engine stops running requests, because its KV cache has no room for their next tokens. It computes "
+    "them again later.",
     fires=f"{STOPPED_PERCENT:g} or more requests in 100 schedules were stopped (preempted), and at least 2, in at "
     f"least {MIN_SCHEDULES} schedules.",
     advice="Give the KV cache more memory (gpu_memory_utilization, kv_cache_dtype, VLLM_CPU_KVCACHE_SPACE), or let "
@@ -118,9 +118,9 @@ BATCH_OF_ONE = Rule(
     severity=Severity.WARNING,
     means="An engine runs one request at a time, although others wait. A step with several requests takes little "
     "longer, because the weights are read once.",
-    fires=f"Requests wait after {OFTEN_PERCENT:g} % or more of the latest schedules, at least {MIN_SCHEDULES}, for one "
-    f"reason, and fewer than {ALONE:g} requests run in these on average. Not if the step is full (its tokens are those "
-    "of a long prompt).",
+    fires=f"Requests wait after {OFTEN_PERCENT:g} % or more of the latest schedules, at least {MIN_SCHEDULES}, for "
+    f"one reason, and fewer than {ALONE:g} requests run in these on average. Not if the step is full (its tokens are "
+    "those of a long prompt).",
     advice="Let more requests run (max_num_seqs). If the reason is the KV cache, give it more memory. Otherwise look "
     "at limits of adapters, structured output, and transfers of the cache.",
     find=_find_alone,
@@ -129,8 +129,8 @@ QUEUE_AT_LIMIT = Rule(
     id="queue-at-limit",
     severity=Severity.WARNING,
     means="An engine lets requests wait because of its limit of running requests, although its KV cache has room.",
-    fires=f"Requests wait after {OFTEN_PERCENT:g} % or more of the latest schedules, at least {MIN_SCHEDULES}, because "
-    f"the limit is reached, and at most {ROOM_PERCENT:g} % of the KV cache is in use then.",
+    fires=f"Requests wait after {OFTEN_PERCENT:g} % or more of the latest schedules, at least {MIN_SCHEDULES}, "
+    f"because the limit is reached, and at most {ROOM_PERCENT:g} % of the KV cache is in use then.",
     advice="Raise max_num_seqs: the cache has room for twice as many requests. Each token then takes longer, and "
     "requests wait less.",
     find=_find_limit,

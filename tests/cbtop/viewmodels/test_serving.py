@@ -28,7 +28,9 @@ LINE = (
     "engine TTFT p50 12.00 ms, p99 80.00 ms (3 requests); inter-token p50 8.00 ms, p99 9.00 ms (40 gaps); "
     "1 running, 2 waiting, KV cache 40.0 % used"
 )
-PARTS = "engine step 10.00 ms, 1.50 requests: scheduler 5.0 %, model 75.0 %, between steps 20.0 % (the latest 4 steps)"
+PARTS = (
+    "engine step 10.00 ms, 1.50 requests: scheduler 5.0 %, model 75.0 %, between steps 20.0 % (the latest 4 steps)"
+)
 
 
 def _view(directory: Path) -> ServingView:

@@ -27,7 +27,7 @@ CONFIG = {
     "max_position_embeddings": 512,
     "torch_dtype": "bfloat16",
 }
-STEP_TOKENS, LONG, SHORT, TOKENS = 64, 200, 16, 8
+STEP_TOKENS, LONG, SHORT, TOKENS = 64, 200, 40, 8  # two short prompts do not fit in a step
 
 
 def write_adapter(folder):

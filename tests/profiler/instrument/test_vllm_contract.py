@@ -48,8 +48,8 @@ def test_what_needs_a_method_that_is_missing_is_not_shown_either(
     _write(tmp_path, "v1/worker/gpu_model_runner.py", "def execute_model", "def run_model", **UNKNOWN)
     compare_unknown_version()
     assert _lines(caplog) == [
-        "cbtop: vLLM 99.0 has no GPUModelRunner.execute_model as in 0.22.0 and 0.32.0. Shown: names of compiled code, "
-        "requests, latencies and load, parts of an engine step, detokenising. "
+        "cbtop: vLLM 99.0 has no GPUModelRunner.execute_model as in 0.22.0 and 0.32.0. Shown: names of compiled "
+        "code, requests, latencies and load, parts of an engine step, detokenising. "
         "Not shown: steps, bricks, sampling, input preparation, bricks in graphs."
     ]
 

@@ -144,7 +144,10 @@ def _engine(
     preemptions: int = 0,
     schedules: int = 200,
 ) -> Callable[[Path], SourceView]:
-    """Return a function that returns the view of an engine. Nine requests wait after some percent of its schedules."""
+    """Return a function that returns the view of an engine.
+
+    Nine requests wait after `waits_percent` of its schedules.
+    """
     waits = schedules * waits_percent // 100
     queue = EngineQueue(reason, max(1, waits), waits * running, max(1, waits * 9), cache_percent)
     said = EngineSchedules(schedules, schedules * running, preemptions, 4, (queue,) if waits else ())
