@@ -20,8 +20,10 @@ STOPPED_PERCENT = 1.0
 
 
 def _schedules(view: SourceView) -> SchedulesView | None:
-    found = view.serving.schedules if view.serving else None
-    return found if found is not None and found.count >= MIN_SCHEDULES else None
+    """Return the latest schedules if there are enough. None if only the last seconds are shown, without requests."""
+    found, load = (view.serving.schedules, view.serving.load) if view.serving else (None, None)
+    is_over = view.window is not None and load is not None and not load.running + load.waiting
+    return found if found is not None and found.count >= MIN_SCHEDULES and not is_over else None
 
 
 def _queue(found: SchedulesView) -> QueueRow | None:

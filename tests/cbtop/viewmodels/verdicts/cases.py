@@ -143,10 +143,11 @@ def _engine(
     cache_percent: float = 10.0,
     preemptions: int = 0,
     schedules: int = 200,
+    is_over: bool = False,
 ) -> Callable[[Path], SourceView]:
     """Return a function that returns the view of an engine.
 
-    Nine requests wait after `waits_percent` of its schedules.
+    Nine requests wait after `waits_percent` of its schedules. If `is_over`, there are no requests any longer.
     """
     waits = schedules * waits_percent // 100
     queue = EngineQueue(reason, max(1, waits), waits * running, max(1, waits * 9), cache_percent)
@@ -155,9 +156,10 @@ def _engine(
     def view(directory: Path) -> SourceView:
         made = run(directory, Decoding())
         (source,) = made.seen().values()
-        source.record.serving.take(EngineLoad(0, 10**9, running, 9, cache_percent))
+        load = (0, 0) if is_over else (running, 9)
+        source.record.serving.take(EngineLoad(0, 10**9, *load, cache_percent))
         source.record.serving.take(said)
-        return made.one()
+        return made.one(window=is_over)
 
     return view
 
@@ -321,6 +323,7 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "an engine without a queue": _engine(0),
     "an engine with one request at a time, and no queue": _engine(0, running=1),
     "an engine with a burst of requests": _engine(90, schedules=63),
+    "an engine whose queue is over": _engine(90, is_over=True),
     "an engine whose steps are full of a long prompt": _engine(90, QueueReason.TOKENS, running=1),
     "an engine whose cache is full, without preemptions": _engine(90, QueueReason.CACHE, cache_percent=97.0),
     "noisy": _of(Decoding(noise=0.2, seed=1)),
