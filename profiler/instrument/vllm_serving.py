@@ -125,7 +125,7 @@ def _load(scheduler: weakref.ref[Any]) -> tuple[int, int, float | None]:
 
 def _waiting(scheduler: Any) -> int:
     # The second queue has requests that wait for something else. Its name depends on the version.
-    others = getattr(scheduler, "kv_holding_waiting", None) or getattr(scheduler, "skipped_waiting", ())
+    others: Any = getattr(scheduler, "kv_holding_waiting", None) or getattr(scheduler, "skipped_waiting", ())
     return len(scheduler.waiting) + len(others)
 
 

@@ -124,7 +124,7 @@ BATCH_OF_ONE = Rule(
     f"one reason, and fewer than {ALONE:g} requests run in these on average. Not if the step is full (its tokens are "
     "those of a long prompt).",
     advice="Let more requests run (max_num_seqs). If the reason is the KV cache, give it more memory. Otherwise look "
-    "at limits of adapters, structured output, and transfers of the cache.",
+    "at prompts longer than the rest of the cache, limits of adapters, structured output, transfers of the cache.",
     find=_find_alone,
 )
 QUEUE_AT_LIMIT = Rule(
