@@ -35,6 +35,7 @@ from cbtop.protocol.serving_messages import (
     MAX_LOADS,
     MAX_SERVED,
     EngineLoad,
+    EngineSchedules,
     EngineTimes,
     EngineWorker,
     ServedRequest,
@@ -76,6 +77,7 @@ Announcement = (
     | CompiledCode
     | ServedRequest
     | EngineLoad
+    | EngineSchedules
     | EngineTimes
     | EngineWorker
     | CpuSamples
@@ -111,7 +113,9 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.model
         case Activity() | Sampling() | Training() | KernelBurst() | HostTimes() | Conditions() | CompiledCode():
             about = None
-        case Manifest() | HostHello() | Goodbye() | EngineTimes() | EngineWorker() | CpuSamples():
+        case Manifest() | HostHello() | Goodbye() | EngineTimes() | EngineSchedules() | EngineWorker():
+            about = None
+        case CpuSamples():
             about = None
         case _:
             assert_never(message)

@@ -27,7 +27,7 @@ from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import BrickHostTime, HostTimes, KernelBurst, KernelTimes
 from cbtop.protocol.memory_messages import BrickMemories, BrickMemory, PartMemory, TrainingMemory
 from cbtop.protocol.sample_messages import CpuSamples, SampledFunction, SampledPlace
-from cbtop.protocol.serving_messages import Latencies, ServingMessage
+from cbtop.protocol.serving_messages import EngineQueue, Latencies, ServingMessage
 from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientMessage, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
@@ -42,8 +42,8 @@ PROTOCOL_MAJOR = 2  # major version 2 sends histograms as cells
 # and the node of a process that is quiet. Version 4 added the parts of training steps. Version 5 added operations,
 # allocations and conditions. Version 6 added the requests, load and times of a serving engine. Version 7 added the
 # pid of the command of `cbtop run`, and the runs that started a process. Version 8 added sampled functions, and
-# recordings compressed by zstd.
-PROTOCOL_MINOR = 8
+# recordings compressed by zstd. Version 9 added the schedules of a serving engine.
+PROTOCOL_MINOR = 9
 
 
 Packed = NewType("Packed", bytes)  # packed columns, see `cbtop.protocol.columns`
@@ -359,6 +359,7 @@ Part = (
     | PartMemory
     | BrickMemory
     | StructurePart
+    | EngineQueue
     | Latencies
     | SampledFunction
     | SampledPlace

@@ -127,4 +127,52 @@ class EngineWorker:
             raise ValueError(f"an engine in process {self.engine_pid}")
 
 
-ServingMessage = ServedRequest | EngineLoad | EngineTimes | EngineWorker
+@dataclass(frozen=True, slots=True)
+class EngineQueue:
+    """The schedules of an engine after which requests still waited for `reason` (see QueueReason).
+
+    `running` and `waiting` are sums over these schedules: the requests that ran, and those that waited.
+    `cache_percent` is the mean use of the KV cache, or None if unknown.
+    """
+
+    reason: str
+    schedules: int
+    running: int
+    waiting: int
+    cache_percent: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.schedules <= min(MAX_ITERATIONS, self.waiting) or not 0 <= self.running < MAX_QUANTITY:
+            raise ValueError(f"queue {self.reason!r}: {self.schedules} schedules, {self.running} requests ran")
+        if self.waiting >= MAX_QUANTITY:
+            raise ValueError(f"queue {self.reason!r}: {self.waiting} requests waited")
+        if self.cache_percent is not None and not 0 <= self.cache_percent <= 100:
+            raise ValueError(f"queue {self.reason!r}: {self.cache_percent} % of the cache are in use")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSchedules:
+    """The newest `schedules` schedules of an engine that ran requests. Replaces the previous message.
+
+    They ran `requests` requests in total, and stopped some `preemptions` times to free the KV cache. At most
+    `max_running` requests run at a time (None: unknown). `queues` has one entry for each reason for which requests
+    waited.
+    """
+
+    schedules: int
+    requests: int
+    preemptions: int
+    max_running: int | None = None
+    queues: tuple[EngineQueue, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts = self.requests, self.preemptions, self.max_running or 0
+        if not 1 <= self.schedules <= MAX_ITERATIONS or not 0 <= min(counts) <= max(counts) < MAX_QUANTITY:
+            raise ValueError(f"{self.schedules} schedules; expected up to {MAX_ITERATIONS}, with {counts} >= 0")
+        if len({queue.reason for queue in self.queues}) < len(self.queues) or self.schedules < sum(
+            queue.schedules for queue in self.queues
+        ):
+            raise ValueError(f"{len(self.queues)} queues; expected each reason once, in {self.schedules} schedules")
+
+
+ServingMessage = ServedRequest | EngineLoad | EngineTimes | EngineWorker | EngineSchedules

@@ -165,6 +165,15 @@ class EnginePart(StrEnum):
     HOST = "between steps"  # there are requests, but the engine runs none of the other parts
 
 
+class QueueReason(StrEnum):
+    """The reason why requests still wait when an engine has scheduled a step."""
+
+    LIMIT = "limit of running requests"  # as many run as the engine's settings allow
+    TOKENS = "tokens of a step"  # the step has as many tokens as the engine's settings allow
+    CACHE = "KV cache"  # requests were stopped to free the cache, or it is nearly full
+    OTHER = "other"  # for example a limit of adapters, or a request that waits for data from elsewhere
+
+
 TRAIN = "train"  # phase of a training step; if a process has several optimizers, ` Adam 2` or similar follows
 # Suffixes of the names of bricks in a training step. The first suffix marks the backward pass of a brick. The second
 # marks a forward pass that is repeated during the backward pass.

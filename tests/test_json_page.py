@@ -25,7 +25,15 @@ from cbtop.viewmodels.guard import GuardFaultView, GuardView
 from cbtop.viewmodels.kernels import BrickKernels, KernelRow
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.merged import MergedView, TroubledMember
-from cbtop.viewmodels.serving import EnginePartRow, LatencyView, LoadView, ServedRow, ServingView
+from cbtop.viewmodels.serving import (
+    EnginePartRow,
+    LatencyView,
+    LoadView,
+    QueueRow,
+    SchedulesView,
+    ServedRow,
+    ServingView,
+)
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import SpanView, WarmUpView
 from cbtop.viewmodels.straggler import StragglerView
@@ -102,6 +110,7 @@ def rich_views() -> list[SourceView]:
             (LoadView(0.5, 1, 2, 40.0),),
             (ServedRow(0, "a", 0.0, 1.0, 2.0, 3.0, 1.0, 32, 16, 5, 1, "stop"),),
             0,
+            SchedulesView(9, 1.5, 2, 1, (QueueRow("KV cache", 50.0, 1.0, 3.0, 98.0),)),
         ),
         guard=GuardView(
             None, 90, 9, 1, GuardFaultView("NaN", "Down", "down", 2, "train", 5, 5, "finite", None, "weight", None)

@@ -29,7 +29,7 @@ from cbtop.protocol.messages import (
     Training,
 )
 from cbtop.protocol.sample_messages import CpuSamples
-from cbtop.protocol.serving_messages import EngineLoad, EngineTimes, EngineWorker, ServedRequest
+from cbtop.protocol.serving_messages import EngineLoad, EngineSchedules, EngineTimes, EngineWorker, ServedRequest
 from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
@@ -85,7 +85,7 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.guarded[message.model] = message
         case Conditions() | StepOperations() | StepAllocations() | CompiledCode():
             record.contents.take(message)
-        case ServedRequest() | EngineLoad() | EngineTimes() | EngineWorker():
+        case ServedRequest() | EngineLoad() | EngineSchedules() | EngineTimes() | EngineWorker():
             record.serving.take(message)
         case CpuSamples():
             record.cpu_samples = message

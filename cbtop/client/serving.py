@@ -8,6 +8,7 @@ from cbtop.protocol.serving_messages import (
     MAX_LOADS,
     MAX_SERVED,
     EngineLoad,
+    EngineSchedules,
     EngineTimes,
     EngineWorker,
     ServedRequest,
@@ -24,6 +25,7 @@ class AnnouncedServing:
     requests: dict[int, ServedRequest] = field(default_factory=dict)
     loads: dict[int, EngineLoad] = field(default_factory=dict)
     times: EngineTimes | None = None
+    schedules: EngineSchedules | None = None
     # process id of the engine, if this process is a worker that runs its model
     engine_pid: int | None = None
 
@@ -36,6 +38,8 @@ class AnnouncedServing:
                 self.loads[message.number % MAX_LOADS] = message
             case EngineTimes():
                 self.times = message
+            case EngineSchedules():
+                self.schedules = message
             case EngineWorker():
                 self.engine_pid = message.engine_pid
 
@@ -46,4 +50,8 @@ class AnnouncedServing:
 
     def __len__(self) -> int:
         """Return the number of entries in all announcements."""
-        return len(self.requests) + len(self.loads) + (1 + len(self.times.parts) if self.times else 0)
+        return len(self.requests) + len(self.loads) + self._of_steps()
+
+    def _of_steps(self) -> int:
+        times, schedules = self.times, self.schedules
+        return (1 + len(times.parts) if times else 0) + (1 + len(schedules.queues) if schedules else 0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from cbtop import units
+from cbtop.protocol.vocabulary import EnginePart
 from cbtop.reports.tables import Table, table
 from cbtop.text import serving_text
-from cbtop.viewmodels.serving import LoadView, ServingView
+from cbtop.viewmodels.serving import LoadView, SchedulesView, ServingView
 from cbtop.viewmodels.source import SourceView
 
 MAX_REQUESTS = 20  # newest requests in the table; the JSON has all
 MAX_LOADS = 20  # rows of the load over time
+IN_MODEL = ("PrepareInputs", "Sampling")  # bricks of a model step that are not the model
 
 
 def serving_tables(view: SourceView) -> str:
@@ -20,19 +22,45 @@ def serving_tables(view: SourceView) -> str:
     if found is None:
         return ""
     texts = ["\n".join(serving_text.lines(found)[:1])]
-    texts += [_parts(found)] if found.parts else []
+    texts += [_parts(found, view)] if found.parts else []
+    texts += [_queues(found.schedules)] if found.schedules else []
     texts += [_loads(found.loads)] if found.loads else []
     texts += [_requests(found)] if found.requests else []
     return "\n\n".join(texts)
 
 
-def _parts(found: ServingView) -> str:
+def _parts(found: ServingView, view: SourceView) -> str:
     rows: Table = [(f"{found.engine}, {serving_text.of_iterations(found)}", "share %", "mean ms", "p50 ms")]
     for part in found.parts:
         times = map(units.milliseconds, (part.mean_us, part.p50_us))
         rows.append((part.name, units.percent_number(part.percent), *times))
+        if part.name == EnginePart.MODEL:
+            rows += _inside_model(view)
     rows.append(("engine step", units.percent_number(100.0), units.milliseconds(found.mean_us), ""))
     return table(rows, left=1)
+
+
+def _inside_model(view: SourceView) -> Table:
+    """Return rows of the shown phase: its steps, and bricks of a step that are not the model."""
+    times = [] if view.steps is None else [(f"{view.steps.phase} step", view.steps.mean_us, view.steps.p50_us)]
+    # These bricks run once in each step, so their time per call is their time per step.
+    inside = (brick for name in IN_MODEL for brick in view.bricks if brick.name == name)
+    times += [(brick.name, brick.avg_inclusive_us, brick.p50_us) for brick in inside]
+    return [(f"  {name}", "", *map(units.milliseconds, both)) for name, *both in times]
+
+
+def _queues(found: SchedulesView) -> str:
+    limit = units.NOT_MEASURED if found.max_running is None else units.count(found.max_running)
+    text = (
+        f"{units.number(found.mean_requests)} requests in a step, at most {limit}; {units.count(found.preemptions)} "
+        f"preempted (the latest {units.counted(found.count, 'schedule')})"
+    )
+    rows: Table = [("requests waited because of", "schedules %", "running", "waiting", "KV cache %")]
+    for queue in found.queues:
+        cache = units.NOT_MEASURED if queue.cache_percent is None else units.percent_number(queue.cache_percent)
+        means = map(units.number, (queue.mean_running, queue.mean_waiting))
+        rows.append((queue.reason, units.percent_number(queue.percent), *means, cache))
+    return f"{text}\n{table(rows, left=1)}" if found.queues else text
 
 
 def _loads(loads: tuple[LoadView, ...]) -> str:

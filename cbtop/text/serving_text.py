@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbtop.units import NOT_MEASURED, count, counted, duration, percent
+from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 from cbtop.viewmodels.serving import LatencyView, LoadView, ServingView
 
 
@@ -30,9 +30,10 @@ def load(found: LoadView) -> str:
 
 
 def parts(found: ServingView) -> str:
-    """Return the parts in one line: `engine step 8.2 ms: scheduler 2.1 %, model 91.0 %, … (the latest 256)`."""
+    """Return the parts in one line: `engine step 8.2 ms, 3.9 requests: scheduler 2.1 %, … (the latest 256 steps)`."""
     shares = ", ".join(f"{part.name} {percent(part.percent)}" for part in found.parts if part.percent)
-    return f"engine step {duration(found.mean_us)}: {shares} ({of_iterations(found)})"
+    running = "" if found.schedules is None else f", {number(found.schedules.mean_requests)} requests"
+    return f"engine step {duration(found.mean_us)}{running}: {shares} ({of_iterations(found)})"
 
 
 def of_iterations(found: ServingView) -> str:

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cbtop.client.source_record import SourceRecord
-from cbtop.protocol.serving_messages import BETWEEN_TOKENS, FIRST_TOKEN, EngineLoad, EngineTimes, ServedRequest
+from cbtop.protocol.serving_messages import (
+    BETWEEN_TOKENS,
+    FIRST_TOKEN,
+    EngineLoad,
+    EngineSchedules,
+    EngineTimes,
+    ServedRequest,
+)
 from cbtop.protocol.vocabulary import EnginePart
 
 _PART_ORDER = {part.value: at for at, part in enumerate(EnginePart)}
@@ -39,6 +46,28 @@ class LoadView:
     running: int
     waiting: int
     cache_percent: float | None  # share of the KV cache's blocks that are in use; None if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """The schedules of an engine after which requests still waited, for one reason."""
+
+    reason: str
+    percent: float  # share of all schedules
+    mean_running: float  # mean number of requests that ran
+    mean_waiting: float  # mean number of requests that waited
+    cache_percent: float | None  # mean use of the KV cache; None if unknown
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulesView:
+    """The newest `count` schedules of an engine that ran requests."""
+
+    count: int
+    mean_requests: float  # mean number of requests that ran
+    max_running: int | None  # limit of running requests; None if unknown
+    preemptions: int  # how often these schedules stopped a request to free the KV cache
+    queues: tuple[QueueRow, ...]  # the most frequent reason first
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +104,7 @@ class ServingView:
     loads: tuple[LoadView, ...]  # the load about once a second, oldest first
     requests: tuple[ServedRow, ...]  # the newest requests, by arrival
     left_out: int  # number of requests that are not in `requests`
+    schedules: SchedulesView | None = None
 
 
 def engine_of(record: SourceRecord, records: Iterable[SourceRecord]) -> SourceRecord:
@@ -124,6 +154,7 @@ def serving_view(record: SourceRecord | None) -> ServingView | None:
         loads=load_views,
         requests=tuple(_row(one, begin_ns) for one in requests),
         left_out=requests[-1].number + 1 - len(requests) if requests else 0,
+        schedules=_schedules(said.schedules) if said.schedules else None,
     )
 
 
@@ -134,6 +165,22 @@ def _parts(times: EngineTimes) -> tuple[EnginePartRow, ...]:
             part.name, 100 * part.sum_ns / times.wall_ns, part.sum_ns / times.iterations / 1e3, part.p50_ns / 1e3
         )
         for part in ordered
+    )
+
+
+def _schedules(said: EngineSchedules) -> SchedulesView:
+    queues = (
+        QueueRow(
+            queue.reason,
+            100 * queue.schedules / said.schedules,
+            queue.running / queue.schedules,
+            queue.waiting / queue.schedules,
+            queue.cache_percent,
+        )
+        for queue in sorted(said.queues, key=lambda queue: -queue.schedules)
+    )
+    return SchedulesView(
+        said.schedules, said.requests / said.schedules, said.max_running, said.preemptions, tuple(queues)
     )
 
 

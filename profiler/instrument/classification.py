@@ -292,7 +292,8 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
         ModuleKind(BrickId.LM_HEAD),
     ),
     # vLLM and SGLang do not call the head. Their LogitsProcessor multiplies by the head's weights.
-    (_class(r"^LogitsProcessor$", _outside), ModuleKind(BrickId.LM_HEAD)),
+    (_class(r"^LogitsProcessor(WithLoRA)?$", _outside), ModuleKind(BrickId.LM_HEAD)),
+    (_class(r"^VocabParallelEmbeddingWithLoRA$", _outside), ModuleKind(BrickId.EMBEDDING)),  # vLLM with adapters
     # The rules from here on look only at the class of a module.
     (_class(_RMS_NORM), ModuleKind(BrickId.RMS_NORM)),
     (_class(r"LayerNorm"), ModuleKind(BrickId.LAYER_NORM)),

@@ -58,6 +58,8 @@ class Engine:
     # Returns the methods that launch a module's kernels outside of compiled code, as (owner, name, brick). If the
     # brick is None, the module's brick gets the kernels.
     opaque_methods: Callable[[Any], Iterable[tuple[Any, str, BrickDefinition | None]]] = lambda module: ()
+    # Logs how the engine's classes differ from what cbtop expects. None: the error is logged.
+    say_differences: Callable[[], None] | None = None
 
 
 PREPARE_INPUTS = BrickDefinition("PrepareInputs", BrickCategory.OTHER, backend="torch")
@@ -94,7 +96,10 @@ def once_there(
                 _functions.replace(owner, name, wrapper)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             reraise_host_error(error)
-            _say_other(engine, error)
+            if engine.say_differences is None:
+                _say_other(engine, error)
+            else:
+                engine.say_differences()
 
     once_imported(module, wrap)
 

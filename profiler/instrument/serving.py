@@ -16,6 +16,7 @@ from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cbtop.protocol import clock
 from cbtop.protocol.codec import MAX_NAME_CHARS
@@ -26,6 +27,8 @@ from cbtop.protocol.serving_messages import (
     MAX_ITERATIONS,
     MAX_LATENCIES,
     EngineLoad,
+    EngineQueue,
+    EngineSchedules,
     EngineTimes,
     Latencies,
     ServedRequest,
@@ -40,6 +43,19 @@ MAX_OPEN = 65_536  # follow at most this many requests at a time, and ignore the
 WAITING, SCHEDULER, MODEL, OUTPUTS, DETOKENISE, HOST = range(len(EnginePart))
 # Returns the running requests, the waiting requests, and the percentage of the cache in use.
 LoadOf = Callable[[], tuple[int, int, float | None]]
+
+
+class Schedule(NamedTuple):
+    """A decision of the scheduler: how many requests run, how many were stopped, and how many still wait.
+
+    `reason` says why they wait (see QueueReason), and `cache_percent` the use of the KV cache then.
+    """
+
+    running: int
+    preempted: int
+    waiting: int = 0
+    reason: str = ""
+    cache_percent: float | None = None
 
 
 @dataclass(slots=True)
@@ -77,7 +93,8 @@ class OpenRequest:
 class ServingLog:
     """The requests and iterations of the engine called `engine`, which are in one process and one thread.
 
-    `announce` gets each message. `load_of` reads the load before it is announced.
+    `announce` gets each message. `load_of` reads the load before it is announced. At most `max_running` requests run
+    at a time.
     """
 
     def __init__(
@@ -86,6 +103,7 @@ class ServingLog:
         announce: Callable[[CatalogMessage], None],
         load_of: LoadOf,
         clock_ns: Callable[[], int] = clock.perf_counter_ns,
+        max_running: int | None = None,
     ) -> None:
         self._engine, self._announce, self._load_of, self._now_ns = engine, announce, load_of, clock_ns
         self._thread = 0
@@ -94,6 +112,8 @@ class ServingLog:
         self._part, self._since_ns = WAITING, 0
         self._parts_ns = [0] * len(EnginePart)  # of the running iteration
         self._iterations: deque[list[int]] = deque(maxlen=MAX_ITERATIONS)
+        self._max_running = max_running
+        self._schedules: deque[Schedule] = deque(maxlen=MAX_ITERATIONS)
         self._first_token_ns: deque[int] = deque(maxlen=MAX_LATENCIES)
         self._between_ns: deque[int] = deque(maxlen=MAX_LATENCIES)
         self._told_ns = 0
@@ -154,6 +174,10 @@ class ServingLog:
             if name in self._requests:
                 self._requests[name].preemptions += 1
 
+    def ran(self, schedule: Schedule) -> None:
+        """Store a schedule that runs requests."""
+        self._schedules.append(schedule)
+
     def outputs(self, outputs: Iterable[tuple[str, int, object]]) -> None:
         """End an iteration. An entry of `outputs` is a request, its number of new tokens, and the reason for its end
         or None.
@@ -198,6 +222,7 @@ class ServingLog:
             self._loads += 1
             self._told_ns = now_ns
             self._tell_times()
+            self._tell_schedules()
             self._tell_running()
 
     def _end_iteration(self) -> None:
@@ -224,6 +249,23 @@ class ServingLog:
             EngineTimes(self._engine, len(self._iterations), wall_ns, tuple(found), self._ended, latencies)
         )
 
+    def _tell_schedules(self) -> None:
+        if not self._schedules:
+            return
+        queues: dict[str, list[Schedule]] = {}
+        for one in self._schedules:
+            if one.waiting:
+                queues.setdefault(one.reason, []).append(one)
+        self._announce(
+            EngineSchedules(
+                len(self._schedules),
+                sum(one.running for one in self._schedules),
+                sum(one.preempted for one in self._schedules),
+                self._max_running,
+                tuple(_queue(reason, found) for reason, found in queues.items()),
+            )
+        )
+
     def _tell_running(self) -> None:
         told = 0
         for request in self._requests.values():
@@ -231,6 +273,17 @@ class ServingLog:
                 request.is_told = True
                 told += 1
                 self._announce(request.said())
+
+
+def _queue(reason: str, found: list[Schedule]) -> EngineQueue:
+    uses = [one.cache_percent for one in found if one.cache_percent is not None]
+    return EngineQueue(
+        reason,
+        len(found),
+        sum(one.running for one in found),
+        sum(one.waiting for one in found),
+        statistics.fmean(uses) if uses else None,
+    )
 
 
 def _latencies(name: str, times_ns: deque[int]) -> Latencies:

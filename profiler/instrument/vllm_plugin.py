@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.instrument.phases import Call
 
-# The Python modules with vLLM's runners, and two methods of the runner: one prepares inputs, the other chooses
-# tokens. Runners for other devices are derived from the first runner.
-RUNNERS = {
-    "vllm.v1.worker.gpu_model_runner": ("_prepare_inputs", "_sample"),
-    "vllm.v1.worker.gpu.model_runner": ("prepare_inputs", "sample"),
-}
-# The class that compiles the pieces of a model. Its method `compile` takes `graph` first.
-COMPILERS = "vllm.compilation.backends", "CompilerManager"
 WHOLE = 2  # value of vLLM's CUDAGraphMode for graphs with a whole call of the model
 # Method of an attention backend that launches kernels outside of compiled code -> its brick (None: the module's
 # brick).
@@ -48,7 +40,7 @@ def register() -> None:
     """Patch vLLM's runners. vLLM calls this, in some processes more than once."""
     if os.environ.get("CBTOP_RUN", "0") == "0" or "torch" not in sys.modules:
         return
-    from cbtop.profiler.instrument import phases, vllm_serving
+    from cbtop.profiler.instrument import phases, vllm_contract, vllm_serving
     from cbtop.profiler.instrument.functions import brick_of_name
     from cbtop.profiler.instrument.runners import (
         Engine,
@@ -61,6 +53,7 @@ def register() -> None:
         runs_without_requests,
         samples,
     )
+    from cbtop.profiler.instrument.vllm_contract import COMPILERS, RUNNER, RUNNERS
 
     # Importing `phases` in `_describe` would take a microsecond of each step.
     describe = functools.partial(_describe, phases)
@@ -72,6 +65,7 @@ def register() -> None:
         samples_later=lambda result: result is None,
         describe_capture=functools.partial(_describe_capture, phases),
         opaque_methods=functools.partial(_opaque_methods, brick_of_name),
+        say_differences=vllm_contract.say_differences,
     )
     for module, (preparing, sampling) in RUNNERS.items():
         wrappers = {
@@ -83,9 +77,10 @@ def register() -> None:
             preparing: prepares_inputs,
             "__init__": vllm_serving.names_engine,
         }
-        once_there(engine, module, "GPUModelRunner", wrappers)
+        once_there(engine, module, RUNNER, wrappers)
     once_there(engine, *COMPILERS, {"compile": compiles_pieces})
     vllm_serving.follow()
+    vllm_contract.compare_unknown_version()
 
 
 def _model_of(runner: Any) -> nn.Module:

@@ -2,8 +2,7 @@
 
 Rules
 - This file imports nothing of vLLM.
-- CONTRACT lists the classes, methods and parameters that this file needs, and SEEN_IN the versions that it was
-  compared with. A method with other parameters is not wrapped, and one line says so.
+- Its names are in vllm_contract.py. A class with other methods or parameters is not wrapped, and one line says so.
 - The data comes from the scheduler. Each engine core has one, even if vLLM's own statistics are off.
 - The hooks read attributes of vLLM's objects, and change none.
 - If the front end is in another process than the engine core, it has no requests here. Its work on tokens is the
@@ -13,7 +12,6 @@ Rules
 from __future__ import annotations
 
 import functools
-import inspect
 import multiprocessing
 import sys
 import weakref
@@ -25,38 +23,22 @@ from cbtop.profiler.instrument.attachment import installed
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
-from cbtop.profiler.instrument.serving import DETOKENISE, MODEL, OUTPUTS, SCHEDULER, ServingLog
-from cbtop.profiler.instrument.trouble import log_once, log_own_error
+from cbtop.profiler.instrument.serving import DETOKENISE, MODEL, OUTPUTS, SCHEDULER, Schedule, ServingLog
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.profiler.instrument.vllm_contract import (
+    ENGINE_CORE,
+    FRONT_END,
+    VLLM_SCHEDULER,
+    is_as_expected,
+    needed_of,
+)
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import clock
 from cbtop.protocol.serving_messages import EngineWorker
-from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.protocol.vocabulary import BrickCategory, QueueReason
 
-SEEN_IN = ("0.22.0", "0.32.0")  # the vLLM versions that CONTRACT was compared with
-VLLM_SCHEDULER = "vllm.v1.core.sched.scheduler", "Scheduler"
-ENGINE_CORE = "vllm.v1.engine.core", "EngineCore"
-FRONT_END = "vllm.v1.engine.output_processor", "OutputProcessor"
-# (module, class) -> {method to wrap: its first parameters after `self`}.
-CONTRACT: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
-    VLLM_SCHEDULER: {
-        "add_request": ("request",),
-        "schedule": (),
-        "update_from_output": ("scheduler_output", "model_runner_output"),
-        "finish_requests": ("request_ids", "finished_status"),
-    },
-    ENGINE_CORE: {"step": (), "step_with_batch_queue": ()},
-    FRONT_END: {"process_outputs": ("engine_core_outputs",)},
-}
-# vLLM class -> the attributes that cbtop reads.
-ATTRIBUTES = {
-    "Scheduler": ("running", "waiting", "requests", "kv_cache_manager"),
-    "SchedulerOutput": ("scheduled_new_reqs",),  # and preempted_req_ids, if it has this
-    "NewRequestData": ("req_id", "num_computed_tokens"),
-    "Request": ("request_id", "arrival_time", "num_prompt_tokens"),
-    "EngineCoreOutputs": ("outputs",),
-    "EngineCoreOutput": ("request_id", "new_token_ids", "finish_reason"),
-}
+FULL_PERCENT = 90.0  # a request of average length needs some percent of the cache
 DETOKENIZE = BrickDefinition("Detokenize", BrickCategory.OTHER, backend="vLLM")
 
 _functions = TimedFunctions()
@@ -65,7 +47,7 @@ _newest: list[weakref.ref[ServingLog]] = []  # the log of the newest scheduler o
 
 
 def follow() -> None:
-    """Wrap the methods in CONTRACT when vLLM imports their modules."""
+    """Wrap the methods of the scheduler, the engine core and the front end when vLLM imports their modules."""
     wrappers: dict[tuple[str, str], dict[str, Callable[[Function], Function]]] = {
         VLLM_SCHEDULER: {
             "add_request": _adds,
@@ -82,28 +64,9 @@ def follow() -> None:
 
 def _wrap(module: str, kind: str, methods: dict[str, Callable[[Function], Function]]) -> None:
     owner = getattr(sys.modules[module], kind, None)
-    other = differences(owner, CONTRACT[module, kind])
-    if other:
-        seen = ", ".join(SEEN_IN)
-        log_once(
-            f"this vLLM has no {kind}.{' or '.join(other)} as in {seen}: its requests, or their times, are not shown"
-        )
-        return
-    for name, wrapper in methods.items():
-        _functions.replace(owner, name, wrapper)
-
-
-def differences(owner: Any, methods: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return the methods that `owner` lacks, or that have other first parameters than expected."""
-    found = []
-    for name, expected in methods.items():
-        try:
-            parameters = list(inspect.signature(vars(owner)[name]).parameters)
-        except (KeyError, TypeError, ValueError):
-            parameters = []
-        if parameters[: 1 + len(expected)] != ["self", *expected]:
-            found.append(name)
-    return found
+    if is_as_expected(owner, needed_of((module, kind))):
+        for name, wrapper in methods.items():
+            _functions.replace(owner, name, wrapper)
 
 
 def log_of(scheduler: Any) -> ServingLog | None:
@@ -112,7 +75,10 @@ def log_of(scheduler: Any) -> ServingLog | None:
     profiler = installed()
     if log is None and profiler is not None:
         log = _logs[scheduler] = ServingLog(
-            "vLLM", profiler.announce, functools.partial(_load, weakref.ref(scheduler))
+            "vLLM",
+            profiler.announce,
+            functools.partial(_load, weakref.ref(scheduler)),
+            max_running=_max_running(scheduler),
         )
         _newest[:] = [weakref.ref(log)]
         _tell_at_end(profiler, log)
@@ -154,8 +120,31 @@ def _load(scheduler: weakref.ref[Any]) -> tuple[int, int, float | None]:
     found = scheduler()
     if found is None:
         return 0, 0, None
-    waiting = len(found.waiting) + len(getattr(found, "skipped_waiting", ()))
-    return len(found.running), waiting, min(100.0, 100.0 * found.kv_cache_manager.usage)
+    return len(found.running), _waiting(found), _cache_percent(found)
+
+
+def _waiting(scheduler: Any) -> int:
+    # The second queue has requests that wait for something else. Its name depends on the version.
+    others: Any = getattr(scheduler, "kv_holding_waiting", None) or getattr(scheduler, "skipped_waiting", ())
+    return len(scheduler.waiting) + len(others)
+
+
+def _cache_percent(scheduler: Any) -> float:
+    return float(min(100.0, 100.0 * scheduler.kv_cache_manager.usage))
+
+
+def _max_running(scheduler: Any) -> int:
+    # Since 0.32, fewer requests than the runner has places may be allowed.
+    return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
+
+
+def _queue_reason(scheduler: Any, output: Any, cache_percent: float) -> QueueReason:
+    """Return why requests wait after a schedule."""
+    if len(scheduler.running) >= _max_running(scheduler):
+        return QueueReason.LIMIT
+    if output.total_num_scheduled_tokens >= scheduler.max_num_scheduled_tokens:
+        return QueueReason.TOKENS
+    return QueueReason.CACHE if cache_percent >= FULL_PERCENT else QueueReason.OTHER
 
 
 def _guarded(do: Callable[..., Any], *args: Any) -> Any:
@@ -183,11 +172,18 @@ def _adds(original: Function) -> Function:
 
 
 def _schedules(original: Function) -> Function:
-    def scheduled(log: ServingLog, output: Any) -> None:
+    def scheduled(log: ServingLog, scheduler: Any, output: Any) -> None:
         new = [(one.req_id, one.num_computed_tokens) for one in output.scheduled_new_reqs]
         preempted = getattr(output, "preempted_req_ids", None) or ()
         if new or preempted:
             log.scheduled(new, preempted)
+        running, waiting = len(output.num_scheduled_tokens), _waiting(scheduler)
+        if running and waiting:
+            cache_percent = _cache_percent(scheduler)
+            reason = QueueReason.CACHE if preempted else _queue_reason(scheduler, output, cache_percent)
+            log.ran(Schedule(running, len(preempted), waiting, reason, cache_percent))
+        elif running:
+            log.ran(Schedule(running, len(preempted)))
 
     @functools.wraps(original)
     def schedule(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -197,7 +193,7 @@ def _schedules(original: Function) -> Function:
         before = log.enter(SCHEDULER)
         try:
             output = original(self, *args, **kwargs)
-            _guarded(scheduled, log, output)
+            _guarded(scheduled, log, self, output)
         finally:
             log.leave(before)
         return output

@@ -10,7 +10,15 @@ from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.recording import RecordingOrigin, RecordingWriter
-from cbtop.protocol.serving_messages import EngineLoad, EngineTimes, EngineWorker, Latencies, ServedRequest
+from cbtop.protocol.serving_messages import (
+    EngineLoad,
+    EngineQueue,
+    EngineSchedules,
+    EngineTimes,
+    EngineWorker,
+    Latencies,
+    ServedRequest,
+)
 from cbtop.protocol.training_messages import PartTime
 from tests.cbtop.made_recordings import BEGIN_NS, HELLO, keyframe
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
@@ -33,6 +41,7 @@ REQUESTS = (
     ServedRequest(1, "b", 20 * MS, 30 * MS, 0, 40 * MS, 32, 0, 0, 1, "abort"),
     ServedRequest(2, "c", 70 * MS, 71 * MS, 80 * MS, 0, 8, 0, 2),
 )
+SCHEDULES = EngineSchedules(8, 12, 1, 2, (EngineQueue("limit of running requests", 2, 4, 6, 12.5),))
 LOADS = (EngineLoad(0, 15 * MS, 1, 0, 12.5), EngineLoad(1, 90 * MS, 1, 2, 40.0))
 
 
@@ -44,7 +53,7 @@ def serve(profiler: BrickProfiler, clock: Clock, *, steps: int = 5) -> None:
     for _ in range(steps):
         with profiler.step("decode", tokens=2), profiler.brick("Attention", 8):
             clock.sleep_us(10_000)
-    for message in (*REQUESTS, *LOADS, TIMES):
+    for message in (*REQUESTS, *LOADS, TIMES, SCHEDULES):
         profiler.announce(message)
 
 

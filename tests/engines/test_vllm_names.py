@@ -11,11 +11,9 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument.vllm_plugin import RUNNERS
-from cbtop.profiler.instrument.vllm_serving import ATTRIBUTES, CONTRACT, SEEN_IN
+from cbtop.profiler.instrument.vllm_contract import ATTRIBUTES, CONTRACT, SEEN_IN, Needed, methods_of
 
 pytestmark = pytest.mark.engines
-RUNNER_METHODS = "__init__", "execute_model", "load_model", "sample_tokens", "_dummy_run"
 # For each class of vLLM: the module that defines its fields, or that has the code that sets them.
 HOMES = {
     "Scheduler": "vllm.v1.core.sched.scheduler",
@@ -27,31 +25,28 @@ HOMES = {
 }
 
 
-def _class(module: str, name: str) -> ast.ClassDef:
-    """Read the class `name` of vLLM without importing vLLM."""
+def _module(name: str) -> ast.Module:
+    """Read a module of vLLM without importing vLLM."""
     found = importlib.util.find_spec("vllm")
     assert found is not None, "vLLM is not installed here: make engines"
     assert found.origin is not None
-    path = Path(found.origin).parents[1] / module.replace(".", "/")
+    path = Path(found.origin).parents[1] / name.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return next(
-        node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef) and node.name == name
-    )
+    return ast.parse(file.read_text())
 
 
-def _methods(owner: ast.ClassDef) -> dict[str, list[str]]:
-    return {
-        node.name: [one.arg for one in node.args.args] for node in owner.body if isinstance(node, ast.FunctionDef)
-    }
-
-
-def _fields(owner: ast.ClassDef) -> set[str]:
+def _fields(module: str, kind: str) -> set[str]:
     """Return the names that the class declares, and those that its `__init__` sets."""
-    found = {
-        node.target.id for node in owner.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    classes = [node for node in _module(module).body if isinstance(node, ast.ClassDef) and node.name == kind]
+    declared = {
+        node.target.id
+        for owner in classes
+        for node in owner.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
-    return found | {
+    return declared | {
         node.attr
+        for owner in classes
         for node in ast.walk(owner)
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)
@@ -60,21 +55,17 @@ def _fields(owner: ast.ClassDef) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("where", CONTRACT, ids=lambda where: where[1])
-def test_vllm_has_the_methods_and_parameters_of_the_contract(where: tuple[str, str]) -> None:
-    named = _methods(_class(*where))
-    for method, parameters in CONTRACT[where].items():
-        assert named[method][: 1 + len(parameters)] == ["self", *parameters], method
+@pytest.mark.parametrize("needed", CONTRACT, ids=lambda needed: f"{needed.owner[0]} {needed.shows}")
+def test_vllm_has_the_methods_and_parameters_of_the_contract(needed: Needed) -> None:
+    module, kind = needed.owner
+    methods = methods_of(_module(module), kind)
+    for method, parameters in needed.methods.items():
+        assert methods[method][: 1 + len(parameters)] == ["self", *parameters], method
 
 
 @pytest.mark.parametrize("kind", ATTRIBUTES)
 def test_objects_of_vllm_have_the_attributes_that_are_read(kind: str) -> None:
-    assert set(ATTRIBUTES[kind]) <= _fields(_class(HOMES[kind], kind))
-
-
-@pytest.mark.parametrize("module", RUNNERS)
-def test_runners_of_vllm_have_the_methods_that_are_wrapped(module: str) -> None:
-    assert {*RUNNER_METHODS, *RUNNERS[module]} <= set(_methods(_class(module, "GPUModelRunner")))
+    assert set(ATTRIBUTES[kind]) <= _fields(HOMES[kind], kind)
 
 
 def test_the_installed_vllm_is_a_version_that_was_compared() -> None:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from cbtop.protocol import codec
 from cbtop.protocol.serving_messages import (
     EngineLoad,
+    EngineQueue,
+    EngineSchedules,
     EngineTimes,
     EngineWorker,
     Latencies,
@@ -30,6 +32,15 @@ PARTS = st.lists(
     min_size=1,
     max_size=4,
     unique_by=lambda part: part.name,
+)
+
+QUEUES = st.builds(
+    lambda reason, schedules, running, more, cache: EngineQueue(reason, schedules, running, schedules + more, cache),
+    TEXTS,
+    st.integers(1, 50),
+    COUNTS,
+    COUNTS,
+    st.none() | st.floats(0, 100),
 )
 
 
@@ -54,6 +65,17 @@ SERVING: dict[Any, st.SearchStrategy[Any]] = {
     ),
     EngineLoad: st.builds(EngineLoad, COUNTS, COUNTS, COUNTS, COUNTS, st.none() | st.floats(0, 100)),
     Latencies: LATENCIES,
+    EngineQueue: QUEUES,
+    EngineSchedules: st.builds(
+        lambda others, *counts, queues: EngineSchedules(
+            others + sum(queue.schedules for queue in queues), *counts, tuple(queues)
+        ),
+        st.integers(1, 100),
+        COUNTS,
+        COUNTS,
+        st.none() | COUNTS,
+        queues=st.lists(QUEUES, max_size=3, unique_by=lambda queue: queue.reason),
+    ),
     EngineTimes: st.builds(
         _times,
         TEXTS,

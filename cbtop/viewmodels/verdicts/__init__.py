@@ -18,6 +18,7 @@ from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.clock_throttled import CLOCK_THROTTLED
 from cbtop.viewmodels.verdicts.communication_exposed import COMMUNICATION_EXPOSED
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
+from cbtop.viewmodels.verdicts.engine_queue import BATCH_OF_ONE, CACHE_TOO_SMALL, QUEUE_AT_LIMIT
 from cbtop.viewmodels.verdicts.failed_checks import FAILED_CHECKS
 from cbtop.viewmodels.verdicts.gradient_not_finite import GRADIENT_NOT_FINITE
 from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
@@ -60,6 +61,9 @@ VERDICTS: tuple[Rule, ...] = (
     LOSS_SCALE_FALLING,
     ALLOCATOR_RETRIES,
     MEMORY_GROWS,
+    CACHE_TOO_SMALL,
+    BATCH_OF_ONE,
+    QUEUE_AT_LIMIT,
     IDLE_BETWEEN_STEPS,
     INPUT_BOUND,
     COMMUNICATION_EXPOSED,

@@ -35,7 +35,7 @@ def _find(view: SourceView) -> Finding | None:
     return Finding(
         f"{percent(idle_percent)} of the time is between steps: {duration(idle_us)} of "
         f"{duration(time_range.wall_us)}{ends}{'; gradients are computed between steps' if view.trains else ''}"
-        f"{mostly(view.sampled, BETWEEN_STEPS)}",
+        f"{mostly(view.sampled, BETWEEN_STEPS)}{_engine_between(view)}",
         (
             Evidence("between steps", idle_percent, "%"),
             Evidence("time between steps", idle_us, "µs"),
@@ -58,6 +58,14 @@ def _kernels_after_steps_us(view: SourceView) -> float:
     if books is None or steps is None or BY_KERNELS not in (view.backend or "") or steps.recorded < LEAST_STEPS:
         return 0.0
     return max(0.0, books.bricks_us / steps.recorded - (steps.p50_us or 0.0)) * steps.count
+
+
+def _engine_between(view: SourceView) -> str:
+    """Return the end of a sentence: the shares of an engine's time in which it does not run the model."""
+    parts = view.serving.parts if view.serving else ()
+    others = [part for part in parts if part.name not in (EnginePart.WAITING, EnginePart.MODEL)]
+    shares = ", ".join(f"{part.name} {percent(part.percent)}" for part in others)
+    return f"; the engine's thread: {shares}" if shares else ""
 
 
 def _no_request_percent(view: SourceView) -> float:

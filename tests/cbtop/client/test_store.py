@@ -57,7 +57,7 @@ def test_a_lost_update_is_healed_by_the_next_keyframe(runtime: Path) -> None:
 
 
 def test_a_daemon_of_another_major_version_is_refused_with_both_versions() -> None:
-    with pytest.raises(VersionError, match=r"speaks protocol 1\.3, this viewer 2\.8"):
+    with pytest.raises(VersionError, match=r"speaks protocol 1\.3, this viewer 2\.9"):
         Store().apply(dataclasses.replace(HELLO, protocol_major=1, protocol_minor=3))
 
 

@@ -11,7 +11,16 @@ from cbtop.text import serving_text
 from cbtop.tui.views.timeline_lanes import row_blocks
 from cbtop.viewmodels.request_lanes import MAX_REQUEST_LANES, request_lanes
 from cbtop.viewmodels.selection import has_data
-from cbtop.viewmodels.serving import LatencyView, LoadView, ServingView, engine_of, serving_view, shared_engine
+from cbtop.viewmodels.serving import (
+    LatencyView,
+    LoadView,
+    QueueRow,
+    SchedulesView,
+    ServingView,
+    engine_of,
+    serving_view,
+    shared_engine,
+)
 from cbtop.viewmodels.source import source_view, summaries
 from tests.cbtop.made_serving import MS, REQUESTS, other_pid, served
 
@@ -19,7 +28,9 @@ LINE = (
     "engine TTFT p50 12.00 ms, p99 80.00 ms (3 requests); inter-token p50 8.00 ms, p99 9.00 ms (40 gaps); "
     "1 running, 2 waiting, KV cache 40.0 % used"
 )
-PARTS = "engine step 10.00 ms: scheduler 5.0 %, model 75.0 %, between steps 20.0 % (the latest 4 steps)"
+PARTS = (
+    "engine step 10.00 ms, 1.50 requests: scheduler 5.0 %, model 75.0 %, between steps 20.0 % (the latest 4 steps)"
+)
 
 
 def _view(directory: Path) -> ServingView:
@@ -39,6 +50,11 @@ def test_the_parts_of_an_engine_are_shares_in_a_fixed_order(tmp_path: Path) -> N
         LatencyView(3, 12_000.0, 80_000.0),
         LatencyView(40, 8_000.0, 9_000.0),
     )
+
+
+def test_the_schedules_of_an_engine_are_means_and_shares(tmp_path: Path) -> None:
+    queue = QueueRow("limit of running requests", 25.0, 2.0, 3.0, 12.5)
+    assert _view(tmp_path).schedules == SchedulesView(8, 1.5, 2, 1, (queue,))
 
 
 def test_the_load_over_time_counts_from_the_first_arrival(tmp_path: Path) -> None:
@@ -98,6 +114,8 @@ def test_the_section_requests_has_tables_of_parts_load_and_requests(tmp_path: Pa
     text = REPORTS["text"]([source_view(served(tmp_path))], ["requests"])
     rows = [line.split() for line in text.splitlines()]
     assert ["scheduler", "5.0", "0.50", "0.50"] in rows
+    assert "1.50 requests in a step, at most 2; 1 preempted (the latest 8 schedules)" in text
+    assert ["limit", "of", "running", "requests", "25.0", "2.00", "3.00", "12.5"] in rows
     assert ["0.1", "1", "2", "40.0"] in rows
     assert ["a", "0.000", "2.00", "12.00", "10.00", "52.00", "32", "16", "5", "0", "length"] in rows
     assert rows[[row[:1] for row in rows].index(["c"])][-1] == "runs"

@@ -136,6 +136,12 @@ class _LlamaForCausalLM(nn.Module):
 """
 
 VLLM = {
+    "__init__.py": '__version__ = "0.32.0"',
+    "compilation/backends.py": """
+class CompilerManager:
+    def compile(self, graph, example_inputs):
+        return graph
+""",
     "model_executor/models/llama.py": MODEL.replace("ATTENTION", "Attention")
     + """
 class LlamaForCausalLM(_LlamaForCausalLM):
@@ -242,9 +248,10 @@ from types import SimpleNamespace
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
 class Scheduler:
-    def __init__(self, preempts=()):
+    def __init__(self, preempts=(), max_running=256):
         self.requests, self.waiting, self.running, self.preempts = {}, [], [], preempts
         self.kv_cache_manager = SimpleNamespace(usage=0.25)
+        self.max_num_running_reqs, self.max_num_scheduled_tokens = max_running, 64
 
     def has_requests(self):
         return bool(self.requests)
@@ -254,7 +261,8 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self):
-        new, self.waiting = self.waiting, []
+        room = self.max_num_running_reqs - len(self.running)
+        new, self.waiting = self.waiting[:room], self.waiting[room:]
         self.running += new
         tokens = {one.request_id: 1 for one in self.running}
         found = SchedulerOutput([NewRequestData(one.request_id, 16) for one in new], CachedRequestData(), tokens, 1)

@@ -188,8 +188,10 @@ OUTSIDE = """
     lm_head Linear LlamaForCausalLM LmHead
     embed_out Linear GPTNeoXForCausalLM LmHead
     model.embed_tokens VocabParallelEmbedding LlamaModel Embedding
+    model.embed_tokens VocabParallelEmbeddingWithLoRA LlamaModel Embedding
     lm_head ParallelLMHead LlamaForCausalLM LmHead
     logits_processor LogitsProcessor LlamaForCausalLM LmHead
+    logits_processor LogitsProcessorWithLoRA LlamaForCausalLM LmHead
     projector.mlp MLP Projector -
     classification_head.out_proj Linear BartClassificationHead Linear
     transformer.wpe Embedding GPT2Model Embedding

@@ -17,7 +17,14 @@ from cbtop.profiler.instrument import install, trouble, uninstall, vllm_serving
 from cbtop.profiler.instrument.vllm_plugin import register
 from cbtop.profiler.instrument.vllm_serving import log_of
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.serving_messages import EngineLoad, EngineTimes, EngineWorker, ServedRequest
+from cbtop.protocol.serving_messages import (
+    EngineLoad,
+    EngineQueue,
+    EngineSchedules,
+    EngineTimes,
+    EngineWorker,
+    ServedRequest,
+)
 from tests.profiler.instrument.engines import importable, write_engine
 from tests.profiler.memory import Memory
 
@@ -80,6 +87,20 @@ def test_the_load_of_vllm_is_of_its_scheduler_and_cache(memory: Memory) -> None:
     assert [(load.running, load.waiting, load.cache_percent) for load in loads] == [(0, 0, 25.0)]
 
 
+def test_the_schedules_of_vllm_say_how_many_wait_and_why(memory: Memory) -> None:
+    core = _core(max_running=2)
+    for name in "abc":
+        core.scheduler.add_request(_request(name))
+    for _ in range(4):
+        core.step_fn()
+    log = log_of(core.scheduler)
+    assert log is not None
+    log.tell(is_last=True)
+    (schedules,) = [said for said in memory.said if isinstance(said, EngineSchedules)]
+    queue = EngineQueue("limit of running requests", 2, 4, 2, 25.0)
+    assert schedules == EngineSchedules(4, 6, 0, 2, (queue,))
+
+
 def test_the_steps_of_vllm_are_divided_between_scheduler_and_model(memory: Memory) -> None:
     core = _core()
     core.scheduler.add_request(_request("a"))
@@ -118,8 +139,9 @@ def test_another_scheduler_is_left_alone_and_named_in_one_line(
     core.step_fn()
     assert not _requests(memory)
     assert [record.getMessage() for record in caplog.records] == [
-        "cbtop: this vLLM has no Scheduler.add_request as in 0.22.0, 0.32.0: "
-        "its requests, or their times, are not shown"
+        "cbtop: vLLM 0.32.0 has no Scheduler.add_request as in 0.22.0 and 0.32.0. Shown: steps, bricks, sampling, "
+        "input preparation, bricks in graphs, names of compiled code, detokenising. "
+        "Not shown: requests, latencies and load, parts of an engine step."
     ]
 
 

@@ -10,6 +10,8 @@ from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.device_messages import MEMORY_POINT_NS, DeviceProcess, packed_memory
 from cbtop.protocol.guard_messages import GuardedSteps, GuardFault
 from cbtop.protocol.messages import CheckResult, Quiet
+from cbtop.protocol.serving_messages import EngineLoad, EngineQueue, EngineSchedules
+from cbtop.protocol.vocabulary import QueueReason
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop.made_machines import CPU, GPU, NVML
@@ -133,6 +135,35 @@ def with_memory(
     return view
 
 
+def _engine(
+    waits_percent: int,
+    reason: QueueReason = QueueReason.LIMIT,
+    *,
+    running: int = 4,
+    cache_percent: float = 10.0,
+    preemptions: int = 0,
+    schedules: int = 200,
+    is_over: bool = False,
+) -> Callable[[Path], SourceView]:
+    """Return a function that returns the view of an engine.
+
+    Nine requests wait after `waits_percent` of its schedules. If `is_over`, there are no requests any longer.
+    """
+    waits = schedules * waits_percent // 100
+    queue = EngineQueue(reason, max(1, waits), waits * running, max(1, waits * 9), cache_percent)
+    said = EngineSchedules(schedules, schedules * running, preemptions, 4, (queue,) if waits else ())
+
+    def view(directory: Path) -> SourceView:
+        made = run(directory, Decoding())
+        (source,) = made.seen().values()
+        load = (0, 0) if is_over else (running, 9)
+        source.record.serving.take(EngineLoad(0, 10**9, *load, cache_percent))
+        source.record.serving.take(said)
+        return made.one(window=is_over)
+
+    return view
+
+
 def _read_every(resolution_ns: int) -> Callable[[Path], SourceView]:
     """Return a function that returns the view of a process. Its clock has the resolution `resolution_ns`."""
 
@@ -209,6 +240,9 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "loss-scale-falling": training(Training(gradients=(NORM, FALLING_SCALE))),
     "allocator-retries": training(Training(gradients=(memory(30, 42, 60, retries=6),))),
     "memory-grows": with_memory(*LEAK),
+    "cache-too-small": _engine(40, QueueReason.CACHE, preemptions=9, cache_percent=98.0),
+    "batch-of-one": _engine(90, running=1),
+    "queue-at-limit": _engine(90),
     "idle-between-steps": _of(Decoding(between_us=20_000)),
     "input-bound": training(Training(data_us=12_000)),
     "communication-exposed": ranks(Training(exposed_us=9_000), Training(exposed_us=8_000, other_us=1_200)),
@@ -251,6 +285,9 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "loss-scale-falling": training(Training(gradients=(replace(FALLING_SCALE, latest_falls=6, latest_rises=3),))),
     "allocator-retries": training(Training(gradients=(memory(30, 42, 60, retries=2),))),
     "memory-grows": with_memory(*LEAK, free_gib=120_000),
+    "cache-too-small": _engine(0, preemptions=1),
+    "batch-of-one": _engine(45, running=1),
+    "queue-at-limit": _engine(90, cache_percent=55.0),
     "idle-between-steps": _of(Decoding(between_us=5_000)),
     "input-bound": training(Training(data_us=2_500)),
     "communication-exposed": ranks(Training(exposed_us=3_400), Training(exposed_us=3_200, other_us=400)),
@@ -283,6 +320,12 @@ OUTLIERS = Decoding(step_factor=lambda step: 20.0 if step % 100 == 50 else 1.0)
 HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "never without a processor, says the kernel": _beside_others(Decoding(), had_percent=55, waiting_percent=5),
     "as usual": _of(Decoding()),
+    "an engine without a queue": _engine(0),
+    "an engine with one request at a time, and no queue": _engine(0, running=1),
+    "an engine with a burst of requests": _engine(90, schedules=63),
+    "an engine whose queue is over": _engine(90, is_over=True),
+    "an engine whose steps are full of a long prompt": _engine(90, QueueReason.TOKENS, running=1),
+    "an engine whose cache is full, without preemptions": _engine(90, QueueReason.CACHE, cache_percent=97.0),
     "noisy": _of(Decoding(noise=0.2, seed=1)),
     "noisy, in a window": _in_window(Decoding(noise=0.2, seed=2)),
     "two phases": _of(Decoding(prefills=20)),

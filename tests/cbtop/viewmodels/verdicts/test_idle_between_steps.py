@@ -38,3 +38,4 @@ def test_an_engine_that_schedules_between_its_steps_is_idle_there(idle: SourceVi
     assert found is not None
     assert found.evidence[0].value == pytest.approx(IDLE_BETWEEN_STEPS.find(idle).evidence[0].value - 5.0)
     assert "in which there was no request (derived)" in found.sentence
+    assert found.sentence.endswith("; the engine's thread: scheduler 45.0 %")

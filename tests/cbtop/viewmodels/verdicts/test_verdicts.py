@@ -48,6 +48,8 @@ OF_TRAINING = (
     "recompute",
     "memory-near-limit",
 )
+PAGE_OF_ENGINES = PAGE.with_name("verdicts-engines.md")
+OF_ENGINES = ("cache-too-small", "batch-of-one", "queue-at-limit")
 QUIET = {f"almost {name}": made for name, made in ALMOST.items()} | HEALTHY
 STREAMS = CAUSES | QUIET | {name: made for name, (made, _) in RECORDED.items()}
 IDS = [rule.id for rule in VERDICTS]
@@ -338,11 +340,12 @@ def test_what_steps_would_gain_that_do_not_follow_each_other_is_not_known(views:
 
 
 def test_the_page_about_them_says_what_the_code_does(views: dict[str, SourceView]) -> None:
-    general, training = [_HEAD.rstrip()], [_HEAD_OF_TRAINING.rstrip()]
-    general += _sections(views, [rule for rule in VERDICTS if rule.id not in OF_TRAINING])
+    general, training, engines = ([head.rstrip()] for head in (_HEAD, _HEAD_OF_TRAINING, _HEAD_OF_ENGINES))
+    general += _sections(views, [rule for rule in VERDICTS if rule.id not in OF_TRAINING + OF_ENGINES])
     general += ["", "## What the tests show", "", _MATRIX_IS, "", _matrix(), "", *_LEFT_OUT]
     training += _sections(views, [rule for rule in VERDICTS if rule.id in OF_TRAINING])
-    for page, lines in ((PAGE, general), (PAGE_OF_TRAINING, training)):
+    engines += _sections(views, [rule for rule in VERDICTS if rule.id in OF_ENGINES])
+    for page, lines in ((PAGE, general), (PAGE_OF_TRAINING, training), (PAGE_OF_ENGINES, engines)):
         text = "\n".join(lines) + "\n"
         if os.environ.get("CBTOP_UPDATE_GOLDENS") == "1":
             page.write_text(text, encoding="utf-8")
@@ -352,11 +355,11 @@ def test_the_page_about_them_says_what_the_code_does(views: dict[str, SourceView
 def _sections(views: dict[str, SourceView], rules: list[Rule]) -> list[str]:
     lines = []
     for severity, heading in _HEADINGS.items():
-        lines += ["", f"## {heading}"]
         for rule in rules:
             if rule.severity is severity:
                 (example,) = views[rule.id].verdicts
                 gain = example.gain_tokens_per_sec
+                lines += [] if f"## {heading}" in lines else ["", f"## {heading}"]
                 lines += ["", f"### {rule.id}", "", rule.means, "", f"> {example.sentence}"]
                 if gain is not None:
                     lines.append(f"> (+{gain:.1f} tokens/s if {example.gain_if})")
@@ -389,14 +392,20 @@ If it can be derived, a verdict has the tokens/s that a fix would gain (Amdahl's
 one process, books that close, and no long step that began before the seconds shown. A gain inside steps also needs
 recorded steps whose time is within 10 % of that of all steps.
 
-Tests write this page from `cbtop/viewmodels/verdicts`. [Verdicts of training](verdicts-training.md) has those
-that only training steps can have.
+Tests write it from `cbtop/viewmodels/verdicts`. [Training](verdicts-training.md) and [engines](verdicts-engines.md)
+have others.
 """
 _HEAD_OF_TRAINING = """\
 # Verdicts of training
 
 These [verdicts](verdicts.md) are about [training steps](training.md). [launch-bound](verdicts.md#launch-bound) and
 others of that page may be about them, too. Tests write this page from `cbtop/viewmodels/verdicts`.
+"""
+_HEAD_OF_ENGINES = """\
+# Verdicts of engines
+
+These [verdicts](verdicts.md) are about the queue of an [engine](engines.md) that serves requests. A schedule is the
+choice of the requests and tokens of one step. Tests write this page from `cbtop/viewmodels/verdicts`.
 """
 _MATRIX_IS = """\
 Each verdict has a stream of made records with only its cause, and no other verdict. Recordings of real runs have:"""
