@@ -11,12 +11,17 @@ Rules
 
 from __future__ import annotations
 
+import inspect
 import statistics
+import weakref
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import clock
 from cbtop.protocol.codec import MAX_NAME_CHARS
 from cbtop.protocol.messages import CatalogMessage
@@ -77,6 +82,8 @@ class OpenRequest:
 class ServingLog:
     """The requests and iterations of the engine called `engine`, which are in one process and one thread.
 
+    An engine without requests may go on in a new thread.
+
     `announce` gets each message. `load_of` reads the load before it is announced.
     """
 
@@ -104,6 +111,10 @@ class ServingLog:
         """Whether no request is in the engine."""
         return not self._requests
 
+    def follows(self, name: str) -> bool:
+        """Return whether the request `name` has arrived and not ended."""
+        return name in self._requests
+
     def names(self) -> list[str]:
         """Return the names of all requests that have not ended."""
         return list(self._requests)
@@ -129,8 +140,10 @@ class ServingLog:
     def arrived(self, name: str, ago_ns: int, prompt_tokens: int) -> None:
         """Begin a request that arrived `ago_ns` ago."""
         now_ns = self._now_ns()
-        if not self._thread:
-            self._thread, self._since_ns, self._told_ns = get_ident(), now_ns, now_ns
+        thread = get_ident()
+        if self._thread != thread and self.is_idle:  # the first request, or an engine that began a new thread
+            self._told_ns = self._told_ns if self._thread else now_ns
+            self._thread, self._since_ns, self._part = thread, now_ns, WAITING
         if len(self._requests) >= MAX_OPEN or name in self._requests:
             return
         arrived_ns = max(1, now_ns - max(0, ago_ns))
@@ -231,6 +244,33 @@ class ServingLog:
                 request.is_told = True
                 told += 1
                 self._announce(request.said())
+
+
+def tell_at_end(profiler: BrickProfiler, log: ServingLog) -> None:
+    """Announce the last times of `log` before `profiler` closes its files. Does not keep `log` alive."""
+    found = weakref.ref(log)
+
+    def tell_last() -> None:
+        log = found()
+        if log is not None:
+            log.tell(is_last=True)
+
+    recorder = profiler.parts.recorder
+    if isinstance(recorder, RingRecorder):
+        recorder.before_goodbye(tell_last)
+
+
+def differences(owner: Any, methods: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return the methods that `owner` lacks, or that have other first parameters than expected."""
+    found = []
+    for name, expected in methods.items():
+        try:
+            parameters = list(inspect.signature(vars(owner)[name]).parameters)
+        except (KeyError, TypeError, ValueError):
+            parameters = []
+        if parameters[: 1 + len(expected)] != ["self", *expected]:
+            found.append(name)
+    return found
 
 
 def _latencies(name: str, times_ns: deque[int]) -> Latencies:
