@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 from cbtop.profiler import instrument as instrumentation
-from cbtop.profiler.instrument import continuous_batching, vllm_plugin
+from cbtop.profiler.instrument import continuous_batching, llama_cpp_python, vllm_plugin
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.run_profiler import profiler_of_run
 from cbtop.protocol.signals import reraise_host_error
@@ -19,7 +20,9 @@ def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None
 
     `is_lent` says that cbtop is not installed in this environment. vLLM then does not find cbtop among its plugins.
     """
-    instrumentation.install(profiler_of_run(overhead_percent, nothing_yet))
+    profiler = profiler_of_run(overhead_percent, nothing_yet)
+    instrumentation.install(profiler)
+    once_imported("llama_cpp", functools.partial(llama_cpp_python.follow, profiler))
     continuous_batching.follow()
     once_imported("sglang", _await_sglang)
     if is_lent:
