@@ -88,7 +88,9 @@ def test_prometheus_finds_the_port_and_the_label_of_the_sidecar() -> None:
 
 def test_every_cbtop_command_on_the_page_is_valid() -> None:
     commands = re.findall(r"(?:-- |^|`)(cbtop (?:run|daemon|--)[^`\n#]*)", PAGE.read_text(), re.MULTILINE)
-    whole = [command.split() for command in commands if command.strip() not in ("cbtop run --", "cbtop daemon --metrics")]
+    whole = [
+        command.split() for command in commands if command.strip() not in ("cbtop run --", "cbtop daemon --metrics")
+    ]
     assert len(whole) >= 4
     for _, *arguments in whole:
         _parsed(arguments)
@@ -123,7 +125,9 @@ def _refusal() -> str:
 
 @pytest.mark.slow
 def test_a_sidecar_in_its_own_namespaces_serves_metrics_of_the_server() -> None:
-    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install 'cbtop[metrics]'")
+    pytest.importorskip(
+        "prometheus_client", reason="prometheus_client is not installed: pip install 'cbtop[metrics]'"
+    )
     if why := _refusal():
         pytest.skip(f"containers need what this machine refuses: {why}")
     shared = Path("/dev/shm") / f"cbtop-test-{os.getpid()}"  # noqa: S108 - like an emptyDir with medium Memory

@@ -74,7 +74,9 @@ class Context:
         self._compiled = compiled
         self._parts = Parts()
         # Only a build with a device returns before the work is done.
-        self.synchronize: Function | None = library.llama_synchronize if library.llama_supports_gpu_offload() else None
+        self.synchronize: Function | None = (
+            library.llama_synchronize if library.llama_supports_gpu_offload() else None
+        )
         self.function, self.user_data = compiled.create(*ggml_functions(), 1, -1)
         compiled.pause(self.user_data)
 

@@ -42,6 +42,8 @@ class Node(Machine):
         name = ("unshare", "--uts", "sh", "-c", f'hostname {NAMES[number]} && exec "$@"', "sh")
         super().__init__(directory / "keys", (*prefix, *name))
         self.number = number
+        # A connection to the node's own address goes through its loopback device.
+        subprocess.run([*prefix, "ip", "link", "set", "lo", "up"], check=True)
         self.runtime = directory / "runtime"
         directory.mkdir()
         self.runtime.mkdir(mode=0o700)
@@ -119,8 +121,6 @@ def test_one_screen_has_all_ranks_of_two_nodes_and_names_the_slow_one(tmp_path: 
 
 
 def _skip_without_names(node: Node) -> None:
-    done = subprocess.run(
-        [*node.prefix, "true"], capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    done = subprocess.run([*node.prefix, "true"], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode:
         pytest.skip(f"two nodes need host names of their own: {done.stderr.strip()}")
