@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'cbtop[compute]'")
+pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'cbtop[compute]'")
+
+import yaml
 
 from cbtop.cli import _parsed
 from tests.integration.hosts import CBTOP, HOST, eventually
@@ -60,7 +62,7 @@ def test_cbtop_parses_the_command_of_each_container(name: str) -> None:
     if name == "server":
         assert options.command[-5:] == ["vllm", "serve", "/models/llama", "--port", "8000"]
     else:
-        assert options.metrics == "0.0.0.0:9464"  # noqa: S104 - the pod's address, which Prometheus scrapes
+        assert options.metrics == "0.0.0.0:9464"
 
 
 def test_the_containers_share_user_processes_and_a_directory_below_a_mount() -> None:
@@ -130,7 +132,7 @@ def test_a_sidecar_in_its_own_namespaces_serves_metrics_of_the_server() -> None:
     )
     if why := _refusal():
         pytest.skip(f"containers need what this machine refuses: {why}")
-    shared = Path("/dev/shm") / f"cbtop-test-{os.getpid()}"  # noqa: S108 - like an emptyDir with medium Memory
+    shared = Path("/dev/shm") / f"cbtop-test-{os.getpid()}"  # like an emptyDir with medium Memory
     shared.mkdir(mode=0o777)
     try:
         with ExitStack() as stack:

@@ -52,7 +52,8 @@ def follow(profiler: BrickProfiler) -> None:
         other = differences(owner, CONTRACT[key])
         if other:
             log_once(
-                f"this llama-cpp-python has no {key[1]}.{' or '.join(other)} as in {', '.join(SEEN_IN)}: it is not shown"
+                f"this llama-cpp-python has no {key[1]}.{' or '.join(other)} as in {', '.join(SEEN_IN)}: it is not "
+                "shown"
             )
             return
     wrappers = {

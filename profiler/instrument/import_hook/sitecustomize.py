@@ -1,5 +1,5 @@
-"""Runs at the start of every Python process under `cbtop run`. Waits until the process imports torch, llama-cpp-python
-or a library.
+"""Runs at the start of every Python process under `cbtop run`. Waits for the import of torch, llama-cpp-python or a
+library.
 
 Python imports a module `sitecustomize` at its start, and `cbtop run` puts this directory first on PYTHONPATH.
 

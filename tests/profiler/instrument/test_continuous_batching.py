@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
-transformers = pytest.importorskip("transformers", minversion="5.0", reason="its classes have other names before")
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+pytest.importorskip("transformers", minversion="5.0", reason="its classes have other names before")
+
+import torch
+import transformers
 
 from cbtop.profiler.instrument import continuous_batching, install, trouble, uninstall
 from cbtop.profiler.instrument.continuous_batching import ATTRIBUTES, CONTRACT, FOLDER, SEEN_IN, STATE, follow

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.llama_peer import Llama as Peer
 from benchmarks.llama_peer import library, write_model
 from cbtop.compute.demo_model import TINY
-from cbtop.profiler.instrument import llama_cpp_python, trouble
+from cbtop.profiler.instrument import trouble
 from cbtop.profiler.instrument.llama_cpp_python import follow
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
