@@ -29,7 +29,8 @@ SERVER = """
 import sys, xllamacpp
 given = xllamacpp.CommonParams()
 given.model.path, given.n_ctx, given.n_parallel, given.warmup = sys.argv[1], 256, 2, False
-given.endpoint_metrics, given.endpoint_slots, given.cpuparams.n_threads, given.port = sys.argv[2] == "metrics", True, 1, 0
+given.endpoint_metrics, given.endpoint_slots = sys.argv[2] == "metrics", True
+given.cpuparams.n_threads, given.port = 1, 0
 server = xllamacpp.Server(given)
 print(server.listening_address, flush=True)
 sys.stdin.read()
@@ -84,7 +85,7 @@ def _complete(url: str, tokens: int = TOKENS) -> int:
 
 
 @needs_server
-def test_its_tokens_are_those_of_the_server_and_its_load_is_seen(model: Path, runtime: Path, tmp_path: Path) -> None:
+def test_its_tokens_are_those_of_the_server_and_its_load_is_seen(model: Path, runtime: Path) -> None:
     with served(model) as url:
         asking = [*CBTOP, "llama-server", url, "--every", "0.05"]
         with subprocess.Popen(asking, stderr=subprocess.PIPE, text=True) as process:
@@ -98,13 +99,14 @@ def test_its_tokens_are_those_of_the_server_and_its_load_is_seen(model: Path, ru
                 def source() -> dict[str, Any] | None:
                     done = cbtop("--headless", "--once", "--window=all", "--format", "json")
                     found = json.loads(done.stdout)["sources"] if done.returncode == 0 else []
-                    return found[0] if found and found[0]["steps"]["tokens"] == generated else None
+                    steps = found[0]["steps"] if found else None
+                    return found[0] if steps and steps["tokens"] == generated else None
 
                 seen = eventually(source)
             finally:
                 process.send_signal(signal.SIGINT)
             assert process.wait() == 0
-    assert seen["steps"]["name"] == PHASE
+    assert seen["phase"] == PHASE
     assert seen["bricks"] == []
     loads = seen["serving"]["loads"]
     assert (loads[-1]["running"], loads[-1]["waiting"]) == (0, 0)
