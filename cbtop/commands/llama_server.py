@@ -34,9 +34,8 @@ DESCRIPTION = (
 )
 EPILOG = """\
 examples:
-  llama-server -m model.gguf --metrics             in one terminal; its address is http://127.0.0.1:8080
-  cbtop llama-server http://127.0.0.1:8080         in another; then `cbtop` in a third
-  cbtop llama-server http://127.0.0.1:8080 & cbtop --headless --once --view requests
+  cbtop llama-server http://127.0.0.1:8080              beside `llama-server -m model.gguf --metrics`
+  cbtop llama-server http://127.0.0.1:8080 --every 0.2  ask five times a second
 
 exit codes: 0 interrupted, 1 no answer, or no llama-server answers, 2 usage
 """
