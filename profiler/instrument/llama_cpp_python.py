@@ -78,7 +78,8 @@ class Context:
         self.synchronize: Function | None = (
             library.llama_synchronize if library.llama_supports_gpu_offload() else None
         )
-        self.function, self.user_data = compiled.create(*ggml_functions(), 1, -1)
+        name_of, operation_of, elements_of, rows_of = ggml_functions()
+        self.function, self.user_data = compiled.create(name_of, operation_of, elements_of, rows_of, 1, -1)
         compiled.pause(self.user_data)
 
     def record(self) -> None:

@@ -272,8 +272,9 @@ def show_on_screen(
         app = ReplayApp(feed, interval_s=options.interval, section=options.view)
     else:
         # Several daemons have several histories, and the screen cannot save several histories as one.
-        save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
-        back = partial(look_back, feed) if feed.links.endpoint else None
+        address = feed.links.endpoint
+        save = partial(save_history, address, feed.keys.get(address), Path.cwd()) if address else None
+        back = partial(look_back, feed) if address else None
         if program is None:
             app = CbtopApp(feed, interval_s=options.interval, section=options.view, save_history=save, look_back=back)
         else:
