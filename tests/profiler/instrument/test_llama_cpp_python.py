@@ -5,6 +5,7 @@ The stand-in has the names and parameters of llama-cpp-python. tests/engines com
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from ctypes import CFUNCTYPE, Structure, c_bool, c_int, c_void_p, cast
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import cbtop
 from benchmarks.llama_peer import Llama as Peer
 from benchmarks.llama_peer import library, write_model
 from cbtop.compute.demo_model import TINY
@@ -21,6 +23,7 @@ from cbtop.profiler.instrument import trouble
 from cbtop.profiler.instrument.llama_cpp_python import follow
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
+from tests.integration.hosts import CBTOP, DEADLINE_S
 from tests.profiler.instrument.engines import places_of, steps_of
 from tests.profiler.memory import Memory, is_plain
 
@@ -178,3 +181,51 @@ def test_another_version_of_the_package_is_named_in_one_line(
     assert not [said for said in memory.said if isinstance(said, Node)]
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == "cbtop: this llama-cpp-python has no LlamaContext.decode as in 0.3.36: it is not shown"
+
+
+# The package on the disk gets its classes from this file.
+INIT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.profiler.instrument.test_llama_cpp_python import _package, library
+library()
+sys.modules.update({{name: one for name, one in _package(Path(sys.argv[1])).items() if name != __name__}})
+"""
+PROGRAM = """
+import sys
+import llama_cpp
+llama = sys.modules["llama_cpp.llama"].Llama(PARAMETERS())
+llama.eval((1, 2, 3))
+for _ in range(30):
+    llama.eval([llama.sample()])
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.slow  # starts a process; the other tests cover all but the import hook
+def test_an_unedited_program_without_torch_is_shown(model: Path, tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text(INIT.format(root=str(root)))
+    name = "sys.modules['tests.profiler.instrument.test_llama_cpp_python'].Parameters"
+    (tmp_path / "main.py").write_text(PROGRAM.replace("PARAMETERS", name))
+    command = [
+        *CBTOP,
+        "run",
+        "--overhead",
+        "100%",
+        "--record",
+        "run.cbtop",
+        "--",
+        sys.executable,
+        "main.py",
+        str(model),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "llama.cpp, or a part of it, is not shown" not in done.stderr
+    with cbtop.read(tmp_path / "run.cbtop") as run:
+        steps, bricks = run.steps(), set(run.bricks().column("brick"))
+    assert steps.column("tokens").tolist() == [3, *[1] * 30]
+    assert {"QkvProjection", "DownProjection", "LmHead"} <= bricks
