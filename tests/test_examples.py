@@ -111,5 +111,7 @@ def test_the_gate_records_base_runs_and_judges_a_new_one(runtime: Path, tmp_path
 def test_every_example_is_in_the_table() -> None:
     listed = re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(
-        path.name for path in EXAMPLES.iterdir() if path.suffix in (".ipynb", ".py", ".sh", ".yaml")
+        path.relative_to(EXAMPLES).as_posix()
+        for path in EXAMPLES.rglob("*")
+        if path.suffix in (".ipynb", ".py", ".sh", ".yaml")
     )

@@ -62,7 +62,8 @@ class Loop:
     def __init__(self, log: ServingLog) -> None:
         self.log = log
         self.call: phases.Call | None = None  # describes the model's next call
-        self.outputs: list[tuple[str, int, object]] = []  # outputs of the running `update_batch`, for ServingLog
+        # Updates of the running `update_batch`: the request, its tokens before, and whether it has ended.
+        self.updates: list[tuple[Any, int, bool]] = []
 
 
 _loops: weakref.WeakKeyDictionary[Any, Loop] = weakref.WeakKeyDictionary()  # by scheduler
@@ -151,9 +152,9 @@ def _runs(original: Function, part: int, *, calls_model: bool = False, ends: boo
         return loop, loop.log.enter(part)
 
     def end(loop: Loop, before: int) -> None:
-        if ends and loop.outputs:
-            outputs, loop.outputs = loop.outputs, []
-            loop.log.outputs(outputs)
+        if ends and loop.updates:
+            updates, loop.updates = loop.updates, []
+            loop.log.outputs([_output(*update) for update in updates])
         loop.log.leave(before)
 
     @functools.wraps(original)
@@ -199,10 +200,13 @@ def _prepares(original: Function) -> Function:
         loop = _running.get(get_ident())
         if loop is None or not batch:
             return None
-        for future in batch:
-            if not loop.log.follows(future.state.request_id):  # forked from another request, so it never waited
-                _arrive(loop, future.state)
-        loop.log.scheduled([(one.state.request_id, one.state.position_offset) for one in batch], ())
+        new = loop.log.unscheduled([one.state.request_id for one in batch])
+        if new:
+            states = {one.state.request_id: one.state for one in batch}
+            for name in new:
+                if not loop.log.follows(name):  # forked from another request, so it never waited
+                    _arrive(loop, states[name])
+            loop.log.scheduled([(name, states[name].position_offset) for name in new], ())
         loop.call = described(batch)
         return loop.call
 
@@ -225,31 +229,38 @@ def described(batch: list[Any]) -> phases.Call:
     """Describe the model's call for a batch of `FutureRequestState`, before its tensors are prepared."""
     states = [(one.query_length, one.state.position_offset, len(one.state.initial_tokens)) for one in batch]
     cached = {before for _, before, _ in states}
-    phase = phases.of_several(
-        phases.of_sequence(new, before, writes=before >= prompt) for new, before, prompt in states
-    )
-    tokens = sum(new for new, _, _ in states)
+    tokens = sum([new for new, _, _ in states])
+    if tokens == len(batch) and all([before >= prompt for _, before, prompt in states]):
+        phase = phases.DECODE  # the usual case, written out to save calls
+    else:
+        phase = phases.of_several(
+            phases.of_sequence(new, before, writes=before >= prompt) for new, before, prompt in states
+        )
     return phases.Call(phase, tokens, len(batch), cached.pop() if len(cached) == 1 else None)
 
 
 def _updates(original: Function) -> Function:
-    def updated(state: Any, before: int, is_last: bool) -> None:
-        loop = _running.get(get_ident())
-        if loop is not None:
-            reason = None
-            if is_last:
-                limit = state.max_new_tokens
-                reason = "length" if limit is not None and len(state.generated_tokens) >= limit else "stop"
-            loop.outputs.append((state.request_id, len(state.generated_tokens) - before, reason))
+    running = _running
 
+    # This runs for each request of each step, so it calls no function that it can do without.
     @functools.wraps(original)
     def update_and_check_completion(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        loop = running.get(get_ident())
+        if loop is None:
+            return original(self, *args, **kwargs)
         before = len(self.generated_tokens)
         is_last = original(self, *args, **kwargs)
-        _guarded(updated, self, before, is_last)
+        loop.updates.append((self, before, is_last))
         return is_last
 
     return update_and_check_completion
+
+
+def _output(state: Any, before: int, is_last: bool) -> tuple[str, int, object]:
+    """Return an output for ServingLog. The request had `before` generated tokens before its update."""
+    tokens, limit = len(state.generated_tokens), state.max_new_tokens
+    reason = None if not is_last else "length" if limit is not None and tokens >= limit else "stop"
+    return state.request_id, tokens - before, reason
 
 
 def _fails(original: Function) -> Function:

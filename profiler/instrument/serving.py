@@ -115,6 +115,11 @@ class ServingLog:
         """Return whether the request `name` has arrived and not ended."""
         return name in self._requests
 
+    def unscheduled(self, names: Iterable[str]) -> list[str]:
+        """Return those of `names` that have not arrived or were never scheduled."""
+        requests = self._requests
+        return [name for name in names if (one := requests.get(name)) is None or not one.scheduled_ns]
+
     def names(self) -> list[str]:
         """Return the names of all requests that have not ended."""
         return list(self._requests)
