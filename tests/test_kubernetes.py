@@ -23,7 +23,7 @@ from tests.integration.hosts import CBTOP, HOST, eventually
 
 FOLDER = Path(__file__).parents[1] / "examples" / "kubernetes"
 PAGE = Path(__file__).parents[1] / "docs" / "kubernetes.md"
-MANIFESTS = sorted(FOLDER.glob("*.yaml"))
+MANIFESTS = sorted(FOLDER.glob("*.yml"))
 
 
 def _documents(path: Path) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def _documents(path: Path) -> list[dict[str, Any]]:
 
 
 def _pod() -> dict[str, Any]:
-    (deployment,) = _documents(FOLDER / "sidecar.yaml")
+    (deployment,) = _documents(FOLDER / "sidecar.yml")
     pod: dict[str, Any] = deployment["spec"]["template"]
     return pod
 
@@ -80,7 +80,7 @@ def test_the_containers_share_user_processes_and_a_directory_below_a_mount() -> 
 
 
 def test_prometheus_finds_the_port_and_the_label_of_the_sidecar() -> None:
-    (monitor,) = _documents(FOLDER / "metrics.yaml")
+    (monitor,) = _documents(FOLDER / "metrics.yml")
     labels = _pod()["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
     ports = {port["name"]: port["containerPort"] for port in _containers()["cbtop"]["ports"]}
