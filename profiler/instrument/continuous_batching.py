@@ -51,6 +51,7 @@ ATTRIBUTES = {
     "RequestState": ("request_id", "initial_tokens", "generated_tokens", "created_time", "position_offset"),
     "FutureRequestState": ("state", "query_length"),
 }
+LOST = "the requests of transformers' continuous batching, or their times, are not shown"
 WARM_UP = "__warmup_"  # ids of the engine's own requests begin with this
 
 _functions = TimedFunctions()
@@ -132,7 +133,7 @@ def _guarded(do: Callable[..., Any], *args: Any) -> Any:
     try:
         return do(*args)
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-        log_own_error(error, "the requests of transformers' continuous batching, or their times, are not shown")
+        log_own_error(error, LOST)
         return None
 
 
@@ -196,10 +197,10 @@ def _adds(original: Function) -> Function:
 
 
 def _prepares(original: Function) -> Function:
-    def scheduled(batch: list[Any]) -> phases.Call | None:
-        loop = _running.get(get_ident())
+    def scheduled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        loop, batch = _running.get(get_ident()), args[0] if args else kwargs["requests_in_batch"]
         if loop is None or not batch:
-            return None
+            return
         new = loop.log.unscheduled([one.state.request_id for one in batch])
         if new:
             states = {one.state.request_id: one.state for one in batch}
@@ -208,11 +209,10 @@ def _prepares(original: Function) -> Function:
                     _arrive(loop, states[name])
             loop.log.scheduled([(name, states[name].position_offset) for name in new], ())
         loop.call = described(batch)
-        return loop.call
 
     @functools.wraps(original)
     def prepare_batch_tensors(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _guarded(scheduled, kwargs["requests_in_batch"] if "requests_in_batch" in kwargs else args[0])
+        _guarded(scheduled, args, kwargs)
         loop = _running.get(get_ident())
         if loop is None:
             return original(self, *args, **kwargs)
@@ -245,12 +245,16 @@ def _updates(original: Function) -> Function:
     # This runs for each request of each step, so it calls no function that it can do without.
     @functools.wraps(original)
     def update_and_check_completion(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        loop = running.get(get_ident())
-        if loop is None:
-            return original(self, *args, **kwargs)
-        before = len(self.generated_tokens)
+        loop, before = running.get(get_ident()), 0
+        if loop is not None:
+            try:
+                before = len(self.generated_tokens)
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                log_own_error(error, LOST)
+                loop = None
         is_last = original(self, *args, **kwargs)
-        loop.updates.append((self, before, is_last))
+        if loop is not None:
+            loop.updates.append((self, before, is_last))
         return is_last
 
     return update_and_check_completion
@@ -278,12 +282,15 @@ def _fails(original: Function) -> Function:
 
 
 def _cancels(original: Function) -> Function:
+    def ended(scheduler: Any, cancelled: Any) -> None:
+        loop = _loops.get(scheduler)
+        for state in () if loop is None else cancelled:
+            loop.log.ended(state.request_id, "abort")
+
     @functools.wraps(original)
     def clear_cancelled_requests(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         cancelled = original(self, *args, **kwargs)
-        loop = _guarded(_loops.get, self)
-        for state in cancelled if loop is not None else ():
-            _guarded(loop.log.ended, state.request_id, "abort")
+        _guarded(ended, self, cancelled)
         return cancelled
 
     return clear_cancelled_requests

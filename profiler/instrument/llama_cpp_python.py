@@ -168,7 +168,7 @@ def _decodes(original: Function, profiler: BrickProfiler) -> Function:
             result = original(self, batch, *args, **kwargs)
             context = begun[2]
             if context is not None and context.synchronize is not None:
-                context.synchronize(self.ctx)
+                _guarded(context.synchronize, self.ctx)
         finally:
             _guarded(end, *begun, began_ns)
         return result

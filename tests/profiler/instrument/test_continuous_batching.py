@@ -165,3 +165,18 @@ def test_an_unknown_version_is_named_in_one_line_and_keeps_its_steps(
     assert sum(tokens for _, tokens in steps_of(memory)) == 48 + 3 * (TOKENS - 1)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "cbtop"]
     assert line.startswith("cbtop: this transformers has no RequestState.update_of_another_version as in 5.23.0:")
+
+
+def test_an_engine_with_other_attributes_runs_on_and_one_line_says_so(
+    model: Any, memory: Memory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: Any) -> None:
+        raise AttributeError("no attribute of this name")
+
+    bare = model.generate_batch(PROMPTS, **_settings())
+    monkeypatch.setattr(continuous_batching, "described", fails)
+    monkeypatch.setattr(continuous_batching, "_output", fails)
+    found = model.generate_batch(PROMPTS, **_settings())
+    assert [one.generated_tokens for one in found.values()] == [one.generated_tokens for one in bare.values()]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "cbtop"]
+    assert line == f"cbtop: {continuous_batching.LOST}: AttributeError: no attribute of this name"
