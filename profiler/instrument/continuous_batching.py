@@ -284,8 +284,9 @@ def _fails(original: Function) -> Function:
 def _cancels(original: Function) -> Function:
     def ended(scheduler: Any, cancelled: Any) -> None:
         loop = _loops.get(scheduler)
-        for state in () if loop is None else cancelled:
-            loop.log.ended(state.request_id, "abort")
+        if loop is not None:
+            for state in cancelled:
+                loop.log.ended(state.request_id, "abort")
 
     @functools.wraps(original)
     def clear_cancelled_requests(self: Any, /, *args: Any, **kwargs: Any) -> Any:
