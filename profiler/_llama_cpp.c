@@ -11,6 +11,8 @@
    - A graph begins with the look-up of its tokens' rows. It ends with the node result_output, or when the next graph
      begins. If there is no room for a kept graph, it is counted as lost. If a second thread begins a graph meanwhile,
      because two contexts share a callback, the kept graph is also counted as lost.
+   - A caller that begins and ends the steps itself switches the callback on (`resume`) and off (`pause`) for one call
+     of llama_decode. `pause` also ends a graph that has no node result_output, as in an embedding.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -55,7 +57,7 @@ typedef struct {
     int64_t (*elements_of)(const void *tensor);
     int64_t (*rows_of)(const void *tensor);
     uint64_t every;
-    int wake; /* an eventfd that wakes the reading thread */
+    int wake; /* an eventfd that wakes the reading thread, or -1 */
     atomic_bool is_on;
     atomic_uint_fast64_t lost;
     _Atomic(Graph *) keeps; /* the running graph if its nodes are stored, else NULL */
@@ -77,6 +79,8 @@ static void
 wake(Context *context)
 {
     uint64_t one = 1;
+    if (context->wake < 0)
+        return;
     ssize_t ignored = write(context->wake, &one, sizeof one);
     (void)ignored;
 }
@@ -280,6 +284,32 @@ stop(PyObject *module, PyObject *address)
 }
 
 static PyObject *
+resume(PyObject *module, PyObject *address)
+{
+    (void)module;
+    Context *context = context_at(address);
+    if (context == NULL)
+        return NULL;
+    atomic_store(&context->is_on, true);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+pause_(PyObject *module, PyObject *address)
+{
+    (void)module;
+    Context *context = context_at(address);
+    if (context == NULL)
+        return NULL;
+    atomic_store(&context->is_on, false);
+    lock(context);
+    if (own(context) != NULL)
+        leave(context, FULL);
+    unlock(context);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 as_python(const Graph *graph)
 {
     PyObject *nodes = PyList_New(graph->nodes);
@@ -329,6 +359,8 @@ static PyMethodDef functions[] = {
     {"take", take, METH_O, "take(user_data): how many graphs were lost since the last time, and those kept, each as "
                            "(number, start_ns, tokens, outputs, nodes)."},
     {"stop", stop, METH_O, "stop(user_data): decline all from now on."},
+    {"resume", resume, METH_O, "resume(user_data): no longer decline all."},
+    {"pause", pause_, METH_O, "pause(user_data): decline all from now on. Ends the running graph of this thread."},
     {NULL, NULL, 0, NULL},
 };
 

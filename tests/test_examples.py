@@ -66,7 +66,7 @@ def test_the_live_example_prints_rates_of_what_runs(runtime: Path) -> None:
 def test_the_example_with_a_contract_is_verified_and_linted(runtime: Path) -> None:
     for words, said in (
         (["verify", "own_contract:rms_norm"], "2 of 2 pass; 22 faults were planted"),
-        (["contracts", "lint", "."], "✓ rms_norm.yaml"),
+        (["contracts", "lint", "rms_norm.yaml"], "✓ rms_norm.yaml"),
     ):
         done = subprocess.run([*CBTOP, *words], capture_output=True, text=True, timeout=60, cwd=EXAMPLES)
         assert (done.returncode, done.stderr) == (0, "")
@@ -111,5 +111,7 @@ def test_the_gate_records_base_runs_and_judges_a_new_one(runtime: Path, tmp_path
 def test_every_example_is_in_the_table() -> None:
     listed = re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(
-        path.name for path in EXAMPLES.iterdir() if path.suffix in (".ipynb", ".py", ".sh", ".yaml")
+        path.relative_to(EXAMPLES).as_posix()
+        for path in EXAMPLES.rglob("*")
+        if path.suffix in (".ipynb", ".py", ".sh", ".yaml", ".yml")
     )

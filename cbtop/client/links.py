@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from cbtop.client.clock_offset import ClockOffset
@@ -14,19 +14,21 @@ from cbtop.protocol.keys import ViewerKeys
 
 class Links:
     """Connects to each of `endpoints`. Without any: to this user's daemon, which is started in this process if none
-    runs.
+    runs. `keys` has the keys for an endpoint that needs some.
 
     If one daemon fails, other data is not affected. A daemon in this process remembers the last `history_s` seconds.
     Raises EndpointError for an invalid address, and KeysError if an address on another host needs `keys`.
     """
 
-    def __init__(self, endpoints: Sequence[str], window_s: float, keys: ViewerKeys | None, history_s: float) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], window_s: float, keys: Mapping[str, ViewerKeys], history_s: float
+    ) -> None:
         self._follows_records = False
         with ExitStack() as opened:
             self._links: list[Link] = []
             budget = Budget()
             for endpoint in dict.fromkeys(endpoints or (None,)):
-                self._links.append(Link(endpoint, window_s, keys, budget, history_s))
+                self._links.append(Link(endpoint, window_s, keys.get(endpoint or ""), budget, history_s))
                 opened.callback(self._links[-1].close)
             self._close = opened.pop_all().close
 

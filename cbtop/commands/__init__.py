@@ -19,6 +19,7 @@ COMMANDS = {
     "map": "list the kernels of a model by layer and brick, with their source files",
     "ptx": "analyse PTX, or show the PTX of a kernel by its hash",
     "post-mortem": "show what a process was doing when it ended",
+    "llama-server": "show a running llama-server: tokens/s and requests, without bricks",
     "daemon": "publish what runs to several viewers",
     "keys": "manage the keys of viewers on other machines",
     "bench": "measure tokens/s of a model, as llama-bench does",

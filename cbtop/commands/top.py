@@ -20,6 +20,7 @@ from cbtop.commands.shared.show import (
     add_connect_arguments,
     add_show_arguments,
     is_headless,
+    keys_of_daemons,
     open_feed,
     positive_seconds,
     print_report,
@@ -27,7 +28,6 @@ from cbtop.commands.shared.show import (
     settle_options,
     show_on_screen,
     shows_window,
-    viewer_keys,
     window_s,
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         return replay.run(options)
     settle_options(options)
     if is_for_browser(options):
-        viewer_keys(options)  # Tell about invalid keys now, not in the browser.
+        keys_of_daemons(options)  # Tell about invalid keys now, not in the browser.
         return serve_screen(options)
     return watch_live(options)
 

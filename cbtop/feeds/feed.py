@@ -334,20 +334,20 @@ class Feed(Views):
         self,
         endpoints: Sequence[str] = (),
         window_s: float = DEFAULT_WINDOW_S,
-        keys: ViewerKeys | None = None,
+        keys: Mapping[str, ViewerKeys] | None = None,
         selected: Sequence[str] = (),
         history_s: float = MAX_HISTORY_S,
     ) -> None:
         super().__init__()
         self.window_s = window_s
-        self.keys = keys
+        self.keys = keys or {}
         self._selected = selected
         self._kept_roofs = StoredRoofs()
         self._marks: Marks | None = None
         self._heard_ns = 0
         # view -> its baselines, shown verdicts and withheld verdicts, as of the last heartbeat
         self._verdicts: dict[object, tuple[Sequence[Snapshot], _Judged]] = {}
-        self.links = Links(endpoints, window_s, keys, history_s)
+        self.links = Links(endpoints, window_s, self.keys, history_s)
 
     def poll(self, timeout_ms: int = 0) -> None:
         super().poll()

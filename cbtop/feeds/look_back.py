@@ -24,7 +24,7 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
     """
     assert feed.links.endpoint is not None
 
-    ask = partial(_opened, feed.links.endpoint, feed.keys, feed.window_s, tuple(feed.seen()))
+    ask = partial(_opened, feed.links.endpoint, feed.keys.get(feed.links.endpoint), feed.window_s, tuple(feed.seen()))
     silenced, baselines, marks = feed.silenced, feed.baselines, deepcopy(feed.marks)
 
     def fetch() -> ReplayFeed:
@@ -47,7 +47,7 @@ def remembered(feed: Feed) -> list[ReplayFeed]:
     found = []
     for endpoint in feed.links.answered:
         try:
-            past = _opened(endpoint, feed.keys, feed.window_s, tuple(feed.seen()), curves_s=0)
+            past = _opened(endpoint, feed.keys.get(endpoint), feed.window_s, tuple(feed.seen()), curves_s=0)
         except (CbtopError, ProtocolError, OSError):
             continue  # This daemon has an older version, or stores no history.
         past.is_playing = False

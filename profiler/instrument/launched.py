@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 from cbtop.profiler import instrument as instrumentation
 from cbtop.profiler.instrument import vllm_plugin
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.run_profiler import profiler_of_run
+from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.signals import reraise_host_error
 
+CONTINUOUS_BATCHING = "transformers.generation.continuous_batching.continuous_api"
 _log = logging.getLogger("cbtop")
 
 
@@ -19,10 +22,27 @@ def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None
 
     `is_lent` says that cbtop is not installed in this environment. vLLM then does not find cbtop among its plugins.
     """
-    instrumentation.install(profiler_of_run(overhead_percent, nothing_yet))
+    profiler = profiler_of_run(overhead_percent, nothing_yet)
+    instrumentation.install(profiler)
+    once_imported("llama_cpp", functools.partial(_follow_llama, profiler))
+    once_imported(CONTINUOUS_BATCHING, _follow_continuous_batching)
     once_imported("sglang", _await_sglang)
     if is_lent:
         once_imported("vllm", vllm_plugin.register)
+
+
+def _follow_continuous_batching() -> None:
+    """Follow the requests of transformers' continuous batching. Called when transformers has imported it."""
+    from cbtop.profiler.instrument import continuous_batching
+
+    continuous_batching.follow()
+
+
+def _follow_llama(profiler: BrickProfiler) -> None:
+    """Follow llama-cpp-python. Called when it was imported."""
+    from cbtop.profiler.instrument import llama_cpp_python
+
+    llama_cpp_python.follow(profiler)
 
 
 def _await_sglang() -> None:

@@ -77,11 +77,11 @@ class _Callback:
         # A greenlet that waits for a graph would stop all others.
         if not inspect.isbuiltin(_thread.start_new_thread):
             raise ValueError("threads are greenlets here: llama.cpp's steps could not be handed over")
-        name_of, operation_of, elements_of, rows_of = _loaded()
+        name_of, operation_of, elements_of, rows_of = ggml_functions()
         self._compiled = compiled
         self._steps = profiler.parts.steps
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._definitions: dict[tuple[str, str], BrickDefinition] = {}
+        self._parts = Parts()
         self._lost = 0
         self.function, self.user_data = compiled.create(
             name_of, operation_of, elements_of, rows_of, profiler.sample_every, self._wake
@@ -122,9 +122,17 @@ class _Callback:
         phase = {-1: ENCODE, tokens: DECODE}.get(outputs, PREFILL)
         bricks = bricks_of(nodes)
         if bricks:
-            self._steps.record(phase, tokens, start_ns, bricks[-1].end_ns, self._parts(bricks), lost=lost)
+            self._steps.record(phase, tokens, start_ns, bricks[-1].end_ns, self._parts.of(bricks), lost=lost)
 
-    def _parts(self, bricks: list[BrickNodes]) -> Iterator[Part]:
+
+class Parts:
+    """Makes the parts of a step from the bricks of its graph, with one definition for each brick."""
+
+    def __init__(self) -> None:
+        self._definitions: dict[tuple[str, str], BrickDefinition] = {}
+
+    def of(self, bricks: list[BrickNodes]) -> Iterator[Part]:
+        """Return each brick, and each layer after its last brick."""
         for at, brick in enumerate(bricks):
             layer = () if brick.layer is None else ((NodeKind.LAYER, brick.layer),)
             yield (*layer, self._definition(brick)), brick.start_ns, brick.end_ns, brick.elements
@@ -145,8 +153,11 @@ class _Callback:
         return found
 
 
-def _loaded() -> list[int]:
-    """Return the addresses of the functions of ggml in `_FUNCTIONS`. They all come from one loaded library."""
+def ggml_functions() -> list[int]:
+    """Return the addresses of the functions of ggml in `_FUNCTIONS`. They all come from one loaded library.
+
+    Raises ValueError if no such library is loaded.
+    """
     mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
     for path in sorted(path for path in mapped if ".so" in path):
         try:

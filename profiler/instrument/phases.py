@@ -13,6 +13,7 @@ only the phase, and the number of sequences if their axis is known.
 
 from __future__ import annotations
 
+from _thread import get_ident
 from collections import UserDict
 from collections.abc import Iterable
 from numbers import Integral
@@ -37,6 +38,8 @@ CACHES = ("past_key_values", "cache_params", "state")
 # Arguments with the positions of new tokens.
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")
 PACKED = "cu_seq_lens_q"  # the argument with the ends of the sequences in a packed row
+# By thread: the description of its next call with packed sequences, from an engine's scheduler (continuous_batching).
+announced: dict[int, Call] = {}
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
 _LENGTH = "get_seq_length"  # a cache's method that returns its length
@@ -88,7 +91,7 @@ def describe(
         args, kwargs = (), batches[0] if batches else {}
         new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     if PACKED in kwargs:
-        packed = _packed(kwargs, tokens)
+        packed = announced.get(get_ident()) or _packed(kwargs, tokens)
         if packed is not None:
             return packed
     if not has_cache:
@@ -228,6 +231,8 @@ def _packed(kwargs: dict[str, Any], tokens: int) -> Call | None:
     ends, longest, longest_kept = kwargs.get(PACKED), kwargs.get("max_length_q"), kwargs.get("max_length_k")
     if not _is_tensor(ends) or not isinstance(longest, int):
         return None
+    if isinstance(longest_kept, dict):  # since transformers 5, one number for each type of layer
+        longest_kept = max(longest_kept.values(), default=None)
     sequences = ends.numel() - 1
     if longest == 1:
         phase = DECODE

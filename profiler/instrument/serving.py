@@ -11,13 +11,17 @@ Rules
 
 from __future__ import annotations
 
+import inspect
 import statistics
+import weakref
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import clock
 from cbtop.protocol.codec import MAX_NAME_CHARS
 from cbtop.protocol.messages import CatalogMessage
@@ -93,6 +97,8 @@ class OpenRequest:
 class ServingLog:
     """The requests and iterations of the engine called `engine`, which are in one process and one thread.
 
+    An engine without requests may go on in a new thread.
+
     `announce` gets each message. `load_of` reads the load before it is announced. At most `max_running` requests run
     at a time.
     """
@@ -124,6 +130,15 @@ class ServingLog:
         """Whether no request is in the engine."""
         return not self._requests
 
+    def follows(self, name: str) -> bool:
+        """Return whether the request `name` has arrived and not ended."""
+        return name in self._requests
+
+    def unscheduled(self, names: Iterable[str]) -> list[str]:
+        """Return those of `names` that have not arrived or were never scheduled."""
+        requests = self._requests
+        return [name for name in names if (one := requests.get(name)) is None or not one.scheduled_ns]
+
     def names(self) -> list[str]:
         """Return the names of all requests that have not ended."""
         return list(self._requests)
@@ -149,8 +164,10 @@ class ServingLog:
     def arrived(self, name: str, ago_ns: int, prompt_tokens: int) -> None:
         """Begin a request that arrived `ago_ns` ago."""
         now_ns = self._now_ns()
-        if not self._thread:
-            self._thread, self._since_ns, self._told_ns = get_ident(), now_ns, now_ns
+        thread = get_ident()
+        if self._thread != thread and self.is_idle:  # the first request, or an engine that began a new thread
+            self._told_ns = self._told_ns if self._thread else now_ns
+            self._thread, self._since_ns, self._part = thread, now_ns, WAITING
         if len(self._requests) >= MAX_OPEN or name in self._requests:
             return
         arrived_ns = max(1, now_ns - max(0, ago_ns))
@@ -284,6 +301,33 @@ def _queue(reason: str, found: list[Schedule]) -> EngineQueue:
         sum(one.waiting for one in found),
         statistics.fmean(uses) if uses else None,
     )
+
+
+def tell_at_end(profiler: BrickProfiler, log: ServingLog) -> None:
+    """Announce the last times of `log` before `profiler` closes its files. Does not keep `log` alive."""
+    found = weakref.ref(log)
+
+    def tell_last() -> None:
+        log = found()
+        if log is not None:
+            log.tell(is_last=True)
+
+    recorder = profiler.parts.recorder
+    if isinstance(recorder, RingRecorder):
+        recorder.before_goodbye(tell_last)
+
+
+def differences(owner: Any, methods: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return the methods that `owner` lacks, or that have other first parameters than expected."""
+    found = []
+    for name, expected in methods.items():
+        try:
+            parameters = list(inspect.signature(vars(owner)[name]).parameters)
+        except (KeyError, TypeError, ValueError):
+            parameters = []
+        if parameters[: 1 + len(expected)] != ["self", *expected]:
+            found.append(name)
+    return found
 
 
 def _latencies(name: str, times_ns: deque[int]) -> Latencies:

@@ -136,9 +136,13 @@ def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False
         )  # fmt: skip
     else:
         group.add_argument("--connect", type=endpoint, metavar="ENDPOINT", help=f"{address} {default}")
-    group.add_argument(
-        "--server-key", metavar="KEY|FILE", help="with --connect tcp://…: the daemon's public key (see cbtop keys)"
-    )
+    key = "with --connect tcp://…: the daemon's public key (see cbtop keys)"
+    if many:
+        group.add_argument(
+            "--server-key", action="append", metavar="KEY|FILE", help=f"{key}; one for each, in the same order"
+        )
+    else:
+        group.add_argument("--server-key", metavar="KEY|FILE", help=key)
     group.add_argument(
         "--key", metavar="NAME", help=f"with --server-key: the key pair of this viewer (default: {VIEWER_KEY})"
     )
@@ -160,28 +164,43 @@ def open_feed(
 
     try:
         history_s = MAX_HISTORY_S if looks_back else 0.0
-        return Feed(options.connect, window_s, viewer_keys(options), selected, history_s)
+        return Feed(options.connect, window_s, keys_of_daemons(options), selected, history_s)
     except KeysError as error:
         raise UsageError(str(error)) from error
 
 
 def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
-    """Return the keys for the options of `add_connect_arguments`. Raises UsageError if they are invalid."""
+    """Return the keys for the options of `add_connect_arguments` without `many`. Raises UsageError if they are
+    invalid.
+    """
+    return next(iter(keys_of_daemons(options).values()), None)
+
+
+def keys_of_daemons(options: argparse.Namespace) -> dict[str, ViewerKeys]:
+    """Return the keys for each TCP address in the options of `add_connect_arguments`, or {} without `--server-key`.
+
+    Raises UsageError if they are invalid.
+    """
     from cbtop.protocol.keys import ViewerKeys, keys_dir, load_pair, parse_public_key
 
     addresses = [options.connect] if isinstance(options.connect, str) else options.connect or []
-    tcp = [address for address in addresses if address.startswith("tcp://")]
-    if options.server_key is None:
+    tcp = list(dict.fromkeys(address for address in addresses if address.startswith("tcp://")))
+    given = [options.server_key] if isinstance(options.server_key, str) else options.server_key or []
+    if not given:
         if options.key is not None:
             raise UsageError("--key needs --server-key, the daemon's public key")
-        return None
+        return {}
     if not tcp:
         raise UsageError("--server-key needs --connect tcp://HOST:PORT")
-    if len(tcp) > 1:
-        raise UsageError("--server-key belongs to one --connect tcp://HOST:PORT; reach the others by ssh -L")
+    if len(tcp) != len(given):
+        raise UsageError(
+            f"{len(tcp)} --connect tcp://HOST:PORT and {len(given)} --server-key; pass one key for each, in the same "
+            "order"
+        )
     try:
-        server = parse_public_key(options.server_key)
-        return ViewerKeys(load_pair(keys_dir(), options.key or VIEWER_KEY), server)
+        servers = [parse_public_key(key) for key in given]
+        own = load_pair(keys_dir(), options.key or VIEWER_KEY)
+        return {address: ViewerKeys(own, server) for address, server in zip(tcp, servers, strict=True)}
     except KeysError as error:
         raise UsageError(str(error)) from error
 
@@ -253,8 +272,9 @@ def show_on_screen(
         app = ReplayApp(feed, interval_s=options.interval, section=options.view)
     else:
         # Several daemons have several histories, and the screen cannot save several histories as one.
-        save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
-        back = partial(look_back, feed) if feed.links.endpoint else None
+        address = feed.links.endpoint
+        save = partial(save_history, address, feed.keys.get(address), Path.cwd()) if address else None
+        back = partial(look_back, feed) if address else None
         if program is None:
             app = CbtopApp(feed, interval_s=options.interval, section=options.view, save_history=save, look_back=back)
         else:

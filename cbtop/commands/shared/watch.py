@@ -46,8 +46,9 @@ def watch(program: Program, name: str, options: argparse.Namespace) -> int:
 
     try:
         with RunFeed(program, name) as feed:
-            save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
-            back = partial(look_back, feed) if feed.links.endpoint else None
+            address = feed.links.endpoint
+            save = partial(save_history, address, feed.keys.get(address), Path.cwd()) if address else None
+            back = partial(look_back, feed) if address else None
             app = RunApp(feed, program, save_history=save, look_back=back)
             dress(app, options)
             app.run()

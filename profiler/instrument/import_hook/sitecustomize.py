@@ -1,4 +1,5 @@
-"""Runs at the start of every Python process under `cbtop run`. Waits until the process imports torch or a library.
+"""Runs at the start of every Python process under `cbtop run`. Waits for the import of torch, llama-cpp-python or a
+library.
 
 Python imports a module `sitecustomize` at its start, and `cbtop run` puts this directory first on PYTHONPATH.
 
@@ -39,6 +40,8 @@ SUMMARY_WITHIN_MS = 300  # longest time that a process waits at its end for its 
 LENT_FROM, LENT_BELOW = (3, 11), (3, 14)
 NO_CALL = "no call of a model was seen"
 NO_LIBRARY_CALL = "no call of a library took 10 us or more"
+LLAMA = "llama_cpp"  # the package of llama-cpp-python
+NO_BATCH = "llama.cpp computed no batch"
 
 
 class ImportFinder:
@@ -49,7 +52,7 @@ class ImportFinder:
     def __init__(self, overhead_percent: float, run_id: str, libraries: "tuple[str, ...]" = ()) -> None:
         self._overhead_percent = overhead_percent
         self._libraries = libraries
-        self._awaited = {"torch", *libraries}
+        self._awaited = {"torch", LLAMA, *libraries}
         self._pid = os.getpid()
         pids, _, self._nothing_yet = run_id.partition(":")
         launched_pid, _, first_pid = pids.partition(",")
@@ -79,19 +82,25 @@ class ImportFinder:
     def begin(self) -> None:
         """Wait for the imports. Instrument what is imported already, by a .pth file of this Python."""
         sys.meta_path.insert(0, self)
-        for name in ("torch", *self._libraries):
+        for name in ("torch", LLAMA, *self._libraries):
             if name in sys.modules:
                 self._is_imported(name)
 
     def _is_imported(self, name: str) -> None:
-        """Instrument the process. Only the first library counts, because cbtop awaits the others itself."""
+        """Instrument the process. Only the first library counts, because cbtop awaits the others itself.
+
+        After torch, cbtop awaits llama-cpp-python itself, too.
+        """
         if name not in self._awaited:
             return
-        self._awaited.difference_update((name,) if name == "torch" else self._libraries)
+        own = {"torch": ("torch", LLAMA), LLAMA: (LLAMA,)}
+        self._awaited.difference_update(own.get(name, self._libraries))
         if not self._awaited:
             sys.meta_path.remove(self)
         if name == "torch":
             self._torch_is_imported()
+        elif name == LLAMA:
+            self._llama_is_imported()
         else:
             self._library_is_imported()
 
@@ -104,6 +113,19 @@ class ImportFinder:
             from cbtop.profiler.instrument.libraries.under_run import time_libraries
 
             time_libraries(self._libraries, self._overhead_percent, self._nothing_yet)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
+            self._failed(error)
+
+    def _llama_is_imported(self) -> None:
+        """Follow the contexts of llama-cpp-python."""
+        self._saw_library = True
+        self._note(NO_BATCH)
+        try:
+            self._find_cbtop()
+            from cbtop.profiler.instrument.llama_cpp_python import follow
+            from cbtop.profiler.instrument.run_profiler import profiler_of_run
+
+            follow(profiler_of_run(self._overhead_percent, self._nothing_yet))
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
             self._failed(error)
 

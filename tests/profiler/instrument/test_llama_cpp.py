@@ -21,7 +21,7 @@ import pytest
 from benchmarks.llama_peer import Llama, library, write_model
 from cbtop.compute.demo_model import TINY, TINY_LLAMA
 from cbtop.profiler.instrument import llama_cpp
-from cbtop.profiler.instrument.llama_cpp import BACKEND, _loaded, bricks_of, callback
+from cbtop.profiler.instrument.llama_cpp import BACKEND, bricks_of, callback, ggml_functions
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Node
@@ -121,7 +121,7 @@ def test_bricks_are_within_layers_and_layers_within_their_step_in_order(recorded
 
 def test_graphs_for_which_there_is_no_room_are_counted(models: dict[str, Path]) -> None:
     library()
-    function, user_data = compiled.create(*_loaded(), 1, os.eventfd(0))
+    function, user_data = compiled.create(*ggml_functions(), 1, os.eventfd(0))
     llama = Llama(models["qwen2"], function, user_data)
     _generate(llama, 11)
     lost, graphs = compiled.take(user_data)

@@ -1,0 +1,297 @@
+"""Follows the requests of transformers' continuous batching (`generate_batch`, `transformers serve`).
+
+Rules
+- CONTRACT lists the classes, methods and parameters of transformers that this file needs, and SEEN_IN the versions
+  that it was compared with. If a method has other parameters, nothing is wrapped, and one line says so.
+- The data comes from the thread of the generation loop, which has the scheduler. `request_id`, tokens and moments are
+  the engine's own.
+- The scheduled requests describe the model's next call: phase, tokens without padding, and sequences.
+- The hooks read attributes of transformers' objects, and change none.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from _thread import get_ident
+from collections.abc import Callable
+from typing import Any
+
+from cbtop.profiler.instrument import phases
+from cbtop.profiler.instrument.attachment import installed
+from cbtop.profiler.instrument.awaited import once_imported
+from cbtop.profiler.instrument.functions import TimedFunctions
+from cbtop.profiler.instrument.generation import Function
+from cbtop.profiler.instrument.serving import MODEL, OUTPUTS, SCHEDULER, ServingLog, differences, tell_at_end
+from cbtop.profiler.instrument.trouble import log_once, log_own_error
+from cbtop.profiler.profiler import BrickProfiler
+from cbtop.protocol import clock
+
+ENGINE = "transformers"
+SEEN_IN = ("5.23.0",)  # the transformers versions that CONTRACT was compared with
+FOLDER = "transformers.generation.continuous_batching"
+PROCESSOR = f"{FOLDER}.continuous_api", "ContinuousBatchProcessor"
+ROUTER = f"{FOLDER}.continuous_api", "OutputRouter"
+QUEUE = f"{FOLDER}.scheduler", "Scheduler"
+INPUTS = f"{FOLDER}.input_outputs", "ContinuousBatchingIOs"
+STATE = f"{FOLDER}.requests", "RequestState"
+# (module, class) -> {method to wrap: its first parameters after `self`}.
+CONTRACT: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    PROCESSOR: {"prepare_next_batch": (), "_generation_step": ("model",), "update_batch": ()},
+    ROUTER: {"fail_and_deliver": ("state", "error")},
+    QUEUE: {"add_waiting_request": ("state",), "clear_cancelled_requests": ()},
+    INPUTS: {"prepare_batch_tensors": ("requests_in_batch",)},
+    STATE: {"update_and_check_completion": ("token_id",)},
+}
+# class -> the attributes that cbtop reads.
+ATTRIBUTES = {
+    "ContinuousBatchProcessor": ("scheduler",),
+    "Scheduler": ("active_requests", "waiting_requests", "cache"),
+    "RequestState": ("request_id", "initial_tokens", "generated_tokens", "created_time", "position_offset"),
+    "FutureRequestState": ("state", "query_length"),
+}
+LOST = "the requests of transformers' continuous batching, or their times, are not shown"
+WARM_UP = "__warmup_"  # ids of the engine's own requests begin with this
+
+_functions = TimedFunctions()
+
+
+class Loop:
+    """The generation loop of one scheduler, with the log of all requests of the process."""
+
+    def __init__(self, log: ServingLog) -> None:
+        self.log = log
+        self.call: phases.Call | None = None  # describes the model's next call
+        # Updates of the running `update_batch`: the request, its tokens before, and whether it has ended.
+        self.updates: list[tuple[Any, int, bool]] = []
+
+
+_loops: weakref.WeakKeyDictionary[Any, Loop] = weakref.WeakKeyDictionary()  # by scheduler
+_running: dict[int, Loop] = {}  # by thread, while a method of ContinuousBatchProcessor runs
+# The profiler and its log. Each `generate_batch` has a new scheduler, and the requests of all are numbered together.
+_log: list[tuple[BrickProfiler, ServingLog]] = []
+
+
+def follow() -> None:
+    """Wrap the methods in CONTRACT when transformers imports its continuous batching."""
+    once_imported(PROCESSOR[0], _wrap)
+
+
+def _wrap() -> None:
+    owners = {key: getattr(sys.modules.get(key[0]), key[1], None) for key in CONTRACT}
+    for key, owner in owners.items():
+        other = differences(owner, CONTRACT[key])
+        if other:
+            log_once(
+                f"this transformers has no {key[1]}.{' or '.join(other)} as in {', '.join(SEEN_IN)}: the requests of "
+                "its continuous batching are not shown, and steps with several prompts count as mixed"
+            )
+            return
+    wrappers: dict[tuple[str, str], dict[str, Callable[[Function], Function]]] = {
+        PROCESSOR: {
+            "prepare_next_batch": functools.partial(_runs, part=SCHEDULER),
+            "_generation_step": functools.partial(_runs, part=MODEL, calls_model=True),
+            "update_batch": functools.partial(_runs, part=OUTPUTS, ends=True),
+        },
+        ROUTER: {"fail_and_deliver": _fails},
+        QUEUE: {"add_waiting_request": _adds, "clear_cancelled_requests": _cancels},
+        INPUTS: {"prepare_batch_tensors": _prepares},
+        STATE: {"update_and_check_completion": _updates},
+    }
+    for key, methods in wrappers.items():
+        for name, wrapper in methods.items():
+            _functions.replace(owners[key], name, wrapper)
+
+
+def loop_of(scheduler: Any) -> Loop | None:
+    """Return the loop of `scheduler`, or None if this process is not recorded. The first call makes it."""
+    loop = _loops.get(scheduler)
+    profiler = installed()
+    if profiler is None or (loop is not None and _log[0][0] is profiler):
+        return loop
+    if not _log or _log[0][0] is not profiler:
+        log = ServingLog(ENGINE, profiler.announce, _load)
+        _log[:] = [(profiler, log)]
+        tell_at_end(profiler, log)
+    loop = _loops[scheduler] = Loop(_log[0][1])
+    return loop
+
+
+def _load() -> tuple[int, int, float | None]:
+    """Return the load of all schedulers together. The use of the cache is that of the fullest one."""
+    running, waiting, percent = 0, 0, None
+    for scheduler in list(_loops):
+        running += len(scheduler.active_requests)
+        waiting += len(scheduler.waiting_requests)
+        percent = max(percent or 0.0, min(100.0, 100.0 - 100.0 * scheduler.cache.compute_free_capacity()))
+    return running, waiting, percent
+
+
+def _guarded(do: Callable[..., Any], *args: Any) -> Any:
+    """Call `do`. If it fails, log one line, and return None."""
+    try:
+        return do(*args)
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+        log_own_error(error, LOST)
+        return None
+
+
+def _runs(original: Function, part: int, *, calls_model: bool = False, ends: bool = False) -> Function:
+    """Wrap a method of the processor that is `part` of the loop.
+
+    `calls_model` says that the method calls the model, and `ends` that it ends an iteration.
+    """
+
+    def begin(processor: Any) -> tuple[Loop, int] | None:
+        loop = loop_of(processor.scheduler)
+        if loop is None:
+            return None
+        _running[get_ident()] = loop
+        if calls_model and loop.call is not None:
+            phases.announced[get_ident()] = loop.call
+        return loop, loop.log.enter(part)
+
+    def end(loop: Loop, before: int) -> None:
+        if ends and loop.updates:
+            updates, loop.updates = loop.updates, []
+            loop.log.outputs([_output(*update) for update in updates])
+        loop.log.leave(before)
+
+    @functools.wraps(original)
+    def run(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        begun = _guarded(begin, self)
+        if begun is None:
+            return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _running.pop(get_ident(), None)
+            phases.announced.pop(get_ident(), None)
+            _guarded(end, *begun)
+
+    return run
+
+
+def _arrive(loop: Loop, state: Any) -> None:
+    ago_ns = clock.perf_counter_ns() - round(1e9 * state.created_time)  # also a time of perf_counter
+    loop.log.arrived(state.request_id, ago_ns, len(state.initial_tokens))
+
+
+def _adds(original: Function) -> Function:
+    def arrived(scheduler: Any, state: Any) -> None:
+        loop = loop_of(scheduler)
+        if loop is None or state.request_id.startswith(WARM_UP):
+            return
+        if loop.log.follows(state.request_id):  # the request was stopped to free memory, and waits again
+            loop.log.scheduled((), (state.request_id,))
+        else:
+            _arrive(loop, state)
+
+    @functools.wraps(original)
+    def add_waiting_request(self: Any, state: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _guarded(arrived, self, state)
+        return original(self, state, *args, **kwargs)
+
+    return add_waiting_request
+
+
+def _prepares(original: Function) -> Function:
+    def scheduled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        loop, batch = _running.get(get_ident()), args[0] if args else kwargs["requests_in_batch"]
+        if loop is None or not batch:
+            return
+        new = loop.log.unscheduled([one.state.request_id for one in batch])
+        if new:
+            states = {one.state.request_id: one.state for one in batch}
+            for name in new:
+                if not loop.log.follows(name):  # forked from another request, so it never waited
+                    _arrive(loop, states[name])
+            loop.log.scheduled([(name, states[name].position_offset) for name in new], ())
+        loop.call = described(batch)
+
+    @functools.wraps(original)
+    def prepare_batch_tensors(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _guarded(scheduled, args, kwargs)
+        loop = _running.get(get_ident())
+        if loop is None:
+            return original(self, *args, **kwargs)
+        before = loop.log.enter(MODEL)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            loop.log.leave(before)
+
+    return prepare_batch_tensors
+
+
+def described(batch: list[Any]) -> phases.Call:
+    """Describe the model's call for a batch of `FutureRequestState`, before its tensors are prepared."""
+    states = [(one.query_length, one.state.position_offset, len(one.state.initial_tokens)) for one in batch]
+    cached = {before for _, before, _ in states}
+    tokens = sum([new for new, _, _ in states])
+    if tokens == len(batch) and all([before >= prompt for _, before, prompt in states]):
+        phase = phases.DECODE  # the usual case, written out to save calls
+    else:
+        phase = phases.of_several(
+            phases.of_sequence(new, before, writes=before >= prompt) for new, before, prompt in states
+        )
+    return phases.Call(phase, tokens, len(batch), cached.pop() if len(cached) == 1 else None)
+
+
+def _updates(original: Function) -> Function:
+    running = _running
+
+    # This runs for each request of each step, so it calls no function that it can do without.
+    @functools.wraps(original)
+    def update_and_check_completion(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        loop, before = running.get(get_ident()), 0
+        if loop is not None:
+            try:
+                before = len(self.generated_tokens)
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                log_own_error(error, LOST)
+                loop = None
+        is_last = original(self, *args, **kwargs)
+        if loop is not None:
+            loop.updates.append((self, before, is_last))
+        return is_last
+
+    return update_and_check_completion
+
+
+def _output(state: Any, before: int, is_last: bool) -> tuple[str, int, object]:
+    """Return an output for ServingLog. The request had `before` generated tokens before its update."""
+    tokens, limit = len(state.generated_tokens), state.max_new_tokens
+    reason = None if not is_last else "length" if limit is not None and tokens >= limit else "stop"
+    return state.request_id, tokens - before, reason
+
+
+def _fails(original: Function) -> Function:
+    def failed(state: Any) -> None:
+        if _log:
+            _log[0][1].ended(state.request_id, "error")
+
+    @functools.wraps(original)
+    def fail_and_deliver(self: Any, state: Any, /, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, state, *args, **kwargs)
+        _guarded(failed, state)
+        return result
+
+    return fail_and_deliver
+
+
+def _cancels(original: Function) -> Function:
+    def ended(scheduler: Any, cancelled: Any) -> None:
+        loop = _loops.get(scheduler)
+        if loop is not None:
+            for state in cancelled:
+                loop.log.ended(state.request_id, "abort")
+
+    @functools.wraps(original)
+    def clear_cancelled_requests(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        cancelled = original(self, *args, **kwargs)
+        _guarded(ended, self, cancelled)
+        return cancelled
+
+    return clear_cancelled_requests
