@@ -74,6 +74,7 @@ class KnownNames:
 
 def lines_of(text: str) -> list[Line]:
     """Return the lines of the key `equations` in the text of a contract file, which must be valid YAML."""
+    text = text.removesuffix("\n") + "\n"  # a block at the end of the file then ends at the line after it
     root: Any = yaml.compose(text, LOADER)
     node = next(value for key, value in root.value if key.value == "equations")
     begin, end = node.start_mark, node.end_mark

@@ -94,6 +94,22 @@ def test_a_long_line_is_read_without_recursion() -> None:
     assert faults_of("out = x" + " if x > 1 and x > 2 else x" * 2_000) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("tolerance: 0\nequations: |\n  a = x\n  out = q", "line 4, column 9"),
+        ("equations: |-\n\n  a = x\n\n  out = q\n\n# a comment (x\ntolerance: 0\n", "line 5, column 9"),
+        ("equations: |  # words\r\n  out = q\r\n", "line 2, column 9"),
+        ("equations: |2\n    out = q\n", "line 2, column 11"),
+        ("equations:\n  out = q\n", "line 2, column 9"),
+        ('{"equations": "out = q", "tolerance": 0}', "line 1, column 22"),
+    ],
+)
+def test_the_place_of_a_mistake_is_that_in_the_file(text: str, place: str) -> None:
+    (fault,) = equation_faults(lines_of(text), ARGUMENTS, ("out",))
+    assert fault.startswith(f"{place}: 'q' is not a known value")
+
+
 def test_each_wrong_statement_is_named() -> None:
     assert [fault.partition(":")[0] for fault in faults_of("|\n  out = x +\n  y = weight; z = (y\n  out = 3 3")] == [
         "line 2, column 12",
