@@ -226,7 +226,7 @@ def _in_full(arguments: list[str]) -> list[str]:
         # commands.
         from cbtop.commands.shared.names import unknown
 
-        _Parser(prog="cbtop").error(unknown("command", first, COMMANDS))
+        _Parser(prog="cbtop").error(unknown("command", first, [*COMMANDS, HELP]))
     return arguments
 
 

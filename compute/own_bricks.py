@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute import contracts
+from cbtop.compute.contracts.equations import equation_faults, lines_of
 from cbtop.compute.contracts.own import OwnContract, is_of_kernel, read_own
 from cbtop.compute.errors import ContractError
 from cbtop.compute.own_contracts import (
@@ -235,9 +236,11 @@ def lint(path: Path) -> list[str]:
     """Return the faults of a contract file: what cannot be read, is not bound, or that no case falsifies."""
     try:
         if is_of_kernel(path):
-            contracts.read(path.stem, path.read_text(encoding="utf-8"))
-            return []  # `cbtop verify` falsifies the contracts of cbtop's own kernels
+            of_kernel = contracts.read(path.stem, path.read_text(encoding="utf-8"))
+            return _lint_equations(path, of_kernel.arguments, ())  # `cbtop verify` falsifies these contracts
         contract = read_own(path)
+        if faults := _lint_equations(path, contract.arguments, contract.outputs):
+            return faults
         reference_of(contract)
     except (ContractError, OSError, UnicodeDecodeError) as error:
         return [str(error).removeprefix(f"{path}: ")]
@@ -247,6 +250,13 @@ def lint(path: Path) -> list[str]:
     if unknown:
         return [f"{unknown[0]}; faults are {', '.join(FAULTS)}"]
     return list(dict.fromkeys(_lint_cases(contract)))
+
+
+def _lint_equations(path: Path, arguments: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """Return the equations that do not parse. Other contracts of the folder are functions in them."""
+    others = [file.stem for file in contract_files(path.parent)]
+    faults = equation_faults(lines_of(path.read_text(encoding="utf-8")), arguments, outputs, others)
+    return [f"equations: {fault}" for fault in faults]
 
 
 def _lint_cases(contract: OwnContract) -> list[str]:

@@ -13,6 +13,8 @@ Rules
   SHARE of the time since the first one. To read a result from a GPU, the host waits for the GPU.
 - A check that failed once stays failed. A check that raises an exception, or that finds no value to compare, counts
   as skipped, with the reason. The number of checked calls does not include skipped ones.
+- Results are announced at the first, second, fourth, eighth … call, and exactly when recording ends. So a running
+  process, and one that was killed, has "at least" so many calls checked.
 - A forked child begins without results.
 """
 
@@ -191,12 +193,13 @@ class _CheckTally:
         total = self.evaluated + self.skipped
         return total & (total - 1) == 0
 
-    def message(self) -> CheckResult:
-        """Return the result with the number of calls."""
+    def message(self, *, is_last: bool = False) -> CheckResult:
+        """Return the result with the number of calls. Only the last message is sure of it."""
         assert self.result is not None
-        notes = [self.result.note, f"{self.evaluated:,} {'call' if self.evaluated == 1 else 'calls'} checked"]
+        least = "" if is_last else "at least "
+        notes = [self.result.note, f"{least}{self.evaluated:,} {'call' if self.evaluated == 1 else 'calls'} checked"]
         if self.skipped:
-            notes.append(f"{self.skipped:,} skipped")
+            notes.append(f"{least}{self.skipped:,} skipped")
         return replace(self.result, note="; ".join(filter(None, notes)))
 
 
@@ -216,6 +219,12 @@ class BrickChecks:
         self._of: dict[HasChecks, list[tuple[Check, _CheckTally]]] = {}
         self._begun_ns = self._spent_ns = 0
         self._due_ns = 0.0  # from this time on, the checks have used less than their share
+
+    def announce_last(self) -> None:
+        """Announce all results with the exact numbers of calls, because no check follows."""
+        for tally in list(self._tallies.values()):  # a copy, because another thread may still run its first checks
+            if tally.result is not None:
+                self._announce(tally.message(is_last=True))
 
     def is_due(self, definition: HasChecks) -> bool:
         """Return whether to check the call of `definition` that has just ended."""

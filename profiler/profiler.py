@@ -172,6 +172,7 @@ class BrickProfiler:
                     self._path.implementation, self.sample_every, self._paths.host.attach, self.finalize, self._ended
                 )
             )
+            self._recorder.before_goodbye(self._checks.announce_last)
         _profilers.add(self)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -35,7 +36,12 @@ def run(options: argparse.Namespace) -> int:
     commands = parser.add_subparsers()
     for name, line in COMMANDS.items():
         _add_command(commands.add_parser(name, help=line), name, shtab.FILE)
-    sys.stdout.write(shtab.complete(parser, options.shell) + "\n")
+    script = shtab.complete(parser, options.shell)
+    if options.shell == "zsh":
+        # After a command, its own options count. shtab leaves those of `cbtop` valid, so that `cbtop export --format`
+        # would complete the formats of `cbtop --format`.
+        script = re.sub(r"\(': (:_shtab_cbtop\w*_commands')", r"('(-): \1", script)
+    sys.stdout.write(script + "\n")
     return 0
 
 

@@ -13,10 +13,10 @@ from cbtop.errors import FailedCheckError, UsageError
 from cbtop.units import counted
 
 DESCRIPTION = (
-    "Check contract files of bricks. All keys are there and all expressions parse; the reference is found, and its "
-    "parameters are the inputs; in every case the conditions hold for the reference; and for each condition and each "
-    "fault there is a case in which the fault is found. Only the reference is called, and not the brick. With "
-    "--bricks, each contract also has a brick."
+    "Check contract files of bricks. All keys are there, all expressions and equations parse, and each output has an "
+    "equation; the reference is found, and its parameters are the inputs; in every case the conditions hold for the "
+    "reference; and for each condition and each fault there is a case in which the fault is found. Only the "
+    "reference is called, and not the brick. With --bricks, each contract also has a brick."
 )
 EPILOG = """\
 examples:

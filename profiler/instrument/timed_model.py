@@ -101,7 +101,7 @@ class TimedModel(ABC):
     ) -> None:
         self.profiler = profiler
         self.time_on(Timing(profiler.parts.paths.host))
-        self.model = model
+        self.model: str = model  # mypy may read users of this attribute first
         self.changed = changed  # a function that plans the model again after changes
         self.give_up = give_up
         self.bursts = bursts_of(profiler)

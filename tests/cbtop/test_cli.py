@@ -269,6 +269,7 @@ def test_every_sign_of_ours_has_its_ascii() -> None:
     [
         (["nonsense"], "unknown command 'nonsense'; there are demo, run, attach, ls"),
         (["recrod"], "unknown command 'recrod'; did you mean record? there are demo"),
+        (["hlep"], "unknown command 'hlep'; did you mean help? there are demo"),
         (["help", "recrod"], "unknown command 'recrod'; did you mean record? there are demo"),
         (["help", "record", "ls"], "unrecognized arguments: ls"),
         (["--fromat", "json"], "unrecognized arguments: --fromat json; did you mean --format?"),

@@ -80,7 +80,8 @@ def answers(recording: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> t
     for number, section in enumerate(sections, 1):
         exec(snippets(section)[0].replace(".head(5)", ""), names)
         found[number] = names["answer"].rows()
-    exec(snippets(pandas)[0], names)
+    for snippet in snippets(pandas.split("\n## ")[0]):
+        exec(snippet, names)
     return found, names
 
 
@@ -155,3 +156,10 @@ def test_pandas_gives_the_same_answers(tmp_path: Path, monkeypatch: pytest.Monke
     shares = {name: share for name, share in found[4] if "no " not in name}
     assert dict(names["shares"]) == pytest.approx(shares)
     assert sorted(names["to_median"])[-3:] == pytest.approx(sorted(row[3] for row in found[5]))
+    assert names["pauses_s"].sum() == pytest.approx(found[9][0][0])
+    assert list(names["verdicts_df"].sentence) == [row[2] for row in found[10]]
+    assert len(names["of_step"]) == len(names["outer"])
+    by_layer, outer_us = names["brick_by_layer"], names["outer"].duration_us.sum()
+    assert by_layer.sum().sum() == pytest.approx(outer_us)
+    assert names["each_second"]["count"].sum() == len(names["decode_df"])
+    assert names["growth"].between(-1, 1).any()

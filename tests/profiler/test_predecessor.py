@@ -1,18 +1,36 @@
-"""The examples of cbtop's predecessor run as printed, with the names of its methods in snake case."""
+"""The examples of cbtop's predecessor run as printed, with the names of its methods in snake case.
+
+Its requirements F101 and F102 are in tests/protocol/test_vocabulary.py, and F121 to F127 in
+tests/profiler/analysis/graph/test_tree.py.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from cbtop import BrickCategory, BrickId, BrickProfiler, Layer
+from cbtop import (
+    Bounded,
+    BrickCategory,
+    BrickDefinition,
+    BrickId,
+    BrickProfiler,
+    Equivalent,
+    Finite,
+    Layer,
+    TokenBudget,
+)
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.scopes import Scopes
+from cbtop.protocol.catalog import CatalogReader
+from cbtop.protocol.messages import CheckResult
 
 
 @pytest.fixture
@@ -112,3 +130,99 @@ def test_the_graph_of_a_layer_is_drawn_and_analysed(profiler: BrickProfiler) -> 
     assert graph.compute_slack()[1] == 0
     assert graph.critical_path_summary().startswith("Critical Path: ")
     assert graph.roofline_distance(1.0, 50.0).whole is None  # no FLOP and bytes were declared
+
+
+def test_f103_and_f104_deferred_bricks_accumulate_until_finalize(profiler: BrickProfiler) -> None:
+    for _ in range(3):
+        profiler.record_deferred(BrickId.RMS_NORM, profiler.elapsed_ns(), 4096)
+    assert profiler.pending_count == 3
+    assert profiler.stats_for(BrickId.RMS_NORM) is None
+    profiler.finalize()
+    assert profiler.pending_count == 0
+    stats = profiler.stats_for(BrickId.RMS_NORM)
+    assert stats is not None
+    assert (stats.count, stats.total_elements) == (3, 3 * 4096)
+
+
+def test_f105_a_disabled_profiler_reads_no_clock(runtime: Path) -> None:
+    read: list[int] = []
+
+    def clock_ns() -> int:
+        read.append(time.perf_counter_ns())
+        return read[-1]
+
+    profiler = BrickProfiler(enabled=False, recorder=RingRecorder(runtime), clock_ns=clock_ns)
+    begun = len(read)
+    profiler.stop_brick(profiler.start_brick(BrickId.RMS_NORM), 4096)
+    assert (len(read), profiler.stats_for(BrickId.RMS_NORM)) == (begun, None)
+    profiler.enable()
+    profiler.stop_brick(profiler.start_brick(BrickId.RMS_NORM), 4096)
+    assert len(read) > begun
+
+
+def test_f106_a_brick_is_found_by_its_index() -> None:
+    assert [list(BrickId)[brick] for brick in BrickId] == list(BrickId)
+
+
+def test_f107_threads_record_at_the_same_time(profiler: BrickProfiler) -> None:
+    begin = threading.Barrier(4)
+
+    def record() -> None:
+        begin.wait()
+        for _ in range(200):
+            profiler.stop_brick(profiler.start_brick(BrickId.RMS_NORM), 2)
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = profiler.stats_for(BrickId.RMS_NORM)
+    assert stats is not None
+    assert (stats.count, stats.total_elements) == (800, 1600)
+
+
+def test_f109_elapsed_time_never_goes_back(profiler: BrickProfiler) -> None:
+    read = [profiler.elapsed_ns() for _ in range(1000)]
+    assert read == sorted(read)
+    assert read[-1] > read[0]
+
+
+def test_a_self_verifying_brick_runs_its_assertions_and_has_a_budget(profiler: BrickProfiler, runtime: Path) -> None:
+    def slow(x: Any) -> Any:
+        return x / np.sqrt((x * x).mean())
+
+    norm = BrickDefinition.of(
+        BrickId.RMS_NORM, checks=(Finite(), Bounded(-10, 10), Equivalent(slow, 1e-5)), budget=TokenBudget(50.0)
+    )
+    assert norm.budget is not None
+    assert norm.budget == TokenBudget.from_throughput(20_000)
+    profiler.timed(norm)(lambda x: 1.01 * slow(x))(np.linspace(-1, 1, 64, dtype=np.float32))
+    profiler.close()
+    (catalog,) = runtime.glob("*.catalog")
+    results = {one.assertion: one for one in CatalogReader(catalog).read() if isinstance(one, CheckResult)}
+    assert {name: one.passed for name, one in results.items()} == {
+        "finite": True,
+        "from -10 to 10": True,
+        "equals slow": False,
+    }
+    assert results["equals slow"].max_error == pytest.approx(0.01, rel=1e-4)
+
+
+def test_the_graph_of_two_bricks_is_drawn_as_in_the_seed(profiler: BrickProfiler) -> None:
+    profiler.enable_graph()
+    profiler.graph_push_scope(Layer(0))
+    for brick, total_ns, kernel, blocks, shared in (
+        (BrickId.RMS_NORM, 50_000, "rmsnorm_kernel", 16, 1024),
+        (BrickId.QKV_PROJECTION, 200_000, "batched_q4k_gemv", 32, 4096),
+    ):
+        profiler.graph_record_brick(brick, total_ns, 4096)
+        profiler.graph_record_kernel(kernel, 0x1234, (blocks, 1, 1), (256, 1, 1), shared)
+    profiler.graph_pop_scope()
+    assert profiler.execution_graph().to_ascii_tree().splitlines() == [
+        "Layer 0",
+        "├── RmsNorm  50.0µs (4096 elem)",
+        "│   └── rmsnorm_kernel  <<<16,256,1>>> smem=1024B",
+        "└── QkvProjection  200.0µs (4096 elem)",
+        "    └── batched_q4k_gemv  <<<32,256,1>>> smem=4096B",
+    ]

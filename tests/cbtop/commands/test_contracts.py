@@ -174,6 +174,8 @@ def test_the_contract_of_the_page_and_our_own_have_no_fault(name: str, capsys: p
          "falsification.outputs: 'an odd fault' is unknown; faults are scaled by 1.5", "outputs: [scaled"),
         ("equations", "equation", "the file: 'equation' is not a key; did you mean equations?", "equation:"),
         ("finite(out)", "finite(out", "'finite(out' is no expression", "finite(out:"),
+        ("² + epsilon", "² + epsilom",
+         "equations: line 1, column 65: 'epsilom' is not a known value; did you mean epsilon?", "epsilom"),
     ],
 )  # fmt: skip
 def test_a_fault_of_a_contract_is_named(
@@ -230,7 +232,7 @@ def test_a_device_that_is_not_there_is_named(name: str, tmp_path: Path, capsys: 
 
 def test_two_outputs_are_falsified_one_by_one(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
-        "equations: odd and even columns\narguments: [x, left, right]\noutputs: [left, right]\n"
+        "equations: left = x[:, ::2]; right = x[:, 1::2]\narguments: [x, left, right]\noutputs: [left, right]\n"
         "reference: my_norms:halves\ntolerance: 0\npreconditions: {}\n"
         "postconditions: {finite(right): {right: right / 0}}\n"
         "falsification: {outputs: [a NaN, scaled by 1.5], arguments: {negated: {x: -x}}}\ncases: [{x: [3, 8]}]\n"
