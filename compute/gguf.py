@@ -44,7 +44,7 @@ class GgufFile:
     metadata: GgufMetadata
     _stream: ModelStream
     _tensors: dict[str, Tensor]
-    rotates_halves: bool = False  # whether RoPE pairs the halves of a head, whatever the GGUF files of its family do
+    is_safetensors: bool = False  # if so, RoPE pairs the halves of a head in every family
     _taken: set[str] = field(default_factory=set)
     _matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
     _places: dict[str, int] = field(default_factory=dict)  # name of a tensor -> its offset in the memory
@@ -58,7 +58,7 @@ class GgufFile:
             stream, header = SafetensorsStream.open(path)
         else:
             stream, header = GgufStream.open(path)
-        return cls(path, GgufMetadata(stream, header.metadata), stream, header.tensors, rotates_halves=is_other)
+        return cls(path, GgufMetadata(stream, header.metadata), stream, header.tensors, is_safetensors=is_other)
 
     def __enter__(self) -> GgufFile:
         return self

@@ -23,13 +23,16 @@ import numpy as np
 from cbtop.compute.errors import ModelError, TensorTypeError
 from cbtop.compute.gguf_header import GgufHeader, Tensor, Value
 from cbtop.compute.gguf_stream import read_exactly, unreadable
-from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.floats import BF16, F16, F32
+from cbtop.compute.quantization.nf4 import NF4
+from cbtop.compute.safetensors_nf4 import Read, StoredTensor, taken_nf4
 
 SUFFIX, CONFIG, INDEX, SINGLE = ".safetensors", "config.json", "model.safetensors.index.json", "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_CONFIG_BYTES = 1 << 24
 DTYPES = {"F32": F32, "F16": F16, "BF16": BF16}
+ITEM_BYTES = {name: one.block_bytes for name, one in DTYPES.items()} | {"U8": 1}
+NOT_QUANTIZED, BITSANDBYTES = None, "bitsandbytes"  # a quantisation of the latter is in the tensors
 # `model_type` of a configuration -> the family that runs it
 FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 _OF_MODEL = {
@@ -66,14 +69,18 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A range of offsets: an open file, or bytes in memory."""
+    """A range of offsets: an open file, or a function that fills a buffer from an offset of this part."""
 
     begin: int
     size_bytes: int
     path: Path
     file: BinaryIO | None = None
     opened: os.stat_result | None = None
-    data: bytes = b""
+    source: Read | None = None
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ class SafetensorsStream:
     """The open files of a model. Its methods raise ModelError if a file cannot be read."""
 
     path: Path
-    _parts: tuple[_Part, ...]
+    _parts: list[_Part]
 
     @classmethod
     def open(cls, path: Path) -> tuple[SafetensorsStream, GgufHeader]:
@@ -90,42 +97,56 @@ class SafetensorsStream:
         Raises ModelError if a file is missing or damaged, or the model is of a kind that does not run here.
         """
         config = _json_of(_folder_of(path) / CONFIG)
-        parts: list[_Part] = []
-        tensors: dict[str, Tensor] = {}
+        stream = cls(path, [])
         try:
-            for file in _files_of(path):
-                begin = parts[-1].begin + parts[-1].size_bytes if parts else 0
-                part = _opened(file, begin)
-                parts.append(part)
-                for name, tensor in _tensors_of(part):
-                    if name in tensors:
-                        raise ModelError(f"{path} has the tensor {name!r} twice; download the model again")
-                    tensors[name] = tensor
+            tensors = stream._tensors()
             metadata, factors = _metadata_of(path, config)
             if config.get("tie_word_embeddings"):
                 tensors.pop("output.weight", None)
-            size_bytes = parts[-1].begin + parts[-1].size_bytes
             if factors is not None:
-                parts.append(_Part(size_bytes, factors.nbytes, path, data=factors.tobytes()))
-                tensors[ROPE_FACTORS] = Tensor(F32.code, factors.shape, size_bytes, factors.size, factors.nbytes)
-                size_bytes += factors.nbytes
+                begin = stream._add(factors.nbytes, _source_of(factors.tobytes()))
+                tensors[ROPE_FACTORS] = Tensor(F32.code, factors.shape, begin, factors.size, factors.nbytes)
         except BaseException:
-            _close(parts)
+            stream.close()
             raise
-        return cls(path, tuple(parts)), GgufHeader(metadata, tensors, size_bytes)
+        return stream, GgufHeader(metadata, tensors, stream._parts[-1].end)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Open all files, and return their tensors by the names that GGUF files use."""
+        stored: dict[str, StoredTensor] = {}
+        for file in _files_of(self.path):
+            part = _opened(file, self._parts[-1].end if self._parts else 0)
+            self._parts.append(part)
+            for tensor in _tensors_of(part):
+                if tensor.name in stored:
+                    raise ModelError(f"{self.path} has the tensor {tensor.name!r} twice; download the model again")
+                stored[tensor.name] = tensor
+        found = {}
+        for name, matrix in taken_nf4(stored, self.read).items():
+            begin = self._add(matrix.size_bytes, matrix.read)
+            shape = matrix.columns, matrix.rows
+            found[_renamed(name)] = Tensor(NF4.code, shape, begin, math.prod(shape), matrix.size_bytes)
+        return found | {_renamed(name): _tensor_of(tensor) for name, tensor in stored.items()}
+
+    def _add(self, size_bytes: int, source: Read) -> int:
+        """Add a part that `source` makes. Returns the offset of its first byte."""
+        begin = self._parts[-1].end
+        self._parts.append(_Part(begin, size_bytes, self.path, source=source))
+        return begin
 
     def close(self) -> None:
         """Close all files."""
-        _close(self._parts)
+        for part in self._parts:
+            if part.file is not None:
+                part.file.close()
 
     def read(self, into: memoryview, offset: int) -> None:
         """Fill `into` with the bytes from `offset` on. They must be of one tensor."""
         part = self._parts[bisect_right([one.begin for one in self._parts], offset) - 1]
-        at = offset - part.begin
-        if part.file is None:
-            into[:] = part.data[at : at + len(into)]
-        else:
-            read_exactly(part.path, part.file, into, at)
+        if part.file is not None:
+            read_exactly(part.path, part.file, into, offset - part.begin)
+        elif part.source is not None:
+            part.source(into, offset - part.begin)
 
     def check_unchanged(self) -> None:
         """Raise ModelError if a file has changed since it was opened."""
@@ -196,8 +217,8 @@ def _opened(path: Path, begin: int) -> _Part:
     return _Part(begin, stat.st_size, path, file, stat)
 
 
-def _tensors_of(part: _Part) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name of each tensor in GGUF files, and the tensor."""
+def _tensors_of(part: _Part) -> Iterator[StoredTensor]:
+    """Yield the tensors of a file."""
     assert part.file is not None
     length = np.empty(8, np.uint8)
     if part.size_bytes < 8:
@@ -216,27 +237,43 @@ def _tensors_of(part: _Part) -> Iterator[tuple[str, Tensor]]:
         raise _damaged(part, "has a header that is not a JSON object")
     for name, entry in header.items():
         if name != "__metadata__" and not name.endswith("rotary_emb.inv_freq"):
-            yield _renamed(name), _tensor_of(part, name, entry, 8 + header_bytes)
+            yield _stored_of(part, name, entry, 8 + header_bytes)
 
 
-def _tensor_of(part: _Part, name: str, entry: Any, data_begin: int) -> Tensor:
+def _stored_of(part: _Part, name: str, entry: Any, data_begin: int) -> StoredTensor:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         is_whole = all(type(size) is int and size > 0 for size in shape) and type(begin) is int and type(end) is int
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(part, f"has a tensor {name!r:.80} without dtype, shape and data_offsets") from error
-    if dtype not in DTYPES:
-        raise TensorTypeError(
-            f"{part.path}: tensor {name!r:.80} is of type {str(dtype)[:20]}; supported are {', '.join(DTYPES)}: give "
-            "the model in bfloat16 or float16, or a .gguf file of it",
-            None,
-        )
-    size_bytes = math.prod(shape) * FORMATS[DTYPES[dtype].code].block_bytes if is_whole else -1
+    if dtype not in ITEM_BYTES:
+        raise _unsupported(part.path, name, dtype)
+    size_bytes = math.prod(shape) * ITEM_BYTES[dtype] if is_whole else -1
     if not shape or not 0 <= begin <= end <= part.size_bytes - data_begin or end - begin != size_bytes:
         raise _damaged(part, f"has a tensor {name!r:.80} that is not within the file")
-    return Tensor(
-        DTYPES[dtype].code, shape[::-1], part.begin + data_begin + begin, math.prod(shape), size_bytes
-    )  # fmt: skip
+    return StoredTensor(part.path, name, dtype, shape, part.begin + data_begin + begin, size_bytes)
+
+
+def _tensor_of(stored: StoredTensor) -> Tensor:
+    if stored.dtype not in DTYPES:
+        raise _unsupported(stored.path, stored.name, stored.dtype)
+    code = DTYPES[stored.dtype].code
+    return Tensor(code, stored.shape[::-1], stored.offset, math.prod(stored.shape), stored.size_bytes)
+
+
+def _unsupported(path: Path, name: str, dtype: object) -> TensorTypeError:
+    return TensorTypeError(
+        f"{path}: tensor {name!r:.80} is of type {str(dtype)[:20]}; supported are {', '.join(DTYPES)} and NF4 of "
+        "bitsandbytes: give the model in bfloat16 or float16, or a .gguf file of it",
+        None,
+    )
+
+
+def _source_of(data: bytes) -> Read:
+    def read(into: memoryview, offset: int) -> None:
+        into[:] = data[offset : offset + len(into)]
+
+    return read
 
 
 def _renamed(name: str) -> str:
@@ -259,10 +296,15 @@ def _metadata_of(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Value
             f"{path} has the model_type {str(kind)[:60]!r}; of safetensors models {', '.join(FAMILIES)} are "
             "supported: give a .gguf file of the model"
         )
-    for key, expected in (("hidden_act", ("silu", None)), ("quantization_config", (None,))):
-        if config.get(key) not in expected:
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    for key, value, expected in (
+        ("hidden_act", config.get("hidden_act"), ("silu", None)),
+        ("quantization_config", method, (NOT_QUANTIZED, BITSANDBYTES)),
+    ):
+        if value not in expected:
             raise ModelError(
-                f"{path} has {str(config[key])[:60]!r} as {key}, which is not supported; give a plain model, or a "
+                f"{path} has {str(value)[:60]!r} as {key}, which is not supported; give a plain model, or a "
                 ".gguf file of it"
             )
     family = FAMILIES[kind]
@@ -315,9 +357,3 @@ def _llama3_factors(config: Mapping[str, Any], rope: Mapping[str, Any], base: fl
 
 def _damaged(part: _Part, what: str) -> ModelError:
     return ModelError(f"{part.path} {what}: it is damaged; download it again")
-
-
-def _close(parts: list[_Part] | tuple[_Part, ...]) -> None:
-    for part in parts:
-        if part.file is not None:
-            part.file.close()
