@@ -193,7 +193,7 @@ def _json_of(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(
-            f"{path} does not exist; a safetensors model needs it beside its weights: download the whole folder"
+            f"{path} does not exist; a safetensors model needs it next to its weights: download the whole folder"
         ) from error
     except OSError as error:
         raise unreadable(path, error) from error

@@ -1,4 +1,4 @@
-"""Read the tokenizer of a safetensors model, which is in `tokenizer.json` beside its weights."""
+"""Read the tokenizer of a safetensors model: the file `tokenizer.json` in its folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NORMAL = 1  # LLAMA_TOKEN_TYPE_NORMAL
 def read_tokenizer_file(folder: Path, vocabulary: int) -> Tokenizer:
     """Return the tokenizer in a model's folder, for a model with `vocabulary` tokens.
 
-    Raises ModelError if the folder has none, or it is damaged or too large for the model. Raises ComputeError if the
+    Raises ModelError if the folder has none, or if it is damaged or too large for the model. Raises ComputeError if the
     package `tokenizers` is not installed.
     """
     path = folder / NAME
