@@ -28,7 +28,7 @@ Read = Callable[[memoryview, int], None]
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a safetensors file. `offset` is that of its first byte in the whole model."""
+    """A tensor of a safetensors file. `offset` counts from the start of the whole model."""
 
     path: Path
     name: str

@@ -4,7 +4,7 @@ Sources of the formats: the README of huggingface/safetensors, and the configura
 """
 
 # Files are not trusted: each offset is checked against the size of its file before it is used. They are read and not
-# mapped, for the reasons in gguf.py. Tensors of several files follow each other in one range of offsets.
+# mapped; gguf.py has the reasons. Tensors of several files follow each other in one range of offsets.
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def _sentence_piece(
 
 
 def byte_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
-    """Return the bytes of each token of a vocabulary whose characters stand for bytes."""
+    """Return the bytes of each token. Each character of the vocabulary represents a byte."""
     bytes_of = _byte_characters()
     pieces = []
     for token, kind in zip(tokens, types, strict=True):

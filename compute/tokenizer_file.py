@@ -24,7 +24,7 @@ NORMAL = 1  # LLAMA_TOKEN_TYPE_NORMAL
 
 
 def read_tokenizer_file(folder: Path, vocabulary: int) -> Tokenizer:
-    """Return the tokenizer in a model's folder, for a model with `vocabulary` tokens.
+    """Return the tokenizer in a model's folder. The model has `vocabulary` tokens.
 
     Raises ModelError if the folder has none, or if it is damaged or too large for the model. Raises ComputeError if
     the package `tokenizers` is not installed.

@@ -80,7 +80,7 @@ class OwnContract(Terms):
     input. `arrays` is the library of the arrays in the cases, one of ARRAYS.
 
     The contract of a library's function has `bindings`: `module:function` for each of BINDINGS. A text that begins
-    with NO_BINDING has the reason that there is none. `through` is `module:function`, which is called with the bound
+    with NO_BINDING has the reason why it is missing. `through` is `module:function`, which is called with the bound
     function and the inputs, and returns the outputs. Without it, the bound function gets the inputs.
     """
 

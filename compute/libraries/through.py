@@ -103,7 +103,7 @@ def raw_words(function: Function, key: int, count: int) -> Any:
 
 
 def contraction(function: Function, a: Any, b: Any) -> Any:
-    """Contract two shared indices of tensors, in another order than that of the axes."""
+    """Contract two shared indices of tensors, in an order other than the axes have."""
     return function("abc,cbd->da", a, b)
 
 

@@ -27,7 +27,7 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class LibraryCheck:
-    """The result of one contract on one case, or the reason `skipped` why there is none.
+    """The result of one contract on one case, or the reason `skipped` why it was not checked.
 
     `function` is the bound one. `call_us` is the median time of one call in microseconds, after a first one. On a
     GPU it includes the wait for the result, and no copies.
@@ -42,10 +42,10 @@ class LibraryCheck:
 
 
 def verify_library(domain: str, contract: OwnContract, backend: str) -> list[LibraryCheck]:
-    """Return a result for each case of the contract, for the binding of `backend`, which is cpu or gpu.
+    """Return a result for each case of the contract. `backend`, cpu or gpu, selects the binding.
 
-    The result is one skipped check if there is no binding, or its library is not installed. Raises ContractError if
-    an installed library has no such function, or a GPU is asked for and CuPy finds none.
+    The result is one skipped check without a binding, or if its library is not installed. Raises ContractError if an
+    installed library lacks the function.
     """
     binding = contract.bindings[backend]
     if binding.startswith(NO_BINDING):
@@ -83,7 +83,7 @@ def bound(contract: OwnContract, function: Call) -> Call:
 
 
 def with_binding(contract: OwnContract, binding: str, backend: str = "cpu") -> OwnContract:
-    """Return the contract with another function, `module:function`, in place of that of `backend`."""
+    """Return the contract with another function, `module:function`, in place of the binding for `backend`."""
     return replace(contract, bindings={**contract.bindings, backend: binding})
 
 

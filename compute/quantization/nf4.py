@@ -7,7 +7,7 @@ Not a type of ggml. A block has 36 bytes, in an order of our own:
 
     weight[i] = absmax * level[q]
 
-The levels are those of QLoRA (Dettmers et al. 2023, appendix E). They are not whole numbers, so NF4 has no products
+The levels are from QLoRA (Dettmers et al. 2023, appendix E). They are not whole numbers, so NF4 has no products
 in int8, and no planes for GPUs.
 """
 
