@@ -3,6 +3,7 @@
 python -m benchmarks [NAME ...]         all benchmarks, or the named ones; `--help` describes them
 python -m benchmarks real [NAME ...]    real programs with and without cbtop; this command has its own options
 python -m benchmarks loops [NAME ...]   parts of training steps and the clocks of the program; own options
+python -m benchmarks targets            NumPy, SciPy, torch and cbtop side by side; this command has its own option
 python -m benchmarks planted            how often a slow layer is named; this command has its own options
 """
 
@@ -36,6 +37,7 @@ from benchmarks import (
     recording,
     screen,
     start_up,
+    targets,
     tiles,
     training_loops,
     views,
@@ -72,6 +74,7 @@ BENCHMARKS = {
 WITH_OPTIONS: dict[str, Callable[[Sequence[str]], int]] = {
     "real": real.main,
     "planted": planted.main,
+    "targets": targets.main,
     "loops": training_loops.main,
 }
 

@@ -24,4 +24,5 @@ FORMAT_MODULES = {
     "NVFP4": "nvfp4",
     "TQ2_0": "tq2_0",
     "Q1_0": "q1_0",
+    "NF4": "nf4",
 }

@@ -23,10 +23,11 @@ from cbtop.compute.errors import ModelError
 from cbtop.compute.finite import first_not_finite
 from cbtop.compute.gguf_header import Tensor, aligned
 from cbtop.compute.gguf_metadata import GgufMetadata
-from cbtop.compute.gguf_stream import GgufStream
+from cbtop.compute.gguf_stream import GgufStream, ModelStream
 from cbtop.compute.memory import available_bytes, on_huge_pages
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, QuantizedMatrix
+from cbtop.compute.safetensors_stream import SafetensorsStream, is_safetensors
 from cbtop.protocol.limits import reason
 
 CACHE_LINE_BYTES = 64
@@ -41,8 +42,9 @@ class GgufFile:
 
     path: Path
     metadata: GgufMetadata
-    _stream: GgufStream
+    _stream: ModelStream
     _tensors: dict[str, Tensor]
+    is_safetensors: bool = False  # if so, RoPE pairs the halves of a head in every family
     _taken: set[str] = field(default_factory=set)
     _matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
     _places: dict[str, int] = field(default_factory=dict)  # name of a tensor -> its offset in the memory
@@ -50,9 +52,13 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
-        """Open the file at `path` and check its header."""
-        stream, header = GgufStream.open(path)
-        return cls(path, GgufMetadata(stream, header.metadata), stream, header.tensors)
+        """Open the file at `path` and check its header. It may be a safetensors model, too."""
+        stream: ModelStream
+        if is_other := is_safetensors(path):
+            stream, header = SafetensorsStream.open(path)
+        else:
+            stream, header = GgufStream.open(path)
+        return cls(path, GgufMetadata(stream, header.metadata), stream, header.tensors, is_safetensors=is_other)
 
     def __enter__(self) -> GgufFile:
         return self

@@ -9,7 +9,7 @@ import numpy as np
 
 from cbtop.compute.errors import ModelError
 from cbtop.compute.gguf_header import SCALARS, STRING, Array, Value, texts_of
-from cbtop.compute.gguf_stream import GgufStream
+from cbtop.compute.gguf_stream import ModelStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class GgufMetadata:
     The methods raise ModelError if a value is missing or does not have the expected type.
     """
 
-    _stream: GgufStream
+    _stream: ModelStream
     values: dict[str, Value]
     _asked: set[str] = field(default_factory=set)
 

@@ -5,13 +5,33 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from cbtop.compute.errors import ModelError
 from cbtop.compute.gguf_header import GgufHeader, read_header
 from cbtop.protocol.limits import reason
 
 READ_BYTES = 64 << 20  # number of bytes that are read at a time; Ctrl-C takes effect between two reads
+
+
+class ModelStream(Protocol):
+    """The bytes of an open model. The methods raise ModelError if a file cannot be read."""
+
+    @property
+    def path(self) -> Path:
+        """The path that was given."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+    def read(self, into: memoryview, offset: int) -> None:
+        """Fill `into` with the bytes from `offset` on."""
+
+    def check_unchanged(self) -> None:
+        """Raise ModelError if a file has changed since it was opened."""
+
+    def written_to(self) -> ModelError:
+        """Return the error for a file that has changed since it was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +47,7 @@ class GgufStream:
         """Open the file at `path` and read its header, with all checks."""
         try:
             if path.is_dir():
-                raise ModelError(f"{path} is a directory; give the path of a .gguf model in it")
+                raise ModelError(f"{path} is a directory without config.json; give the path of a .gguf model in it")
             # Refuse a pipe, because opening it would wait until another process writes to it.
             if path.exists() and not path.is_file():
                 raise ModelError(f"{path} is not a regular file; give the path of a .gguf model")
@@ -35,13 +55,13 @@ class GgufStream:
         except FileNotFoundError as error:
             raise ModelError(f"{path} does not exist; give the path of a .gguf model") from error
         except (OSError, ValueError) as error:  # open raises ValueError if the path contains a null byte
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         try:
             opened = os.fstat(stream.fileno())
             header = read_header(stream, path)
         except OSError as error:
             stream.close()
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         except BaseException:
             stream.close()
             raise
@@ -52,15 +72,7 @@ class GgufStream:
 
     def read(self, into: memoryview, offset: int) -> None:
         """Fill `into` with the file's bytes from `offset` on."""
-        done = 0
-        while done < len(into):
-            try:
-                got = os.preadv(self._stream.fileno(), [into[done : done + READ_BYTES]], offset + done)
-            except OSError as error:
-                raise _unreadable(self.path, error) from error
-            if not got:
-                raise ModelError(f"{self.path} was cut short while it was read; run it again once it is whole")
-            done += got
+        read_exactly(self.path, self._stream, into, offset)
 
     def check_unchanged(self) -> None:
         """Raise ModelError if the file has changed since it was opened."""
@@ -73,6 +85,20 @@ class GgufStream:
         return ModelError(f"{self.path} was written to while it was read; run it again once it is whole")
 
 
-def _unreadable(path: Path, error: OSError | ValueError) -> ModelError:
+def read_exactly(path: Path, file: BinaryIO, into: memoryview, offset: int) -> None:
+    """Fill `into` with the bytes of an open file from `offset` on. Raises ModelError if it cannot be read."""
+    done = 0
+    while done < len(into):
+        try:
+            got = os.preadv(file.fileno(), [into[done : done + READ_BYTES]], offset + done)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if not got:
+            raise ModelError(f"{path} was cut short while it was read; run it again once it is whole")
+        done += got
+
+
+def unreadable(path: Path, error: OSError | ValueError) -> ModelError:
+    """Return the error for a file that cannot be read."""
     why = reason(error) if isinstance(error, OSError) else error
     return ModelError(f"{path} cannot be read ({why}); give a readable .gguf model")

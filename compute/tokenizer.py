@@ -140,14 +140,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
         raise ModelError(
             f"{file.path} has a tokenizer of kind {kind[:60]!r}; supported are gpt2 and llama: leave the prompt away"
         )
-    try:
-        # `tokenizers` is imported here, because it takes 40 ms to load and 12 MB to install, and only prompts need
-        # it.
-        import tokenizers
-    except ImportError as error:
-        raise ComputeError(
-            "a prompt wants the package tokenizers, which is not installed: pip install 'cbtop[text]'"
-        ) from error
+    tokenizers = imported_library()
     tokens = file.metadata.texts("tokenizer.ggml.tokens")
     said = _numbers(file, "tokenizer.ggml.token_type", len(tokens), [1] * len(tokens))
     types = [CONTROL if token in ENDS else kind for token, kind in zip(tokens, said, strict=True)]
@@ -155,9 +148,9 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
         raise _damaged(file, f"a token of {len(longest):,} characters, over the limit of {MAX_TOKEN_CHARACTERS:,}")
     try:
         if kind == "gpt2":
-            library, begins, pieces = *_byte_level(file, tokens, tokenizers), _byte_pieces(tokens, types)
+            library, begins, pieces = *_byte_level(file, tokens, tokenizers), byte_pieces(tokens, types)
         else:
-            library, begins, pieces = *_sentence_piece(file, tokens, types, tokenizers), _space_pieces(tokens, types)
+            library, begins, pieces = *_sentence_piece(file, tokens, types, tokenizers), space_pieces(tokens, types)
         for name, numbers in (("add_special_tokens", (UNKNOWN, CONTROL)), ("add_tokens", (USER_DEFINED,))):
             added = [token for token, number in zip(tokens, types, strict=True) if number in numbers and token]
             special = name == "add_special_tokens"
@@ -177,6 +170,18 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
         kind == "llama" and file.metadata.flag("tokenizer.ggml.add_space_prefix", True),
         library,
     )
+
+
+def imported_library() -> Any:
+    """Return the package `tokenizers`. Raises ComputeError if it is not installed."""
+    try:
+        # It is imported here, because it takes 40 ms to load and 12 MB to install, and only prompts need it.
+        import tokenizers
+    except ImportError as error:
+        raise ComputeError(
+            "a prompt wants the package tokenizers, which is not installed: pip install 'cbtop[text]'"
+        ) from error
+    return tokenizers
 
 
 def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Library, bool]:
@@ -231,7 +236,8 @@ def _sentence_piece(
     return library, True
 
 
-def _byte_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
+def byte_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
+    """Return the bytes of each token. Each character of the vocabulary represents a byte."""
     bytes_of = _byte_characters()
     pieces = []
     for token, kind in zip(tokens, types, strict=True):
@@ -244,7 +250,8 @@ def _byte_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
     return pieces
 
 
-def _space_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
+def space_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
+    """Return the bytes of each token of a vocabulary with SentencePiece's character for a space."""
     pieces = []
     for token, kind in zip(tokens, types, strict=True):
         byte = re.fullmatch("<0x([0-9A-F]{2})>", token) if kind == BYTE else None

@@ -400,11 +400,11 @@ def _wrong_outputs(kernel: Kernel, right: Arguments) -> Iterator[tuple[str, Argu
 
 
 def _scaled(values: Any) -> None:
-    values *= values.dtype.type(1.5 if values.dtype.kind == "f" else 2)
+    values *= values.dtype.type(1.5 if values.dtype.kind in "fc" else 2)
 
 
 def _not_a_number(values: Any) -> None:
-    if values.dtype.kind == "f":
+    if values.dtype.kind in "fc":
         values.reshape(-1)[-1] = np.nan
 
 

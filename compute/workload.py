@@ -420,8 +420,11 @@ def _prompt(model: Model, context: int) -> list[int]:
 def _tokenizer(path: Path) -> Tokenizer:
     from cbtop.compute.gguf import GgufFile
     from cbtop.compute.tokenizer import read_tokenizer
+    from cbtop.compute.tokenizer_file import read_tokenizer_file
 
     with GgufFile.open(path) as file:
+        if file.is_safetensors:
+            return read_tokenizer_file(path if path.is_dir() else path.parent, file.rows_of("token_embd.weight"))
         return read_tokenizer(file)
 
 

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = (
     "Decode a GGUF model (qwen2, qwen3, qwen3moe, llama, phi3, gemma2, gemma3 and stablelm families; "
-    f"{', '.join(FORMAT_MODULES)}) on the CPU or a GPU in a process of its own, and show it. "
+    f"{', '.join(FORMAT_MODULES)}), or a safetensors model (llama, mistral, qwen2, "
+    "qwen3), on the CPU or a GPU in a process of its own, and show it. "
     "Without --model, a small random one is written once into the cache. With --train, fine-tune it instead."
 )
 EPILOG = """\
@@ -76,7 +77,10 @@ STDERR = 2  # The model's text is written to this file descriptor (stderr) if st
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
-    group.add_argument("--model", type=Path, metavar="FILE.gguf", help="the model (default: a random one, 82 MB)")
+    group.add_argument(
+        "--model", type=Path, metavar="FILE.gguf",
+        help="the model, or a folder with config.json and .safetensors files (default: a random one, 82 MB)",
+    )  # fmt: skip
     group.add_argument(
         "--prompt", type=_prompt, metavar="TEXT",
         help="go on from TEXT as it stands, without a chat template, to the end of the text or of the context: what "

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from cbtop.commands.shared.contract_lines import own_brick_sarif
 from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.junit import junit
+from cbtop.commands.shared.library_checks import ALL, DOMAIN_FORMATS, check_domain, failed_names
 from cbtop.commands.shared.names import unknown
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
@@ -43,7 +44,8 @@ DESCRIPTION = (
     "failure, too. With --model also every brick of a model, in both kinds of pass, and its logits beside those of a "
     "pass in float64 over 140 random tokens. With --against no kernel is checked: the weights of two files of a "
     "model are compared, and what each layer predicts. A tensor fails if its error is more than that of its format. "
-    "With module:function, the checks of this brick of yours are evaluated instead, on the cases of its contract."
+    "With module:function, the checks of this brick of yours are evaluated instead, on the cases of its contract. "
+    "With --domain, functions of NumPy, SciPy, scikit-image and CuPy are verified with contracts, and no kernel."
 )
 EPILOG = """\
 examples:
@@ -54,6 +56,8 @@ examples:
   cbtop verify --model qwen2.5-1.5b-q4_k_m.gguf
   cbtop verify --model q4.gguf --against f16.gguf    the error of each tensor, and of each layer's prediction
   cbtop verify --backend cuda                   the kernels of a GPU
+  cbtop verify --domain fft                     the FFTs of NumPy; with --backend cuda those of CuPy
+  cbtop verify --domain all
   cbtop verify --format junit > verify.xml      for CI
   cbtop verify --format sarif > verify.sarif    for code hosts: failures beside the contracts' lines
   cbtop verify my_norms:fast_rms_norm --format sarif    the same for a brick of yours
@@ -74,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cases", metavar="MODULE:FUNCTION",
         help="with module:function: a function that yields a tuple of arguments for each call to try (default: the "
         "cases of the brick's contract)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--domain", metavar="NAME",
+        help="functions of libraries: blas, elementwise, fft, image, sparse, solvers, random, contraction, or "
+        f"{ALL}; formats are {', '.join(DOMAIN_FORMATS)}",
     )  # fmt: skip
     parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="check the bricks of this model, too")
     parser.add_argument(
@@ -96,6 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
+    if options.domain:
+        return _verify_domain(options, line)
     if options.against:
         return _compare_files(options, line)
     if options.min_cosine is not None:
@@ -156,6 +167,21 @@ def _verify_own(options: argparse.Namespace) -> int:
     if options.format == "sarif":
         return _write(own_brick_sarif(brick, found), found, [])
     return _print(options.format, found, [])
+
+
+def _verify_domain(options: argparse.Namespace, line: ProgressLine) -> int:
+    """Verify functions of libraries. Raises FailedCheckError if a check failed, or did not find a fault."""
+    if options.brick or options.model or options.against or options.cases or options.min_cosine is not None:
+        raise UsageError("--domain takes no brick and no model; it takes --backend and --format")
+    if options.format not in DOMAIN_FORMATS:
+        raise UsageError(f"--format {options.format}: the formats of --domain are {', '.join(DOMAIN_FORMATS)}")
+    checks = check_domain(options.domain, options.backend, line)
+    sys.stdout.write(DOMAIN_FORMATS[options.format](checks))
+    sys.stdout.flush()
+    if failed := failed_names(checks):
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise FailedCheckError(f"{failed[0]}{more} failed")
+    return 0
 
 
 def _print(form: str, kernels: Sequence[Verified], model: Sequence[CheckResult]) -> int:

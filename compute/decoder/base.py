@@ -496,7 +496,7 @@ class _FamilyReader:
         short, long = (self._factors(name, dimensions // 2) for name in names) if names else (None, None)
         trained = self._trained_context
         return Rope(
-            layout=self._family.rope_layout,
+            layout="neox" if file.is_safetensors else self._family.rope_layout,
             dimensions=dimensions,
             base=base,
             scale=scale,

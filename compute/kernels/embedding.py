@@ -20,7 +20,7 @@ from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule
 from cbtop.compute.cuda.units import UNITS
 from cbtop.compute.jit.compile import copy_of, jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
-from cbtop.compute.quantization import FORMATS, known
+from cbtop.compute.quantization import FORMATS, ON_GPU, known
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import InterleavedMatrix, rows_of
@@ -106,7 +106,7 @@ def _module(block_format: BlockFormat) -> CudaModule:
     return CudaModule(f"embedding_{block_format.name.lower()}", source)
 
 
-MODULES = {code: _module(one) for code, one in FORMATS.items()}
+MODULES = {code: _module(one) for code, one in FORMATS.items() if code in ON_GPU}
 
 
 @cache

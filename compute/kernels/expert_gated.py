@@ -46,7 +46,7 @@ from cbtop.compute.kernels.expert_linear import launches as launches_of_one
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, ON_GPU
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.interleaved import Matrix
 
@@ -207,7 +207,7 @@ def kernel_for(codes: tuple[int, int], threads: int = 1, is_int8: bool = False) 
         parallel=True,
         parts=parts,
         by_token=(4, 5, 6, 7, 8),
-        cuda=CudaKernel(_modules(codes, is_int8), launches),
+        cuda=CudaKernel(_modules(codes, is_int8), launches) if ON_GPU.issuperset(codes) else None,
     )
 
 

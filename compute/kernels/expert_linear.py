@@ -36,7 +36,7 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, ON_GPU
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix
 
@@ -95,7 +95,7 @@ def _module(block_format: BlockFormat) -> CudaModule:
     return CudaModule(f"expert_linear_{block_format.name.lower()}", source_of([block_format], [_entry(block_format)]))
 
 
-MODULES = {code: _module(one) for code, one in FORMATS.items()}
+MODULES = {code: _module(one) for code, one in FORMATS.items() if code in ON_GPU}
 
 
 @cache
@@ -194,7 +194,10 @@ def example_scratch(columns: int, threads: int, is_int8: bool) -> Any:
 def kernel_for(block_format: BlockFormat, threads: int = 1, is_int8: bool = False) -> Kernel:
     """Return the kernel for weights of one format. It uses `threads` threads in its examples."""
     code = block_format.code
-    modules = (QUANTIZE, module_in_turn(code, turns.ThreadShape(4, 1))) if is_int8 else (MODULES[code],)
+    cuda = None
+    if code in ON_GPU:
+        modules = (QUANTIZE, module_in_turn(code, turns.ThreadShape(4, 1))) if is_int8 else (MODULES[code],)
+        cuda = CudaKernel(modules, launches)
     return Kernel(
         name=f"{block_format.name.lower()}_expert_linear{'_int8' * is_int8}",
         reference=reference,
@@ -207,7 +210,7 @@ def kernel_for(block_format: BlockFormat, threads: int = 1, is_int8: bool = Fals
         parallel=True,
         parts=parts,
         by_token=(2, 3, 4),
-        cuda=CudaKernel(modules, launches),
+        cuda=cuda,
     )
 
 

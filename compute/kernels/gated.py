@@ -39,7 +39,7 @@ from cbtop.compute.kernels.linear_int8 import Int8Scratch, prepared
 from cbtop.compute.kernels.products import multiply_gated
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, ON_GPU
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.interleaved import Matrix
 
@@ -163,8 +163,10 @@ def with_bf16(*arguments: Any) -> Sequence[Launch]:
     return *linear_bf16.launches_of_several(both, x, scratch.tiles), *after.with_bf16(gate, up, out, rounded)
 
 
-def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel:
-    """Return the CUDA version for weights of two formats."""
+def cuda_for(codes: tuple[int, int], is_int8: bool) -> CudaKernel | None:
+    """Return the CUDA version for weights of two formats, or None if one of them does not run on a GPU."""
+    if not ON_GPU.issuperset(codes):
+        return None
     gate, up = codes
     assert activation.SWIGLU.cuda is not None
     modules = list(activation.SWIGLU.cuda.modules)

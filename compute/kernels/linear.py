@@ -33,7 +33,7 @@ from cbtop.compute.cuda.products import (
 from cbtop.compute.jit.compile import copy_of, jit
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, check_floats, floats
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
-from cbtop.compute.quantization import FORMATS, known
+from cbtop.compute.quantization import FORMATS, ON_GPU, known
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import ROWS, Matrix
@@ -145,7 +145,7 @@ def _module(block_format: BlockFormat) -> CudaModule:
     return CudaModule(f"linear_{block_format.name.lower()}", source_of([block_format], entries))
 
 
-MODULES = {code: _module(one) for code, one in FORMATS.items()}
+MODULES = {code: _module(one) for code, one in FORMATS.items() if code in ON_GPU}
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
@@ -236,7 +236,7 @@ def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> 
         narrow=narrow,
         parallel=True,
         by_token=(3, 4),
-        cuda=CudaKernel((MODULES[block_format.code],), launches),
+        cuda=CudaKernel((MODULES[block_format.code],), launches) if block_format.code in ON_GPU else None,
     )
 
 

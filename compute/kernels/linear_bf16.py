@@ -44,7 +44,7 @@ from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
 from cbtop.compute.kernels.linear import narrow_interleaved, work
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.memory import on_huge_pages
-from cbtop.compute.quantization import FORMATS, INTERLEAVABLE
+from cbtop.compute.quantization import FORMATS, INTERLEAVABLE, ON_GPU
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import BF16
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, rows_of
@@ -466,7 +466,7 @@ def _module(block_format: BlockFormat) -> CudaModule:
     return CudaModule(f"dequantize_{block_format.name.lower()}", source)
 
 
-MODULES = {code: _module(one) for code, one in FORMATS.items() if one.block_elements > 1}
+MODULES = {code: _module(one) for code, one in FORMATS.items() if code in ON_GPU and one.block_elements > 1}
 
 
 def _launch(module: CudaModule, entry: str, threads: int, *arguments: Any) -> CudaLaunch:

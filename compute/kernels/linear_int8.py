@@ -48,7 +48,7 @@ from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS, empty_codes, qua
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.kernels.quantize_rows import reference as quantize
-from cbtop.compute.quantization import FORMATS, INTERLEAVABLE
+from cbtop.compute.quantization import FORMATS, INTERLEAVABLE, ON_GPU
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix, rows_of
 from cbtop.compute.settings import crossovers
@@ -157,7 +157,7 @@ def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"])
 
 
-MODULES = {code: _module(one) for code, one in FORMATS.items() if one.block_elements > 1}
+MODULES = {code: _module(one) for code, one in FORMATS.items() if code in ON_GPU and one.block_elements > 1}
 
 
 def takes_tiles(x: Any, scratch: Any) -> bool:

@@ -38,7 +38,7 @@ from cbtop.compute.kernels.linear_int8 import Int8Scratch, prepared
 from cbtop.compute.kernels.products import multiply_three
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, ON_GPU
 from cbtop.compute.quantization.interleaved import ROWS, Matrix
 
 
@@ -162,8 +162,10 @@ def launches(*arguments: Any) -> Sequence[Launch]:
     return *before, one
 
 
-def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel:
-    """Return the CUDA version for weights of three formats."""
+def cuda_for(codes: tuple[int, int, int], is_int8: bool) -> CudaKernel | None:
+    """Return the CUDA version for weights of three formats, or None if one of them does not run on a GPU."""
+    if not ON_GPU.issuperset(codes):
+        return None
     many = [module for code in codes for module in linear_bf16.cuda_modules(code)] if is_int8 else []
     own = (QUANTIZE, module_in_turn(codes, turns.ThreadShape(4, 1))) if is_int8 else ()
     return CudaKernel((*own, module_of(codes, is_int8), *many), launches)

@@ -1,4 +1,4 @@
-"""The block formats that weights are stored in. The keys are ggml's type numbers."""
+"""The block formats that weights are stored in. The keys are ggml's type numbers, and those of nf4.py."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ FORMATS: dict[int, BlockFormat] = {one.code: one for one in _ALL}
 INTERLEAVABLE: dict[int, InterleavedLayout] = {
     one.code: one.interleaved for one in _ALL if one.interleaved is not None
 }
+# The formats that run on a GPU.
+ON_GPU = frozenset(one.code for one in _ALL if one.planes is not None)
 
 
 def known(code: int) -> int:

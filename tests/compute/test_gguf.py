@@ -68,7 +68,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:
-    assert "is a directory" in message_of(tmp_path)
+    assert "is a directory without config.json" in message_of(tmp_path)
 
 
 def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ from cbtop.compute.verification import REFERENCE, Variant, variants, verified
 own = [one for one in variants() if one.kernel.name.startswith("q8_2_") and one.peer == REFERENCE]
 firsts = {one.kernel.name: one for one in reversed([*own, Variant(LINEAR_BF16[99])])}
 passed = {name for name, one in firsts.items() if verified(one, (7,)).passed}
-is_listed = "Q1_0, Q8_2)" in DESCRIPTION and SUPPORTED_TYPES.endswith(", Q8_2")
+is_listed = "NF4, Q8_2)" in DESCRIPTION and SUPPORTED_TYPES.endswith(", Q8_2")
 print(json.dumps([sorted(firsts), sorted(passed), is_listed]))
 """
 KERNELS = "expert_gated", "expert_linear", "gated", "linear", "qkv"

@@ -113,7 +113,7 @@ def test_a_model_that_cannot_be_run_is_refused_before_a_kernel_runs(
     no_model.write_text("a text\n")
     for path, said in (
         (tmp_path / "none.gguf", "does not exist"),
-        (tmp_path, "is a directory"),
+        (tmp_path, "is a directory without config.json"),
         (no_model, "is not a GGUF file"),
     ):
         assert main(["verify", "--model", str(path)]) == 2
