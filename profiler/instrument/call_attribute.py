@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from sys import _getframe
 from types import CodeType, FrameType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -113,6 +113,27 @@ def forget(module: Any) -> None:
 def of_host(module: Any) -> Any:
     """Return the value that the host has set as the attribute of `module`, or None."""
     return object.__getattribute__(module, "__dict__").get(ATTRIBUTE)
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def arguments_of_call(module: Any) -> Arguments | None:
+    """Return the arguments of the running call of `module` in this thread, or None if torch is not calling it.
+
+    Reads the frame of the torch function that calls modules, which takes a few microseconds.
+    """
+    frame: FrameType | None = _getframe(1)
+    while frame is not None and frame.f_code is not _TORCH_CALL:
+        frame = frame.f_back
+    found = {} if frame is None else frame.f_locals
+    if found.get("self") is not module:
+        return None
+    return Arguments(found.get("args", ()), found.get("kwargs", {}))
 
 
 _after_in_c: Callable[..., Any] | None = None
