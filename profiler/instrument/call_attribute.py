@@ -125,15 +125,14 @@ class Arguments(NamedTuple):
 def arguments_of_call(module: Any) -> Arguments | None:
     """Return the arguments of the running call of `module` in this thread, or None if torch is not calling it.
 
-    Reads the frame of the torch function that calls modules, which takes a few microseconds.
+    Reads frames of the torch function that calls modules. Each takes a few microseconds.
     """
     frame: FrameType | None = _getframe(1)
-    while frame is not None and frame.f_code is not _TORCH_CALL:
+    while frame is not None:
+        if frame.f_code is _TORCH_CALL and frame.f_locals.get("self") is module:
+            return Arguments(frame.f_locals.get("args", ()), frame.f_locals.get("kwargs", {}))
         frame = frame.f_back
-    found = {} if frame is None else frame.f_locals
-    if found.get("self") is not module:
-        return None
-    return Arguments(found.get("args", ()), found.get("kwargs", {}))
+    return None
 
 
 _after_in_c: Callable[..., Any] | None = None
