@@ -27,7 +27,7 @@ MAX_MODELS = 8  # With more modules of one class, they are layers.
 # After this many steps of optimizers, no class is looked at any longer. A Wasserstein GAN trains its discriminator
 # five times before its generator.
 MAX_OPTIMIZER_STEPS = 32
-# Most operations before an input that are looked at, about 1 us each. With more, it counts as depending on all modules.
+# Most operations before an input that are looked at, about 1 us each. With more, it counts as depending on all.
 MAX_OPERATIONS = 1024
 
 
@@ -107,7 +107,9 @@ class TrainedApart:
             its = {id(weight) for group in groups for weight in group["params"]}
             for kind, called in list(self._called.items()):
                 modules = called.alive()
-                is_known = are_apart(modules, its) or (are_all_trained(modules, its) and called.are_fed_apart(modules))
+                is_known = are_apart(modules, its) or (
+                    are_all_trained(modules, its) and called.are_fed_apart(modules)
+                )
                 if is_known:
                     self._models.add(kind)
                     self._called.pop(kind, None)

@@ -140,7 +140,9 @@ def test_an_actor_and_its_critic_are_shown_if_they_first_run_without_gradients(m
     assert set(map(id, shown())) == {id(actor), id(critic)}
 
 
-@pytest.mark.parametrize("follow", [lambda net, x: x + net(x), lambda net, x: net(x=x) * 2], ids=["residual", "named"])
+@pytest.mark.parametrize(
+    "follow", [lambda net, x: x + net(x), lambda net, x: net(x=x) * 2], ids=["residual", "named"]
+)
 def test_layers_stay_layers_however_they_follow_each_other(
     memory: Memory, follow: Callable[[Net, torch.Tensor], torch.Tensor]
 ) -> None:
