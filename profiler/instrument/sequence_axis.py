@@ -21,7 +21,7 @@ from cbtop.profiler.instrument.wrapping import CallWrapper
 
 # The modules of torch whose first argument has the order (tokens, sequences, features) if `batch_first` is False.
 _MODULES = "torch.nn.modules.rnn", "torch.nn.modules.transformer", "torch.nn.modules.activation"
-MAX_CALLS = 16  # With so many sequences as tokens in each of these calls, the axis stays unknown.
+MAX_CALLS = 16  # If sequences and tokens are equally many in all of these calls, the axis stays unknown.
 
 
 class HasAxis(Protocol):

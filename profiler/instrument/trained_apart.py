@@ -5,8 +5,8 @@ Q-learning program, the two encoders of a retrieval model, or an actor and its c
 layers that a program calls by itself. An optimizer tells them apart in one of two ways:
 
 - It trains all weights of some of these modules, and no weight of the others.
-- It trains all weights of all of them, and no input of one of them depends on a weight of another one. Layers get the
-  output of the layer before them. Autograd knows what an input depends on, so this needs a call with gradients.
+- It trains all weights of all of them, and their inputs do not depend on each other's weights. Layers get the output
+  of the layer before them. Autograd knows what an input depends on, so this needs a call with gradients.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Called:
 
     def __init__(self) -> None:
         self.modules: list[weakref.ref[nn.Module]] = []
-        self.fed_apart: set[int] = set()  # ids of modules whose input depends on no weight of the other ones
+        self.fed_apart: set[int] = set()  # ids of modules with inputs that depend on no weight of the rest
         self.is_chain = False  # whether an input of one module depends on a weight of another one
 
     def alive(self) -> list[nn.Module]:
@@ -55,7 +55,7 @@ class _Called:
             self.fed_apart.add(id(module))
 
     def are_fed_apart(self, modules: Collection[nn.Module]) -> bool:
-        """Return whether no module depends on another one. False while it is unknown."""
+        """Return whether the modules do not depend on each other. False if it is unknown."""
         return not self.is_chain and all([id(module) in self.fed_apart for module in modules])
 
 
@@ -163,7 +163,7 @@ def trainable_weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 def depends_on(tensors: Iterable[Tensor], weights: set[int]) -> bool:
-    """Return whether autograd has computed one of `tensors` from one of the weights with these ids.
+    """Return whether autograd has computed one of `tensors` from one of `weights` (ids).
 
     Returns True if more than MAX_OPERATIONS operations were needed to compute them.
     """
@@ -184,9 +184,9 @@ def depends_on(tensors: Iterable[Tensor], weights: set[int]) -> bool:
 def _tensors(value: object) -> Iterator[Tensor]:
     """Return the tensors in `value`, which may contain tuples, lists and dictionaries. Runs no code of the host."""
     if issubclass(type(value), Tensor):
-        yield value  # type: ignore[misc]
+        yield value
     elif type(value) in (tuple, list):
         for one in value:  # type: ignore[attr-defined]
             yield from _tensors(one)
     elif type(value) is dict:
-        yield from _tensors(list(value.values()))  # type: ignore[attr-defined]
+        yield from _tensors(list(value.values()))
