@@ -281,6 +281,19 @@ has_type_of_ids(PyObject *tensor)
     return is_known;
 }
 
+/* Return how many arguments are tensors. */
+ONCE_A_STEP static Py_ssize_t
+count_tensors(PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t tensors = 0;
+    PyObject *name, *value;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++)
+        tensors += is_tensor(PyTuple_GET_ITEM(args, i));
+    for (Py_ssize_t at = 0; kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value);)
+        tensors += is_tensor(value);
+    return tensors;
+}
+
 /* Store the number of sequences of a call whose first `tensor` has no token ids in `found`: the first axis of `shape`.
    Two axes are rows of features. Returns 0 if Python must do it, and -1 with an exception set. */
 ONCE_A_STEP static int
@@ -288,13 +301,7 @@ count_first_axis(PyObject *args, PyObject *kwargs, PyObject *tensor, PyObject *s
 {
     Py_ssize_t dimensions = PyTuple_GET_SIZE(shape);
     if (dimensions == 2) {
-        Py_ssize_t tensors = 0;
-        PyObject *name, *value;
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++)
-            tensors += is_tensor(PyTuple_GET_ITEM(args, i));
-        for (Py_ssize_t at = 0; kwargs != NULL && PyDict_Next(kwargs, &at, &name, &value);)
-            tensors += is_tensor(value);
-        if (tensors != 1)
+        if (count_tensors(args, kwargs) != 1)
             return 0; /* Python compares their numbers of rows. */
         PyObject *dtype = PyObject_GetAttr(tensor, dtype_of_tensor);
         PyObject *is_floating = dtype == NULL ? NULL : PyObject_GetAttr(dtype, is_floating_dtype);
@@ -352,8 +359,12 @@ describe_nameless(PyObject *call, PyObject *args, PyObject *kwargs, Described *f
                 known = number_in(PyTuple_GET_ITEM(shape, 0), &length);
             known = known && length >= 0 && length < INT32_MAX && found->sequences >= 0 && found->sequences < INT32_MAX;
             found->tokens = known ? found->sequences * length : 0;
+            if (dimensions > 1 && !is_first_axis)
+                found->sequences = 0; /* the axis of sequences is unknown */
         }
     }
+    if (known > 0 && dimensions < 2 && !are_ids && count_tensors(args, kwargs) > 1)
+        known = 0; /* Python looks for rows in the other tensors. */
     if (known > 0 && is_first_axis && !are_ids && dimensions < 4)
         known = count_first_axis(args, kwargs, tensor, shape, found);
     Py_DECREF(shape);

@@ -20,9 +20,12 @@ from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
 UNNAMED = (NodeKind.STEP,)  # the key of a step without a name; its records wait for the name
-# How often a brick may be inside itself. Deeper calls are not recorded, so their time belongs to the call around
-# them.
-MAX_RECURSION = 4
+# How often a brick may be inside itself. Recursive models of balanced trees need less. Deeper calls are not recorded,
+# so their time belongs to the call around them.
+MAX_RECURSION = 24
+# Bricks that call each other in any order have a node for each order. So there are at most MAX_DEEP_NODES nodes in
+# bricks that are inside themselves more than SURE_RECURSION times.
+SURE_RECURSION, MAX_DEEP_NODES = 4, 4096
 # Python cannot recurse deeper. If a key is nested deeper, calls of `stop_brick` are missing.
 MAX_LOST = 1000
 
@@ -42,6 +45,7 @@ class Scopes:
         self._nodes = 0
         self._unsaid: list[EncodedNode] = []  # nodes that were not announced yet
         self._held = 0
+        self._deep = 0  # number of nodes in bricks that are inside themselves more than SURE_RECURSION times
         self._loses_stops = False
         self.after_fork()
 
@@ -62,10 +66,12 @@ class Scopes:
                 outer.children[key] = running[-1]
                 return running[-1]
             node = NO_NODE
-            if len(running) == MAX_RECURSION and not self.dropped:
+            is_too_deep = len(running) >= MAX_RECURSION or (self._deep >= MAX_DEEP_NODES and _is_deep(outer, key))
+            if is_too_deep and not self.dropped:
                 what = "a brick runs inside itself more than %d times: such calls are counted, not recorded"
-                _log.warning(f"cbtop: {what}", MAX_RECURSION)
-            if len(running) < MAX_RECURSION and not _is_unrecorded(outer):
+                _log.warning(f"cbtop: {what}", max(SURE_RECURSION, len(running)))
+            if not is_too_deep and not _is_unrecorded(outer):
+                self._deep += _is_deep(outer, key)
                 held = key == UNNAMED or outer.node == HELD
                 node = self._hold_node() if held else self._define_node(key, outer)
             scope = type(outer)(key, node, outer, _work_of(key))
@@ -151,6 +157,15 @@ def _running(outer: Scope, key: object) -> list[Scope]:
             running.append(scope)
         scope = scope.parent
     return running
+
+
+def _is_deep(outer: Scope, key: object) -> bool:
+    """Return whether a scope for `key` in `outer` has a key more than SURE_RECURSION times on its way to the root."""
+    keys, scope = [key], outer
+    while scope.parent is not None:
+        keys.append(scope.key)
+        scope = scope.parent
+    return len(keys) > SURE_RECURSION and max(map(keys.count, keys)) > SURE_RECURSION
 
 
 def _is_unrecorded(scope: Scope) -> bool:

@@ -435,7 +435,8 @@ class SourceState:
     - `received`: they are in the statistics.
     - `overwritten`: they were replaced in the ring before they could be read, `before_attach` of them before the
       daemon first read the ring.
-    - `rejected`: their node is not in the catalog, or their times run backwards.
+    - `rejected`: their node is not in the catalog, or their times run backwards. `without_node` of them are not lost:
+      they are calls too deep to have a node of their own, so their time belongs to the call around them.
     - `unread` more records are written but not read yet.
     - `left_out` announcements are missing, because they exceeded the limits of the catalog or the daemon.
     - `quiet` is None if the process makes progress or has ended.
@@ -452,6 +453,7 @@ class SourceState:
     unread: int
     left_out: int = 0
     quiet: Quiet | None = None
+    without_node: int = 0
 
 
 @dataclass(frozen=True, slots=True)

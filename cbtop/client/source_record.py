@@ -220,7 +220,8 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
     state, losses = record.state, None
     if state is not None:
         losses = Losses(
-            state.overwritten + state.rejected - state.before_attach, state.produced - state.before_attach
+            state.overwritten + state.rejected - state.without_node - state.before_attach,
+            state.produced - state.before_attach,
         )
     record.window.tick(monotonic_ns, growth, losses)
     if record.history and growth is not None and growth.is_empty:

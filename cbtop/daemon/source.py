@@ -174,6 +174,7 @@ class Source:
             unread=self._unread,
             left_out=self._left_out_there + self._announced.left_out,
             quiet=self._quiet() if self.state is SourceStatus.LIVE else None,
+            without_node=self._totals.without_node,
         )
 
     def delta(self) -> list[SourceCatalog | StatsUpdate | SourceState]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.node_table import MAX_NODES, NodeTable
 from cbtop.profiler.analysis.histograms import MAX_CELLS, Column, distinct
 from cbtop.profiler.analysis.node_columns import ANY_STEP, COLUMNS
 from cbtop.profiler.analysis.stats import NodeStats, sane
@@ -16,6 +16,9 @@ from cbtop.protocol.messages import Packed, StatsUpdate
 from cbtop.protocol.ring import LANE_SHIFT, LANES, NO_NODE
 from cbtop.protocol.ring_reader import Batch
 
+# With more nodes, calls may have no node because the table is full. Then even whole steps are not recorded.
+NEARLY_FULL = MAX_NODES - 1000
+
 
 class Totals:
     """Adds up the records of one source, and counts the lost ones."""
@@ -23,6 +26,7 @@ class Totals:
     def __init__(self) -> None:
         self.stats = NodeStats()
         self.received = self.overwritten = self.before_attach = self.rejected = 0
+        self.without_node = 0  # rejected records of calls that are too deep to have a node
         self.last = NO_NODE, 0  # node id and lane of the newest record
         self._sequence = 0
         self._changed_nodes: list[Column] = []
@@ -39,6 +43,8 @@ class Totals:
             return batch
         good = sane(batch, len(nodes))
         self.rejected += int(len(good) - good.sum())
+        if len(nodes) < NEARLY_FULL:
+            self.without_node += int(((batch.node == NO_NODE) & (batch.end_ns > 0)).sum())
         if not good.all():
             batch = batch.only(good)
         self.received += len(batch.node)

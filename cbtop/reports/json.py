@@ -224,6 +224,7 @@ def _loss(loss: LossView) -> dict[str, Any]:
         "dropped": loss.dropped,
         "dropped_before_attach": loss.before_attach,
         "dropped_rejected": loss.rejected,
+        "dropped_without_node": loss.without_node,
         "dropped_on_the_wire": loss.on_the_wire,
         "unread": loss.unread,
         "announcements_left_out": loss.left_out,

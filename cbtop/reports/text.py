@@ -508,8 +508,10 @@ def foot_text(view: SourceView) -> str:
     parts = []
     if loss.before_attach:
         parts.append(f"{units.exact_count(loss.before_attach)} before the daemon looked")
-    if loss.rejected:
-        parts.append(f"{units.exact_count(loss.rejected)} rejected")
+    if loss.rejected > loss.without_node:
+        parts.append(f"{units.exact_count(loss.rejected - loss.without_node)} rejected")
+    if loss.without_node:
+        parts.append(f"{units.exact_count(loss.without_node)} too deep: their time is in the calls around them")
     if parts:
         line += f" ({', '.join(parts)})"
     if loss.left_out:

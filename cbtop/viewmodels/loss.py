@@ -14,7 +14,8 @@ class LossView:
     `dropped` includes `rejected` records (with an unknown node), `on_the_wire` records (which come with the next
     update), and overwritten records. Those that were overwritten before the daemon first read the ring are
     `before_attach`. `unread` records were written but not read yet. `left_out` counts announcements beyond a limit,
-    not records.
+    not records. The `rejected` records include those `without_node`: calls too deep inside themselves, whose time
+    belongs to the call around them. They are not lost.
     """
 
     produced: int
@@ -25,6 +26,7 @@ class LossView:
     on_the_wire: int = 0
     unread: int = 0
     left_out: int = 0
+    without_node: int = 0
 
     @property
     def seen(self) -> int:
@@ -37,7 +39,7 @@ class LossView:
 
         Records on the wire are not lost. They come with the next update.
         """
-        return self.dropped - self.before_attach - self.on_the_wire
+        return self.dropped - self.before_attach - self.on_the_wire - self.without_node
 
     @property
     def lost_percent(self) -> float:
@@ -63,4 +65,5 @@ def loss_view(record: SourceRecord) -> LossView:
         on_the_wire=on_the_wire,
         unread=max(0, state.unread - ahead),
         left_out=state.left_out,
+        without_node=state.without_node,
     )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from sys import _getframe
 from types import CodeType, FrameType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -113,6 +113,26 @@ def forget(module: Any) -> None:
 def of_host(module: Any) -> Any:
     """Return the value that the host has set as the attribute of `module`, or None."""
     return object.__getattribute__(module, "__dict__").get(ATTRIBUTE)
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def arguments_of_call(module: Any) -> Arguments | None:
+    """Return the arguments of the running call of `module` in this thread, or None if torch is not calling it.
+
+    Reads frames of the torch function that calls modules. Each takes a few microseconds.
+    """
+    frame: FrameType | None = _getframe(1)
+    while frame is not None:
+        if frame.f_code is _TORCH_CALL and frame.f_locals.get("self") is module:
+            return Arguments(frame.f_locals.get("args", ()), frame.f_locals.get("kwargs", {}))
+        frame = frame.f_back
+    return None
 
 
 _after_in_c: Callable[..., Any] | None = None

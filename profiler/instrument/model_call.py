@@ -21,6 +21,7 @@ from cbtop.profiler.instrument.model_traits import (
 )
 from cbtop.profiler.instrument.open_step import Generation, Noting, OpenStep, call_in
 from cbtop.profiler.instrument.phases import describe, describe_captured
+from cbtop.profiler.instrument.sequence_axis import find_axis
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.torch_internals import dispatch_modes, is_tracing, without_torch_function
 from cbtop.profiler.instrument.training import Forward, is_in_training
@@ -47,6 +48,8 @@ class ModelCall(CallWrapper):
         self.without_cache = phases.ENCODE if is_bidirectional or is_called_encoder(module) else phases.FORWARD
         self._names = positional_arguments(module)
         self._axis = axis_of_sequences(module)
+        if self._axis is None:
+            find_axis(self)
         self._takes_ids = has_words(module)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -98,6 +101,10 @@ class ModelCall(CallWrapper):
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             steps.failed(error)
         return called, steps.begun(self, args, kwargs, called_ns)
+
+    def set_axis(self, axis: int) -> None:
+        """Set which axis of the input has the sequences."""
+        self._axis = axis
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
         is_assisted = generation is not None and generation.is_assisted

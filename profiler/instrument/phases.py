@@ -167,6 +167,23 @@ def _is_tensor(value: Any) -> TypeGuard[Tensor]:
     return issubclass(type(value), Tensor)  # compares types, because `isinstance` may run the host's `__class__`
 
 
+def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any], takes_ids: bool = True) -> Tensor | None:
+    """Return the first argument that is a tensor, or None.
+
+    A number, or one number per row, is skipped if rows follow it: some denoisers take their times before the rows. If
+    the model `takes_ids`, integers may be token ids, which are not skipped.
+    """
+    tensors = [value for value in (*args, *kwargs.values()) if _is_tensor(value)]
+    for at, one in enumerate(tensors):
+        shape = one.shape
+        if len(shape) > 1 or (takes_ids and one.dtype in TYPES_OF_IDS):
+            return one
+        following = [other.shape for other in tensors[at + 1 :]]
+        if not any([len(rows) > 1 and (not shape or shape[0] in (1, rows[0])) for rows in following]):
+            return one
+    return None
+
+
 def _new_tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None, takes_ids: bool
 ) -> tuple[Tensor | None, int, int, int]:
@@ -178,13 +195,10 @@ def _new_tokens(
             new = kwargs[name]
             break
     else:
-        name = ""
-        for value in (*args, *kwargs.values()):
-            if _is_tensor(value):
-                new = value
-                break
-        else:
+        name, found = "", first_tensor(args, kwargs, takes_ids)
+        if found is None:
             return None, 0, 0, 0
+        new = found
     shape = new.shape
     dimensions = len(shape)
     sequences, length = (int(shape[0]), int(shape[1])) if dimensions > 1 else (1, int(shape[0]) if shape else 1)
@@ -195,13 +209,14 @@ def _new_tokens(
     if name:
         return new, sequences if dimensions == 3 else 0, length, 0
     if takes_ids and dimensions < 3 and new.dtype in TYPES_OF_IDS:
+        tokens = sequences * length
         if axis == 1 and dimensions == 2:
             sequences, length = length, sequences
-        return new, sequences, length, sequences * length
+        return new, 0 if axis is None and dimensions == 2 else sequences, length, tokens
     if dimensions == 2 and axis == 0 and new.dtype.is_floating_point:
         # Rows of features. Rows of a graph's nodes come with its edges, which have another number of rows.
         others = [value for value in (*args, *kwargs.values()) if _is_tensor(value)]
-        return new, sequences if all([one.shape[:1] == shape[:1] for one in others]) else 0, length, 0
+        return new, sequences if all([one.shape[:1] in ((), shape[:1]) for one in others]) else 0, length, 0
     return new, 0 if axis is None or dimensions < 3 else int(shape[axis]), length, 0
 
 

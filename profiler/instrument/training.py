@@ -284,8 +284,9 @@ class TrainingSteps:
                 captures[get_ident()] = here.calls
         if here.calls is not None:
             here.note(model, call, here.calls)
-        here.tokens += call.tokens
-        here.sequences += call.sequences
+        if here.steps is model:  # the other models in a step see the same data, such as the second of two encoders
+            here.tokens += call.tokens
+            here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns
         forward = Forward(here, model)
         if model.guard is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
 import threading
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +20,7 @@ from cbtop.profiler.analysis.graph.node_table import MAX_DEPTH
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.profiler.scopes import MAX_RECURSION
+from cbtop.profiler.scopes import MAX_RECURSION, SURE_RECURSION
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Activity, Goodbye, HostHello, Node, TraceSummary
@@ -160,6 +161,21 @@ def test_a_host_that_loses_stops_does_not_grow_the_graph_for_ever(profiler: Bric
         # Neither of the two bricks is stopped. So each new brick begins inside the previous brick.
         profiler.start_brick(BrickId.UP_PROJECTION)
     assert len(memory.nodes) <= 2 * MAX_RECURSION
+
+
+def test_bricks_that_call_each_other_in_any_order_make_a_bounded_number_of_nodes(
+    profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(left: int, order: int) -> None:
+        with profiler.brick(BrickId.GATE_PROJECTION if order & 1 else BrickId.UP_PROJECTION):
+            if left:
+                call(left - 1, order >> 1)
+
+    monkeypatch.setattr(scopes, "MAX_DEEP_NODES", 100)
+    for order in range(1 << 10):
+        call(9, order)
+    shallow = sum(math.comb(a + b, a) for a, b in product(range(SURE_RECURSION + 1), repeat=2)) - 1
+    assert len(memory.nodes) == shallow + 100
 
 
 def test_each_thread_has_its_own_place_in_the_graph(memory: Memory) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cbtop.daemon.totals import Totals
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import NO_NODE
 from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import NodeKind
 
@@ -34,6 +36,18 @@ def test_records_of_unknown_nodes_are_rejected_and_lost_ones_counted() -> None:
     assert (totals.received, totals.rejected, totals.overwritten, totals.before_attach) == (2, 1, 4, 4)
     totals.sift(batch(overwritten=3), table())
     assert (totals.overwritten, totals.before_attach) == (7, 4)
+
+
+def test_a_call_without_a_node_is_not_lost_unless_the_table_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    totals = Totals()
+    call, wrong = batch(NO_NODE, 1, 9), batch(NO_NODE)
+    wrong.end_ns[:] = 0  # the host passed wrong arguments
+    for one in (call, wrong):
+        totals.sift(one, table())
+    assert (totals.received, totals.rejected, totals.without_node) == (1, 3, 1)
+    monkeypatch.setattr("cbtop.daemon.totals.NEARLY_FULL", 0)
+    totals.sift(call, table())
+    assert (totals.received, totals.rejected, totals.without_node) == (2, 5, 1)
 
 
 def test_changes_are_returned_once_and_everything_each_time() -> None:

@@ -23,6 +23,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown, books_of, outside_steps
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.profiler.scopes import MAX_RECURSION
 from cbtop.reports import REPORTS
 from cbtop.tui.views.books import books_equation
 from cbtop.viewmodels.merge import merged_view
@@ -170,7 +171,7 @@ def test_books_that_do_not_close_say_why_and_by_how_much(host: Host, why: str) -
     assert (books_in(view).close, books["close"]) == (False, False)
 
 
-@pytest.mark.parametrize("depth", [4, 5, 9, 60])
+@pytest.mark.parametrize("depth", [4, MAX_RECURSION, MAX_RECURSION + 1, 60])
 def test_recursion_however_deep_adds_up_to_its_step(depth: int) -> None:
     def host(profiler: BrickProfiler, clock: Clock) -> None:
         def work(left: int) -> None:
@@ -188,8 +189,11 @@ def test_recursion_however_deep_adds_up_to_its_step(depth: int) -> None:
     books = books_in(view)
     assert (books.close, books.wall_us, books.bricks_us) == (True, 11 * depth, 11 * depth)
     assert sum(row.percent or 0 for row in view.bricks) == pytest.approx(100)
-    assert view.loss.rejected == 2 * (depth - 4)
-    assert ("rejected" in text) == (depth > 4)
+    too_deep = 2 * max(0, depth - MAX_RECURSION)
+    assert (view.loss.rejected, view.loss.without_node, view.loss.lost) == (too_deep, too_deep, 0)
+    assert (f"({too_deep} too deep: their time is in the calls around them)" in text) == (too_deep > 0)
+    assert "rejected" not in text
+    assert {row.name: row.count for row in view.bricks} == dict.fromkeys("ab", depth - too_deep // 2)
 
 
 def test_what_runs_in_a_brick_that_cannot_be_recorded_does_not_lie_elsewhere() -> None:

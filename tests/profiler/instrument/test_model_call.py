@@ -160,7 +160,15 @@ def test_the_encoder_of_torch_gives_its_sequence_axis_but_no_token_count(
 
 @pytest.mark.parametrize(
     ("shapes", "sequences"),
-    [(((7, 32),), 7), (((7, 5, 32),), 7), (((7, 32), (7,)), 7), (((7, 32), (2, 20)), None), (((7,),), None)],
+    [
+        (((7, 32),), 7),
+        (((7, 5, 32),), 7),
+        (((7, 32), (7,)), 7),
+        (((7, 32), ()), 7),
+        (((7,), (7, 4, 8, 8)), 7),
+        (((7, 32), (2, 20)), None),
+        (((7,),), None),
+    ],
 )
 def test_plain_steps_count_the_same_sequences_as_recorded_ones(
     shapes: tuple[tuple[int, ...], ...], sequences: int | None, memory: Memory
@@ -179,6 +187,36 @@ def test_plain_steps_count_the_same_sequences_as_recorded_ones(
         model(*(torch.zeros(shape) for shape in shapes))
     counts = [amount for amount in _amounts(memory) if amount < 100]  # plain steps also have their begins here
     assert counts == ([] if sequences is None else [sequences] * 4)
+
+
+@pytest.mark.parametrize("sample_every", [1, 2], ids=["recorded", "plain"])
+@pytest.mark.parametrize("is_doubled", [False, True], ids=["two calls", "a doubled batch"])
+def test_guidance_counts_each_row_that_a_denoiser_computes(
+    is_doubled: bool, sample_every: int, memory: Memory
+) -> None:
+    class Denoiser(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.labels = torch.nn.Embedding(10, 4)
+            self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x: torch.Tensor, t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x) + t[:, None, None, None] + self.labels(y)[:, None, None]
+            return x
+
+    model = Denoiser()
+    attach(model, BrickProfiler(sample_every=sample_every, recorder=memory))
+    x, t, y = torch.zeros(3, 2, 4, 4), torch.zeros(3), torch.zeros(3, dtype=torch.long)
+    for _ in range(4):
+        if is_doubled:
+            model(torch.cat([x, x]), torch.cat([t, t]), torch.cat([y, y + 9]))
+        else:
+            model(x, t, y)
+            model(x, t=t, y=y + 9)
+    counts = [amount for amount in _amounts(memory) if amount < 100]  # plain steps also have their begins here
+    assert counts == ([6] * 4 if is_doubled else [3] * 8)
+    assert {tokens for _, tokens in steps_of(memory)} == {0}
 
 
 def test_the_frames_and_bins_of_a_spectrogram_are_no_tokens(profiler: BrickProfiler, memory: Memory) -> None:

@@ -97,7 +97,7 @@ def test_the_axis_of_sequences_is_the_one_that_a_model_says(axis: int | None, se
     embedded, ids = torch.zeros(7, 2, 32), torch.zeros(7, 2, dtype=torch.long)
     for describe_it in (describe, describe_captured):
         assert describe_it((embedded,), {}, has_cache=False, axis=axis)[1:3] == (0, sequences)
-        assert describe_it((ids,), {}, has_cache=False, axis=axis)[1:3] == (14, sequences or 7)
+        assert describe_it((ids,), {}, has_cache=False, axis=axis)[1:3] == (14, sequences)
         assert describe_it((), {"input_ids": ids}, has_cache=False, axis=axis)[1:3] == (14, 7)
 
 
@@ -107,6 +107,27 @@ def test_rows_of_features_are_sequences_if_all_tensors_have_as_many_rows() -> No
         assert describe_it((rows, torch.zeros(7)), {}, has_cache=False, axis=0)[1:3] == (0, 7)
         assert describe_it((rows, edges), {}, has_cache=False, axis=0)[1:3] == (0, 0)
         assert describe_it((rows,), {}, has_cache=False)[1:3] == (0, 0)
+
+
+@pytest.mark.parametrize("rows", [(6, 32), (6, 9, 32), (6, 4, 8, 8)], ids=["features", "patches", "pictures"])
+@pytest.mark.parametrize("time", [torch.tensor(0.5), torch.zeros(6), torch.zeros(1), torch.tensor(3)], ids=str)
+def test_a_denoiser_has_as_many_sequences_as_rows_wherever_its_time_is(
+    rows: tuple[int, ...], time: torch.Tensor
+) -> None:
+    latents, labels = torch.zeros(rows), torch.zeros(6, dtype=torch.long)
+    is_known = len(rows) > 2 or time.numel() != 1 or not time.dim()
+    for args in ((time, latents, labels), (latents, time, labels)):
+        call = describe(args, {}, has_cache=False, axis=0, takes_ids=False)
+        assert (call.tokens, call.sequences) == (0, 6 if is_known else 0)
+    after = describe((latents, time, labels), {}, has_cache=False, axis=0)  # it has an embedding of labels
+    assert (after.tokens, after.sequences) == (0, 6 if is_known else 0)
+
+
+def test_one_token_before_a_hidden_state_is_a_token() -> None:
+    hidden = torch.zeros(1, 1, 32)
+    for token in (torch.tensor(3), torch.tensor([3])):
+        call = describe((token, hidden), {}, has_cache=False, axis=0)
+        assert (call.tokens, call.sequences) == (1, 1)
 
 
 @pytest.mark.parametrize(("batch_first", "axis"), [(None, 0), (True, 0), (False, None)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 import pytest
@@ -14,7 +14,14 @@ from torch import nn
 
 from cbtop.profiler import instrument
 from cbtop.profiler.instrument import attachment
-from cbtop.profiler.instrument.trained_apart import MAX_MODELS, MAX_OPTIMIZER_STEPS, TrainedApart, are_apart
+from cbtop.profiler.instrument.trained_apart import (
+    MAX_MODELS,
+    MAX_OPERATIONS,
+    MAX_OPTIMIZER_STEPS,
+    TrainedApart,
+    are_apart,
+    depends_on,
+)
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -103,6 +110,61 @@ def test_layers_that_a_program_calls_itself_stay_layers(memory: Memory, trained:
     for _ in range(3):
         train(layers, optimizer)
     assert shown() == []
+
+
+def test_two_encoders_under_one_optimizer_are_shown(memory: Memory) -> None:
+    left, right, shared = Net(), Net(8), nn.Embedding(3, 4)
+    optimizer = torch.optim.SGD([*left.parameters(), *right.parameters(), *shared.parameters()], 0.01)
+    for _ in range(5):
+        ids = torch.tensor([0, 2])
+        (left(shared(ids)) * right(shared(ids))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert set(map(id, shown())) == {id(left), id(right)}
+    nodes = [one for one in memory.said if isinstance(one, Node)]
+    names = {node.name for node in nodes}
+    assert {"train", "Net", "Net 2"} <= names
+
+
+def test_an_actor_and_its_critic_are_shown_if_they_first_run_without_gradients(memory: Memory) -> None:
+    actor, critic = Net(), Net()
+    optimizer = optimizer_of(actor, critic)
+    for _ in range(2):
+        with torch.no_grad():
+            for _ in range(3):
+                (actor(torch.ones(2, 4)), critic(torch.ones(2, 4)))
+        for _ in range(3):
+            (actor(torch.ones(2, 4)) - critic(x=torch.ones(2, 4))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert set(map(id, shown())) == {id(actor), id(critic)}
+
+
+@pytest.mark.parametrize(
+    "follow", [lambda net, x: x + net(x), lambda net, x: net(x=x) * 2], ids=["residual", "named"]
+)
+def test_layers_stay_layers_however_they_follow_each_other(
+    memory: Memory, follow: Callable[[Net, torch.Tensor], torch.Tensor]
+) -> None:
+    layers = [Net() for _ in range(3)]
+    optimizer = optimizer_of(*layers)
+    for _ in range(5):
+        x = torch.ones(2, 4)
+        for layer in layers:
+            x = follow(layer, x)
+        x.sum().backward()
+        optimizer.step()
+    assert shown() == []
+
+
+def test_an_input_made_by_very_many_operations_counts_as_dependent() -> None:
+    weight, x = nn.Parameter(torch.ones(())), torch.ones((), requires_grad=True)
+    few = many = x + 1
+    for _ in range(MAX_OPERATIONS + 1):
+        many = many + 1
+    assert not depends_on([few, torch.ones(())], {id(weight)})
+    assert depends_on([few * weight], {id(weight)})
+    assert depends_on([many], {id(weight)})
 
 
 def test_layers_with_an_optimizer_for_each_kind_of_weight_stay_layers() -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,17 @@ def steps_of(memory: Memory) -> Counter[str]:
         if kinds[tag & NODE].kind is NodeKind.STEP
         and (not tag & FLAG_AMOUNTS or tag & (FLAG_LOOSE | FLAG_PLAIN) == FLAG_PLAIN)
     )
+
+
+def amounts_of(memory: Memory) -> list[tuple[int, int]]:
+    """Return the tokens and sequences of each training step."""
+    kinds = {node.id: node for node in memory.said if isinstance(node, Node)}
+    steps = [one for one in memory.records if kinds[one[0] & NODE].kind is NodeKind.STEP]
+    return [
+        (step[3], amounts[1])
+        for step, amounts in pairwise(steps)
+        if is_training(kinds[step[0] & NODE].name) and not step[0] & FLAG_AMOUNTS and amounts[0] & FLAG_AMOUNTS
+    ]
 
 
 def bricks_of(memory: Memory) -> Counter[str]:
@@ -289,6 +301,16 @@ def test_two_optimizers_after_one_backward_are_in_one_step(memory: Memory) -> No
         for optimizer in both:
             optimizer.step()
     assert steps_of(memory) == {"forward (warm-up)": 1, "train": 3}
+
+
+def test_a_step_with_two_encoders_has_the_sequences_of_one(memory: Memory) -> None:
+    left, right = Training(), Training()
+    optimizer = torch.optim.SGD([*left.model.parameters(), *right.model.parameters()], 0.1)
+    for _ in range(4):
+        for _ in range(2):  # micro-batches
+            (left.loss() + right.loss()).backward()
+        optimizer.step()
+    assert amounts_of(memory) == [(2 * 16, 2 * 2)] * 3
 
 
 @pytest.mark.slow
