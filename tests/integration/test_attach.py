@@ -42,25 +42,33 @@ class Net(torch.nn.Module):
         return x / x.norm()
 net, x = Net(), torch.randn(4, 32)
 """
-# Computes until stdin ends, and prints the value after every 100 steps.
+# Computes until stdin ends, and prints the value after every 100 steps. For each line of stdin, and at the end, the
+# program prints what an attachment could have left behind.
 LOOP = (
     MODEL
     + """
-ended = []
-threading.Thread(target=lambda: ended.append(sys.stdin.read()), daemon=True).start()
+asked = []
+def listen():
+    asked.extend("state" for _ in sys.stdin)
+    asked.append("end")
+threading.Thread(target=listen, daemon=True).start()
 path = list(sys.path)
 print("begun", flush=True)
-steps = 0
-with torch.inference_mode():
-    while not ended:
+steps, question = 0, None
+while question != "end":
+    with torch.inference_mode():
         for _ in range(100):
             x = net(x)
-        steps += 100
-        print(steps, float(x.sum()).hex(), flush=True)
-names = [name for name in vars(sys.modules["__main__"]) if "cbtop" in name]
-print(vars(torch.nn.Module)["_compiled_call_impl"], sys.path == path, names, "cbtop" in sys.modules)
+    steps += 100
+    print(steps, float(x.sum()).hex(), flush=True)
+    question = asked.pop(0) if asked else None
+    if question:
+        names = [name for name in vars(sys.modules["__main__"]) if "cbtop" in name]
+        call = vars(torch.nn.Module)["_compiled_call_impl"]
+        print("left", call, sys.path == path, names, "cbtop" in sys.modules, flush=True)
 """
 )
+NOTHING_LEFT = "left None True [] True"
 # The main thread waits for a thread that computes.
 JOINED = (
     MODEL
@@ -75,7 +83,15 @@ print("begun", flush=True)
 thread.join()
 """
 )
-ASLEEP = MODEL + "print('begun', flush=True)\ntime.sleep(3)\nprint('slept', threading.active_count(), flush=True)\n"
+# A mapped file stands for torch, because `cbtop attach` only looks for the name of torch's library.
+ASLEEP = """
+import mmap, sys, threading, time
+with open(LIBRARY, "rb") as file:
+    library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+print("begun", flush=True)
+time.sleep(3)
+print("slept", threading.active_count(), flush=True)
+"""
 
 
 @contextmanager
@@ -92,8 +108,10 @@ def bare(source: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_an_attached_process_is_shown_and_prints_what_it_would_have(runtime: Path) -> None:
+def test_an_attached_process_prints_the_same_also_if_its_viewer_is_killed(runtime: Path) -> None:
+    values = []
     with bare(LOOP) as process:
+        threads = threads_of(process.pid)
         for overhead in ("3%", "100%"):  # detached once, it can be attached again
             shown = cbtop(
                 "attach", str(process.pid), "--headless", "--duration", "1", "--format", "json", "--timeout",
@@ -104,12 +122,49 @@ def test_an_attached_process_is_shown_and_prints_what_it_would_have(runtime: Pat
             (source,) = json.loads(shown.stdout)["sources"]
             assert source["pid"] == process.pid
             assert {brick["name"] for brick in source["bricks"]} >= {"UpProjection", "DownProjection"}
+            values += printed_until_it_tells_what_is_left(process)
         assert not [name for name in os.listdir(runtime) if name.startswith("attach-")]
-        output, errors = process.communicate()
-    *values, left = output.splitlines()
-    assert (errors, process.returncode) == ("", 0)
+        kill_a_viewer_of(process)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while threads_of(process.pid) > threads and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        values += printed_until_it_tells_what_is_left(process)
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdin.close()
+        output, errors = process.stdout.read(), process.stderr.read()
+        process.wait(DEADLINE_S)
+    *last, left = output.splitlines()
+    assert (left, errors, process.returncode) == (NOTHING_LEFT, "", 0)
+    values += last
     assert values == unwatched(len(values))
-    assert left == "None True [] True"
+
+
+def printed_until_it_tells_what_is_left(process: subprocess.Popen[str]) -> list[str]:
+    """Return the values that the loop has printed, and check that no attachment has left anything in the process."""
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("\n")
+    process.stdin.flush()
+    values = []
+    while not (line := process.stdout.readline()).startswith("left"):
+        assert line
+        values.append(line.rstrip("\n"))
+    assert line == f"{NOTHING_LEFT}\n"
+    return values
+
+
+def kill_a_viewer_of(process: subprocess.Popen[str]) -> None:
+    """Attach a viewer in a process of its own, and kill it."""
+    viewer = subprocess.Popen(
+        [*CBTOP, "attach", str(process.pid), "--headless", "--timeout", f"{DEADLINE_S:g}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert viewer.stderr is not None
+    assert "attached to process" in viewer.stderr.readline()
+    viewer.send_signal(signal.SIGKILL)
+    viewer.communicate()
 
 
 def unwatched(lines: int) -> list[str]:
@@ -125,25 +180,6 @@ def unwatched(lines: int) -> list[str]:
     return found
 
 
-def test_a_killed_viewer_leaves_the_process_as_it_was() -> None:
-    with bare(LOOP) as process:
-        threads = threads_of(process.pid)
-        viewer = subprocess.Popen(
-            [*CBTOP, "attach", str(process.pid), "--headless", "--timeout", f"{DEADLINE_S:g}"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert viewer.stderr is not None
-        assert "attached to process" in viewer.stderr.readline()
-        viewer.send_signal(signal.SIGKILL)
-        viewer.communicate()
-        deadline_s = time.monotonic() + DEADLINE_S
-        while threads_of(process.pid) > threads and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        output, errors = process.communicate()
-        assert output.splitlines()[-1] == "None True [] True"
-        assert (errors, process.returncode) == ("", 0)
-
-
 def threads_of(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
@@ -155,8 +191,10 @@ def test_a_model_in_another_thread_is_shown_while_the_main_thread_waits() -> Non
         assert "DownProjection" in shown.stdout
 
 
-def test_a_process_that_runs_no_python_code_in_time_stays_unattached() -> None:
-    with bare(ASLEEP) as process:
+def test_a_process_that_runs_no_python_code_in_time_stays_unattached(tmp_path: Path) -> None:
+    library = tmp_path / "libtorch_python.so"
+    library.write_bytes(b"x")
+    with bare(ASLEEP.replace("LIBRARY", repr(str(library)))) as process:
         refused = cbtop("attach", str(process.pid), "--headless", "--timeout", "0.3")
         assert refused.returncode == 1
         assert refused.stderr == (

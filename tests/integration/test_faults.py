@@ -224,13 +224,13 @@ def a_node_table_that_is_too_long(scene: Scene) -> None:
 # Faults that do not affect each other run one after another in one scene, because a scene starts four Python
 # processes.
 FAULTS: list[Any] = [
-    (nothing, viewer_is_slow, viewer_stops, daemon_stops_for_a_while),
-    pytest.param((daemon_is_killed_and_started_again, a_ring_whose_cursor_jumps), marks=pytest.mark.slow),
     (
-        viewer_is_killed, a_second_daemon_on_the_same_address, a_second_daemon_on_another_address,
-        stale_rings_of_the_dead, a_ring_whose_header_lies, a_node_table_with_cycles,
+        nothing, viewer_is_slow, viewer_stops, daemon_stops_for_a_while, viewer_is_killed,
+        a_second_daemon_on_the_same_address, a_second_daemon_on_another_address, stale_rings_of_the_dead,
+        a_ring_whose_header_lies, a_node_table_with_cycles,
         a_ring_whose_pid_is_the_hosts_and_whose_start_is_not,
     ),
+    pytest.param((daemon_is_killed_and_started_again, a_ring_whose_cursor_jumps), marks=pytest.mark.slow),
     # The default run skips this case, because it takes seconds to write and read this table.
     pytest.param((a_node_table_that_is_too_long,), marks=pytest.mark.slow),
 ]  # fmt: skip

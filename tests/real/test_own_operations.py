@@ -10,6 +10,8 @@ import pytest
 from tests.real.programs import Run
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
+# The default run skips this file: test_planning.py and test_training_calls.py of the instrumentation test the names.
+pytestmark = pytest.mark.slow
 
 
 def test_operations_of_a_block_have_its_name_and_calls_of_children_have_not(run: Run) -> None:

@@ -71,6 +71,8 @@ def place(program: str, directory: Path, name: str) -> SampledTimeView:
     return found
 
 
+# The default run skips this test, because tests/profiler/test_cpu_sampling.py samples such a program without torch.
+@pytest.mark.slow
 def test_the_function_between_steps_is_named(tmp_path: Path, runtime: Path) -> None:
     found = place(PROGRAM + BETWEEN, tmp_path, BETWEEN_STEPS)
     assert found.is_enough

@@ -691,6 +691,10 @@ LEAVE_A_CHANGE = (
 )  # fmt: skip
 
 
+# Of each of these keys, the opposite is tested by default.
+OPPOSITES = (moves_a_page_up, sorts_by_the_previous_column)
+
+
 def every_key() -> Iterator[Any]:
     """Return every key.
 
@@ -703,7 +707,7 @@ def every_key() -> Iterator[Any]:
         check, one = CHECKS[owner, binding.action], (owner, binding)
         if check in met or check in LEAVE_A_CHANGE or owner is Layers:
             is_alike = owner is Layers and binding.action in ("step(-1)", "brick(-1)", "to_end(0)")
-            marks = [pytest.mark.slow] if check in met or is_alike else []
+            marks = [pytest.mark.slow] if check in met or is_alike or check in OPPOSITES else []
             yield pytest.param([one], id=f"{owner.__name__}-{binding.key}", marks=marks)
         else:
             in_turn[owner].append(one)

@@ -17,6 +17,7 @@ from cbtop.cli import main
 from cbtop.commands.shared.report_at_end import _next_to_pass_on
 from tests.cbtop.reports.test_html import parsed
 from tests.integration.hosts import CBTOP, DEADLINE_S, eventually
+from tests.representatives import first_by_default
 
 PROGRAM = """
 import sys
@@ -38,45 +39,36 @@ def run(*options: str, command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-def test_the_report_is_named_last_and_the_command_keeps_its_code(tmp_path: Path) -> None:
-    report = tmp_path / "run.html"
-    done = run("--report", str(report), command=[sys.executable, "-c", PROGRAM])
+def test_the_report_is_named_last_the_recording_is_there_and_the_code_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, recording = tmp_path / "run.html", tmp_path / "run.cbtop"
+    done = run("--record", str(recording), "--report", str(report), command=[sys.executable, "-c", PROGRAM])
     assert (done.returncode, done.stdout) == (7, "mine\n")
     assert done.stderr.splitlines()[-1] == f"cbtop: report: {report}"
+    assert f"cbtop: {recording}: " in done.stderr
     document = report.read_text(encoding="utf-8")
     parsed(document)
     assert "decode: 50 steps" in document
     assert "Mine</td>" in document
-    assert os.listdir(tmp_path) == ["run.html"]
-
-
-def test_with_record_there_is_the_recording_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report, recording = tmp_path / "run.html", tmp_path / "run.cbtop"
-    done = run("--record", str(recording), "--report", str(report), command=[sys.executable, "-c", PROGRAM])
-    assert done.returncode == 7
-    assert done.stderr.splitlines()[-1] == f"cbtop: report: {report}"
-    assert f"cbtop: {recording}: " in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["run.cbtop", "run.html"]
     assert main(["export", str(recording), "--format", "html"]) == 0
     assert "decode: 50 steps" in capsys.readouterr().out
 
 
-def test_the_report_has_no_process_that_another_run_has_started(tmp_path: Path) -> None:
-    report, other, mine = tmp_path / "run.html", tmp_path / "other.py", tmp_path / "mine.py"
-    other.write_text(STEPS)
-    mine.write_text(STEPS)
-    script = f"CBTOP_RUNS='run-1-2-3' {sys.executable} {other}; exec {sys.executable} {mine}"
-    assert run("--report", str(report), command=["sh", "-c", script]).returncode == 0
+def test_the_report_has_processes_of_runs_inside_and_none_of_other_runs(tmp_path: Path) -> None:
+    report, other, inner, mine = (tmp_path / name for name in ("run.html", "other.py", "inner.py", "mine.py"))
+    for program in (other, inner, mine):
+        program.write_text(STEPS)
+    script = (
+        f"CBTOP_RUNS='run-1-2-3' {sys.executable} {other}; "
+        f"{shlex.join([*CBTOP, 'run', '--quiet', '--', sys.executable, str(inner)])}; exec {sys.executable} {mine}"
+    )
+    assert run("--report", str(report), command=["sh", "-ec", script]).returncode == 0
     document = report.read_text(encoding="utf-8")
     assert "mine.py, pid" in document
+    assert "inner.py, pid" in document
     assert "other.py" not in document
-
-
-def test_the_report_has_processes_of_a_run_inside_of_the_run(tmp_path: Path) -> None:
-    report, inner = tmp_path / "run.html", tmp_path / "inner.py"
-    inner.write_text(STEPS)
-    done = run("--report", str(report), command=[*CBTOP, "run", "--quiet", "--", sys.executable, str(inner)])
-    assert done.returncode == 0
-    assert "inner.py, pid" in report.read_text(encoding="utf-8")
 
 
 def test_a_signal_ends_both_and_without_steps_there_is_no_report(tmp_path: Path) -> None:
@@ -97,7 +89,7 @@ def test_where_nothing_can_be_printed_the_report_is_written(tmp_path: Path) -> N
     assert "decode: 50 steps" in report.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("options", [["--report"], ["--record"], ["--quiet", "--report"]])
+@first_by_default("options", [["--report"], ["--record"], ["--quiet", "--report"]], 2)
 def test_with_a_closed_stderr_the_command_runs_and_keeps_its_code(tmp_path: Path, options: list[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM.replace("sys.exit(7)", "sys.exit(7 if sys.stderr is None else 1)"))
