@@ -71,6 +71,7 @@ def test_the_brick_a_killed_process_was_in_is_named(bricks: int, python: bool) -
     assert unfinished["provenance"] == ("derived" if python else "measured")
     assert (found["pid"], found["state"]) == (process.pid, "gone")
     assert len(found["steps"]) == min(10, (bricks - 1) // 9)
+    assert isinstance(found["sampled"], list)
     if not python:
         assert unfinished["thread_id"] == process.pid
         assert unfinished["began_s"] == pytest.approx(found["last_record_s"], abs=DEADLINE_S)
