@@ -18,7 +18,7 @@ import sys
 
 MYPY = False
 if MYPY:
-    from _socket import socket as Socket
+    import _socket
     from types import ModuleType
 
     from cbtop.profiler.profiler import BrickProfiler
@@ -34,11 +34,10 @@ def show_until_the_end(
     `directory` is the viewer's runtime directory, and `package` the viewer's cbtop. A Python without
     cbtop loads it.
     """
-    from _socket import AF_UNIX  # not of `socket`, whose functions gevent replaces by ones that need an event loop
-    from _socket import socket as Socket
+    import _socket  # not `socket`, whose functions gevent replaces by ones that need an event loop
     from contextlib import closing
 
-    with closing(Socket(AF_UNIX)) as viewer:
+    with closing(_socket.socket(_socket.AF_UNIX)) as viewer:
         try:
             viewer.connect(address)
         except OSError:
@@ -144,7 +143,7 @@ def _import_hook(package: str) -> ModuleType:
     return module
 
 
-def _say(viewer: Socket, line: str) -> None:
+def _say(viewer: _socket.socket, line: str) -> None:
     from contextlib import suppress
 
     with suppress(OSError):  # the viewer may have ended

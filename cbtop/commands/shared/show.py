@@ -189,8 +189,8 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 def is_headless(options: argparse.Namespace) -> bool:
     """Return whether to print a report instead of showing the screen: on request, or without a suitable terminal.
 
-    The screen needs stdin for keys and stdout to draw, but a user who redirects stdout wants text. In a browser, pipes
-    connect the screen to the server.
+    The screen reads keys from stdin, and a user who redirects stdout wants text. Stderr may be redirected. In a
+    browser, pipes connect the screen to the server.
     """
     if is_in_browser():
         return bool(options.headless)

@@ -48,8 +48,8 @@ HOST_BOUND = Rule(
     severity=Severity.WARNING,
     means="Much of a step is spent between its bricks while the GPU is idle: interpreter, dispatch, allocation. "
     "Faster bricks change little.",
-    fires=f"Gaps and unattributed time are {OUTSIDE_PERCENT:g} % or more of the steps' time (steps inside steps do "
-    f"not count), the books close, and each GPU of the process was idle {OUTSIDE_PERCENT:g} % or more of the last "
+    fires=f"Gaps and the rest of step are {OUTSIDE_PERCENT:g} % or more of the steps' time (steps inside steps do "
+    f"not count), the parts add up, and each GPU of the process was idle {OUTSIDE_PERCENT:g} % or more of the last "
     "seconds. Without a GPU that time is only `not instrumented`: nothing shows that the host worked in it.",
     advice="Time the code there as bricks to see what it is. Compile or capture the step if it is the interpreter.",
     find=_find,
