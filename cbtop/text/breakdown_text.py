@@ -42,7 +42,7 @@ def books_trouble(books: TimeBreakdownView | None) -> str:
         named = ", ".join(f"{one.name} by {duration(one.us)}" for one in books.exceeded[:_MAX_NAMED])
         more = f" and {len(books.exceeded) - _MAX_NAMED} more" if len(books.exceeded) > _MAX_NAMED else ""
         why.append(f"what ran inside outdid {named}{more}")
-    return f"the parts of a step do not add up: {'; '.join(why)}"
+    return f"parts do not add up: {'; '.join(why)}"
 
 
 def books_notes(books: TimeBreakdownView | None, outside: BesideView | None) -> list[str]:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from textual.binding import Binding
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from cbtop.tui.widgets.footer import shown_key
 
-if TYPE_CHECKING:  # The app imports this module.
-    from cbtop.tui.app import CbtopApp
+if TYPE_CHECKING:
+    from cbtop.tui.views.base import View
+
+
+class HasViews(Protocol):
+    """The part of the app that the palette needs. The app imports this module, so it is described here."""
+
+    SHOWN: tuple[type[View], ...]
+
+    def press_in_view(self, index: int, key: str) -> None: ...
 
 
 class KeysByName(Provider):
@@ -33,7 +41,7 @@ class KeysByName(Provider):
         here = list(self._bindings())
         for binding in here:
             yield f"{binding.description}  {shown_key(binding)}", partial(self.app.simulate_key, binding.key)
-        app = cast("CbtopApp", self.app)
+        app = cast("HasViews", self.app)
         told = {binding.action for binding in here}
         for index, view in enumerate(app.SHOWN):
             for binding in Binding.make_bindings(view.BINDINGS):
