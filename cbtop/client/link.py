@@ -94,7 +94,7 @@ class Link:
     @property
     def name(self) -> str:
         """The place that data comes from, as shown to the user."""
-        return "read by this viewer" if self._daemon.inside else self._collector.endpoint
+        return "read here" if self._daemon.inside else self._collector.endpoint
 
     @property
     def complaint(self) -> str:

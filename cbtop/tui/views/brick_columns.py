@@ -135,7 +135,7 @@ def change_column(found: Comparison | None) -> Column[BrickRow]:
     return Column("Δ", 9, 3, cell, doc, sort_key=sort_value)
 
 
-LIMIT_TITLE, LIMIT_WIDTH = "bound, % roof", 15
+LIMIT_TITLE, LIMIT_WIDTH = "% of roof", 15
 _KNOWN_LIMIT_PRIORITY = 4  # The limit has this priority if it is known for any brick.
 _RANK = Column("of", 10, 1, _rank, "the rank whose figures these are: the slowest")
 _CATEGORY = Column("category", 9, 10, _category, "the group a report rolls it up into", align="left")

@@ -55,7 +55,7 @@ WORDS = (
         "■ one ended, ▸ one started, │ one spends most of its time in another phase than before; ═ is a range",
     ),
     (
-        "read by this viewer",
+        "read here",
         "no `cbtop daemon` runs: this viewer reads the processes itself, and other viewers ask it",
     ),
     ("budget", "the µs/token set for a brick; ! and red: used up"),

@@ -200,7 +200,7 @@ def short_status(pilot: AppPilot) -> None:
     """Shorten the status line, so that the tabs leave room for the text after it."""
     feed = app_of(pilot).feed
     assert isinstance(feed, ScriptedFeed)
-    feed.line = "read by this viewer"
+    feed.line = "read here"
 
 
 async def refreshes_more_often(pilot: AppPilot, key: str) -> None:

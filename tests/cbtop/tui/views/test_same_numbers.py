@@ -230,7 +230,7 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
         )  # fmt: skip
     for row in source["bricks"]:
         yield from found_in(
-            f"overview, {row['name']}", rf"{row['name']} .* ({NUMBER})\s+({NUMBER}) a token", screen,
+            f"overview, {row['name']}", rf"{row['name']} .* ({NUMBER})\s{{2,}}({NUMBER})\s", screen,
             (row["percent"], 1), (_exclusive(row), 1),
         )  # fmt: skip
     loss = source["loss"]

@@ -18,7 +18,7 @@ from tests.cbtop.conftest import ScriptedFeed, screen_text
 
 
 @pytest.mark.parametrize(
-    "word", [INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS, "read by this viewer", "backend", "numba-avx2-omp×2"]
+    "word", [INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS, "read here", "backend", "numba-avx2-omp×2"]
 )
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_help_explains_what_is_no_plain_word(word: str, width: int) -> None:
