@@ -93,8 +93,8 @@ class Link:
 
     @property
     def name(self) -> str:
-        """The daemon's name, as shown to the user."""
-        return "own daemon" if self._daemon.inside else self._collector.endpoint
+        """The place that data comes from, as shown to the user."""
+        return "read here" if self._daemon.inside else self._collector.endpoint
 
     @property
     def complaint(self) -> str:

@@ -27,9 +27,8 @@ examples:
 The process must be yours, run CPython 3.11 to 3.13 on Linux for x86-64, and have NumPy. The kernel must let cbtop
 trace it (ptrace): if ptrace_scope is 1, `sudo sysctl kernel.yama.ptrace_scope=0` allows it; a container needs
 --cap-add SYS_PTRACE. Its main thread is stopped for milliseconds, to start a thread of cbtop there. That
-thread begins when the main thread next runs Python code, and ends with this viewer, however it ends. If gevent has
-replaced threads, the main thread itself loads cbtop, and waits for that. If attaching is not safe, cbtop refuses in
-one line.
+thread begins when the main thread next runs Python code, and ends with this viewer, however it ends. It is a thread
+of the system even if gevent has replaced threads. If attaching is not safe, cbtop refuses in one line.
 Not shown: models that are called without `torch.nn.Module.__call__`, children that the process forks, engines that
 must be followed from their start (vLLM, SGLang: start them by `cbtop run`).
 

@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cbtop import units
 from cbtop.daemon.post_mortem import LAST_STEPS, EndedRecord, PostMortem, Unfinished, post_mortem
@@ -19,6 +20,9 @@ from cbtop.protocol.errors import RingError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.tables import first_lines
 from cbtop.text import time_text
+
+if TYPE_CHECKING:  # imported for types only, because this import loads numpy
+    from cbtop.viewmodels.source import SourceView
 
 DESCRIPTION = (
     "Read what ended processes left: how they ended, their last steps and records, and the brick each thread was in: "
@@ -63,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
         who = "no process of yours" if options.pid is None else f"no process {options.pid}"
         raise NoDataError(f"{who} has left a record in {directory}")
     if options.format == "json":
-        sys.stdout.write(json.dumps({"schema": SCHEMA, "processes": [asdict(each) for each in found]}) + "\n")
+        processes = [asdict(each) | {"sampled": _sampled(ring)} for ring, each in read]
+        sys.stdout.write(json.dumps({"schema": SCHEMA, "processes": processes}) + "\n")
     elif options.view == OVERVIEW:
         sys.stdout.write(_overview(read[0][0], found) + "\n")
     else:
@@ -86,22 +91,34 @@ def _newest_first(ring: Path) -> float:
 
 def _overview(newest: Path, found: list[PostMortem]) -> str:
     """Return text about the newest ended process with its bricks and verdicts, and a line for each other one."""
-    # Imported here, because loading these modules takes 0.3 s. `--help` and JSON do not need them.
-    from cbtop.commands.shared.ring_view import view_of
+    # Imported here, because loading these modules takes 0.3 s. `--help` does not need them.
     from cbtop.reports.overview import bricks_and_verdicts
 
     first, *others = found
     lines = _text(first, MAX_IN_FLIGHT).splitlines()
-    source = Source(newest)
-    try:
-        view = view_of(source)
-    finally:
-        source.close()
+    view = _view(newest)
     if view is not None and view.has_data:
         lines += ["", *bricks_and_verdicts(view, MAX_BRICKS)]
     if others:
         lines += ["", *first_lines([f"{_who(each)}, {_last(each)}" for each in others], MAX_OTHERS)]
     return "\n".join([*lines, "", "the rest: --view all"])
+
+
+def _view(ring: Path) -> SourceView | None:
+    """Return the view of the process of this ring with its verdicts, or None if it cannot be read."""
+    from cbtop.commands.shared.ring_view import view_of  # here, as in `_overview`
+
+    source = Source(ring)
+    try:
+        return view_of(source)
+    finally:
+        source.close()
+
+
+def _sampled(ring: Path) -> list[dict[str, Any]]:
+    """Return the functions that were sampled in time without bricks, by place, as in the JSON report."""
+    view = _view(ring)
+    return [] if view is None else [asdict(place) for place in view.sampled]
 
 
 def _who(found: PostMortem) -> str:

@@ -48,6 +48,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("replay", type=Path, metavar="FILE", help="a recording")
     add_replay_arguments(parser)
+    add_once_argument(parser, "print a report and exit, as --headless")
     add_source_argument(parser)
     add_merge_argument(parser)
     add_web_argument(parser)
@@ -63,12 +64,17 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="play X times as fast (default: 1)")
 
 
+def add_once_argument(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option that prints one report instead of opening the screen. `what` is its help."""
+    parser.add_argument("--once", "-1", action="store_true", help=what)
+
+
 def run(options: argparse.Namespace) -> int:
     from cbtop.feeds.replay import ReplayFeed
 
     settle_options(options)
     in_browser = is_for_browser(options)
-    headless = not in_browser and is_headless(options)
+    headless = not in_browser and (options.once or is_headless(options))
     try:
         feed = ReplayFeed(options.replay, _window_s(options, headless=headless), options.speed, options.source)
     except (RecordingError, VersionError) as error:

@@ -76,11 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_length_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how long to watch before the report is printed."""
-    parser.add_argument(
-        "--once",
-        "-1",
-        action="store_true",
-        help="print one report after the time range of --window (`all`: at once) and exit, without a screen",
+    replay.add_once_argument(
+        parser, "print one report after the time range of --window (`all`: at once) and exit, without a screen"
     )
     parser.add_argument(
         "--duration",

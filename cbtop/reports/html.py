@@ -20,7 +20,7 @@ from cbtop.reports.text import (
     replay_text,
     text_report,
 )
-from cbtop.text import rate_text, recording_text, source_text
+from cbtop.text import breakdown_text, rate_text, recording_text, source_text
 from cbtop.text.row_filter import AS_THEY_COME, RowChoice
 from cbtop.text.statistics import OVERVIEW_REPORT
 from cbtop.version import __version__
@@ -170,7 +170,7 @@ def _step_bar(view: SourceView) -> str:
     else:
         shares = [(row.name, row.percent or 0.0) for row in view.categories]
         shares += [(gap.name, 100 * gap.us / books.wall_us) for gap in books.gaps]
-        shares.append(("unattributed", 100 * books.unattributed_us / books.wall_us))
+        shares.append((breakdown_text.REST, 100 * books.unattributed_us / books.wall_us))
     return share_bar(shares)
 
 

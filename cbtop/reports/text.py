@@ -392,9 +392,9 @@ def ranks_text(view: RanksView) -> str:
 def books_text(view: SourceView) -> str:
     books = view.books
     if books is None and view.merged is not None:
-        return "books: n/a (what is taken from several ranks adds up to nothing)"
+        return "step time: n/a (what is taken from several ranks adds up to nothing)"
     if books is None:
-        return "books: n/a (the process marks no steps)"
+        return "step time: n/a (the process marks no steps)"
     gaps = "".join(f" + {gap.name} {units.duration(gap.us)}" for gap in books.gaps)
     shared = f" - {breakdown_text.OVERLAP} {units.duration(books.overlap_us)}" if books.overlap_us else ""
     still_open = f"; {units.duration(books.open_us)} in a step still running" if books.open_us else ""
@@ -402,11 +402,11 @@ def books_text(view: SourceView) -> str:
     time_range += "".join(f"\n{line}" for place in view.sampled for line in sampled_text.lines(place))
     outside = f"\n{found}" if (found := source_text.not_instrumented(view)) else ""
     if none := breakdown_text.no_books(view):
-        return f"books: n/a ({none}){still_open}{time_range}"
+        return f"step time: n/a ({none}){still_open}{time_range}"
     return (
-        f"books: wall {units.duration(books.wall_us)}{_of_recorded(view.steps)} "
+        f"step time: wall {units.duration(books.wall_us)}{_of_recorded(view.steps)} "
         f"= bricks {units.duration(books.bricks_us)}{gaps}{shared} "
-        f"+ unattributed {units.duration(books.unattributed_us)} ({units.percent(books.residual_percent)})"
+        f"+ {breakdown_text.REST} {units.duration(books.unattributed_us)} ({units.percent(books.residual_percent)})"
         f"{still_open}{outside}{time_range}"
     )
 

@@ -11,6 +11,8 @@ _MAX_NAMED = 3  # A list has at most this many names.
 
 # In a time breakdown, this is the name of the time when bricks overlap because they run in parallel.
 OVERLAP = "overlap"
+# This is the name of the wall time in no brick and in no gap. JSON calls it `unattributed`.
+REST = "rest of step"
 
 
 def no_books(source: SourceView) -> str:
@@ -40,7 +42,7 @@ def books_trouble(books: TimeBreakdownView | None) -> str:
         named = ", ".join(f"{one.name} by {duration(one.us)}" for one in books.exceeded[:_MAX_NAMED])
         more = f" and {len(books.exceeded) - _MAX_NAMED} more" if len(books.exceeded) > _MAX_NAMED else ""
         why.append(f"what ran inside outdid {named}{more}")
-    return f"books do not close: {'; '.join(why)}"
+    return f"parts do not add up: {'; '.join(why)}"
 
 
 def books_notes(books: TimeBreakdownView | None, outside: BesideView | None) -> list[str]:
@@ -55,10 +57,10 @@ def books_notes(books: TimeBreakdownView | None, outside: BesideView | None) -> 
         found.append(f"outside steps: {_beside(outside)}, in no step's wall time")
     if books is not None and books.unmatched_calls:
         calls = counted(books.unmatched_calls, "call")
-        found.append(f"in no books: {duration(books.unmatched_us)} in {calls}, stopped twice, out of order or late")
+        found.append(f"in no step: {duration(books.unmatched_us)} in {calls}, stopped twice, out of order or late")
     if books is not None and books.cancelled:
         steps = counted(books.cancelled, "step")
-        found.append(f"in no books: bricks of {steps} cancelled or renamed inside, which the rows hold")
+        found.append(f"in no step: bricks of {steps} cancelled or renamed inside, which the rows hold")
     if books is not None and books.in_shared_lane:
         found.append(
             f"{counted(books.in_shared_lane, 'step')} ran beside fifteen others, whose bricks are whose is not known"

@@ -13,10 +13,10 @@ from cbtop.viewmodels.roofline import CeilingRow
 
 
 def limit(row: BrickRow) -> str:
-    """Format the roof that limits a brick, and the percentage that it reaches: `memory 79 %`.
+    """Format what bounds a brick, and the percentage of its roof that it reaches: `memory 79 %`.
 
     If the roof is uncertain: `latency ~12 %`.
-    The limit of a brick is `launch` if the device waited for the host.
+    The bound of a brick is `launch` if the device waited for the host.
     """
     if row.roof is None:
         return "launch" if row.name.endswith(f", {LAUNCH_BOUND}") else NOT_MEASURED

@@ -8,7 +8,7 @@ from cbtop.viewmodels.timeline import TimelineView
 
 
 def lane_sum(lane: Lane, begin_ns: int, end_ns: int) -> str:
-    """Format the time of a lane between two moments: `1.35 ms = bricks 1.29 ms + unattributed 61.2 µs`."""
+    """Format the time of a lane between two moments: `1.35 ms = bricks 1.29 ms + rest of step 61.2 µs`."""
     parts = lane.parts_ns(begin_ns, end_ns).items()
     return f"{duration((end_ns - begin_ns) / 1e3)} = " + " + ".join(
         f"{name} {duration(ns / 1e3)}" for name, ns in parts if ns or len(parts) == 1

@@ -114,10 +114,10 @@ class CbtopApp(App[int]):
         Binding("B", "clear_baseline", "no baseline", show=False),
         Binding("K", "kernels", "kernels: record those of its next 3 steps, for the graph", show=False),
         Binding("C", "measure_roofs", "roofs: measure those of this machine again, after a question", show=False),
-        Binding("w", "save_history", "write the range, or the last minutes, to a file", show=False),
-        Binding("e", "export", "export this view: svg, json, csv, md or txt", show=False, tooltip="export"),
+        Binding("w", "save_history", "save the range, or the last minutes, to a file", show=False),
+        Binding("e", "export", "export this view: screenshot, json, csv, md or txt", show=False, tooltip="export"),
         Binding("t", "tree", Graph.title, show=False),
-        Binding("T", "theme", "light or dark", show=False),
+        Binding("T", "theme", "theme: light or dark", show=False),
         Binding("ctrl+p", "command_palette", "every key by its name", show=False, tooltip="all keys"),
         Binding("question_mark,f1", "help", "help", key_display="?"),
         Binding("q", "quit", "quit"),
@@ -357,6 +357,11 @@ class CbtopApp(App[int]):
         """Show the view with this index in the list of tabs."""
         self._opened_from.clear()
         self._show_tab(index)
+
+    def press_in_view(self, index: int, key: str) -> None:
+        """Show the view with this index in the list of tabs, and press `key` there."""
+        self.action_view(index)
+        self.call_after_refresh(self.simulate_key, key)
 
     def _show_tab(self, index: int) -> None:
         self._tabs.set_active(index)

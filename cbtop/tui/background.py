@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import re
 import selectors
+import sys
 import time
 from collections.abc import Iterable
 from itertools import chain
 from types import SimpleNamespace
+from typing import TextIO
 
 from textual._xterm_parser import XTermParser
+from textual.app import App
 from textual.drivers import linux_driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
@@ -71,6 +74,14 @@ class AskingDriver(LinuxDriver):
 
     _asked_s: float | None = None  # time of the question to the terminal, or None if no answer is expected
 
+    def __init__(
+        self, app: App[object], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(app, debug=debug, mouse=mouse, size=size)
+        # Textual draws on stderr. If a user has redirected it (`2>errors.txt`), draw on stdout.
+        if sys.__stdout__ is not None and is_terminal(sys.__stdout__) and not is_terminal(sys.__stderr__):
+            self._file = sys.__stdout__
+
     def ask_background(self) -> None:
         """Ask the terminal for its background colour. Do nothing if this type of terminal does not answer."""
         if self.input_tty and os.environ.get("TERM", "") not in _NEVER_ANSWER:
@@ -87,6 +98,11 @@ class AskingDriver(LinuxDriver):
         while self._asked_s is not None and time.monotonic() < self._asked_s + ANSWER_WITHIN_S:
             time.sleep(0.01)
         super().disable_input()
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal. None stands for a stream that was closed before Python started."""
+    return stream is not None and stream.isatty()
 
 
 def is_light_by_environment() -> bool:

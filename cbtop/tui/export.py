@@ -13,6 +13,7 @@ from typing import ClassVar
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
+from textual.widgets._toast import Toast
 
 from cbtop.errors import CbtopError
 from cbtop.reports import REPORTS, VIEWS
@@ -63,9 +64,25 @@ class Kinds(Drawing):
 
 
 def ask_and_export(app: App[int], view: View, source: SourceView, replay: ReplayView | None) -> None:
-    """Ask for a format, then export `view` with the current data of `source`."""
+    """Ask for a format, then export `view` with the current data of `source`.
+
+    Toasts are not on the picture, because they tell of earlier events.
+    """
+    toasts = app.screen.query(Toast)
+    if not any(toast.visible for toast in toasts):
+        _ask_and_export(app, view, source.held(), replay)
+        return
+    toasts.set(visible=False)
+
+    def ask() -> None:
+        _ask_and_export(app, view, source.held(), replay)
+        toasts.set(visible=True)
+
+    app.call_after_refresh(ask)
+
+
+def _ask_and_export(app: App[int], view: View, source: SourceView, replay: ReplayView | None) -> None:
     picture = app.export_screenshot(title=f"cbtop {view.title}")
-    source = source.held()
 
     def export(ending: str | None) -> None:
         if ending is None:

@@ -32,7 +32,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         _seek("pagedown,shift+right", "seek(60)", "on 1 min"),
         _seek("home", "seek_to(0)", "to the beginning"),
         _seek("end", "seek_to(1)", "to the end"),
-        Binding("w", "save_history", "write the range to a file", show=False),
+        Binding("w", "save_history", "save the range to a file", show=False),
         # These bindings must come last, because the footer always shows the last two bindings: help and quit.
         *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_HERE)),
     ]

@@ -22,7 +22,7 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 BETWEEN_STEPS, BETWEEN_RECORDED = "between steps", "between recorded steps"
 # a gap that fills a whole step, because nothing inside was recorded
 NOT_LOOKED_INTO = "not recorded inside"
-UNATTRIBUTED = "unattributed"
+UNATTRIBUTED = "rest of step"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
 AFTER = "after the last step"

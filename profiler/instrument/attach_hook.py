@@ -18,7 +18,7 @@ import sys
 
 MYPY = False
 if MYPY:
-    import socket
+    import _socket
     from types import ModuleType
 
     from cbtop.profiler.profiler import BrickProfiler
@@ -34,9 +34,10 @@ def show_until_the_end(
     `directory` is the viewer's runtime directory, and `package` the viewer's cbtop. A Python without
     cbtop loads it.
     """
-    import socket
+    import _socket  # not `socket`, whose functions gevent replaces by ones that need an event loop
+    from contextlib import closing
 
-    with socket.socket(socket.AF_UNIX) as viewer:
+    with closing(_socket.socket(_socket.AF_UNIX)) as viewer:
         try:
             viewer.connect(address)
         except OSError:
@@ -142,7 +143,7 @@ def _import_hook(package: str) -> ModuleType:
     return module
 
 
-def _say(viewer: socket.socket, line: str) -> None:
+def _say(viewer: _socket.socket, line: str) -> None:
     from contextlib import suppress
 
     with suppress(OSError):  # the viewer may have ended

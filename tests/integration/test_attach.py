@@ -83,6 +83,29 @@ print("begun", flush=True)
 thread.join()
 """
 )
+# Greenlets of gevent instead of threads. Prints whether the main thread has loaded cbtop.
+GREENLETS = (
+    "from gevent import monkey\nmonkey.patch_all()\n"
+    + MODEL
+    + """
+import gevent
+native_id = monkey.get_original("_thread", "get_native_id")
+loaded_in = []
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cbtop.profiler.instrument.attachment":
+            loaded_in.append(native_id())
+sys.meta_path.insert(0, Finder())
+ended = []
+gevent.get_hub().threadpool.spawn(lambda: ended.append(sys.stdin.read()))
+print("begun", flush=True)
+with torch.inference_mode():
+    while not ended:
+        net(x)
+        gevent.sleep(0.001)
+print(len(loaded_in), native_id() in loaded_in)
+"""
+)
 # A mapped file stands for torch, because `cbtop attach` only looks for the name of torch's library.
 ASLEEP = """
 import mmap, sys, threading, time
@@ -189,6 +212,15 @@ def test_a_model_in_another_thread_is_shown_while_the_main_thread_waits() -> Non
         shown = cbtop("attach", str(process.pid), "--headless", "--duration", "1", "--timeout", f"{DEADLINE_S:g}")
         assert shown.returncode == 0, shown.stderr
         assert "DownProjection" in shown.stdout
+
+
+def test_under_gevent_a_thread_of_the_system_loads_cbtop() -> None:
+    pytest.importorskip("gevent")
+    with bare(GREENLETS) as process:
+        shown = cbtop("attach", str(process.pid), "--headless", "--duration", "1", "--timeout", f"{DEADLINE_S:g}")
+        assert shown.returncode == 0, shown.stderr
+        assert "DownProjection" in shown.stdout
+        assert process.communicate() == ("1 False\n", "")
 
 
 def test_a_process_that_runs_no_python_code_in_time_stays_unattached(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from cbtop.daemon.post_mortem import post_mortem
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.ring import FIRST_SLOT_WORD, SLOT_WORDS
+from cbtop.protocol.sample_messages import BETWEEN_STEPS, CpuSamples, SampledFunction, SampledPlace
 from tests.integration.hosts import DEADLINE_S, HOST, cbtop, eventually
 from tests.representatives import first_by_default
 
@@ -71,6 +72,7 @@ def test_the_brick_a_killed_process_was_in_is_named(bricks: int, python: bool) -
     assert unfinished["provenance"] == ("derived" if python else "measured")
     assert (found["pid"], found["state"]) == (process.pid, "gone")
     assert len(found["steps"]) == min(10, (bricks - 1) // 9)
+    assert isinstance(found["sampled"], list)
     if not python:
         assert unfinished["thread_id"] == process.pid
         assert unfinished["began_s"] == pytest.approx(found["last_record_s"], abs=DEADLINE_S)
@@ -87,6 +89,19 @@ def test_a_process_that_ended_by_itself_was_in_nothing() -> None:
     assert (found["state"], found["reason"], found["in_flight"]) == ("ended", "exit", [])
     assert [step["path"] for step in found["steps"]] == ["decode"] * 5
     assert "nothing that is known of" in cbtop("post-mortem").stdout
+
+
+def test_json_has_the_functions_that_were_sampled_before_the_end(runtime: Path) -> None:
+    function = SampledFunction("encode", "tok.py", 88, 60, 0)
+    place = SampledPlace("", "", BETWEEN_STEPS, 100, 2, 0, (function,))
+    recorder = RingRecorder(runtime)
+    profiler = BrickProfiler(recorder=recorder)
+    with profiler.step("decode", tokens=1):
+        pass
+    recorder.announce(CpuSamples(0, 10**9, 1, 0, (place,)))
+    (sampled,) = autopsy(str(os.getpid()))[0]["sampled"]
+    assert (sampled["place"], sampled["samples"]) == (BETWEEN_STEPS, 100)
+    assert (sampled["functions"][0]["name"], sampled["functions"][0]["percent"]) == ("encode", 60.0)
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_only_what_was_asked_for_is_traced_and_shown(model: str) -> None:
     assert done.returncode == 0, done.stderr
     shown = [line.split(",")[0] for line in done.stdout.splitlines() if line.startswith("MLT-")]
     assert shown == ["MLT-03 logits", "MLT-05 kv"]
-    assert "books:" not in done.stdout
+    assert "step time:" not in done.stdout
 
 
 def test_an_unknown_trace_is_a_usage_error_that_lists_those_there_are() -> None:

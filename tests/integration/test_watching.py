@@ -124,7 +124,7 @@ def test_a_process_that_marks_steps_and_no_bricks_is_shown_by_its_steps() -> Non
         r"^\* decode: [\d,]+ steps, [\d,]+ tokens, [\d,.]+ tokens/s, step p50 ", done.stdout, re.MULTILINE
     )
     assert "bricks: n/a (no brick of this phase was recorded in this time)" in done.stdout
-    assert "unattributed" in done.stdout
+    assert "rest of step" in done.stdout
     assert [(one["phase"], one["steps"] > 0, one["tokens_per_sec"] > 0) for one in listed] == [("decode", True, True)]
     assert line.split()[0] == str(process.pid)
     assert "decode" in line

@@ -36,7 +36,7 @@ print(900 / (time.perf_counter() - begun))
 """
 # A text that only the view of this key shows. The program has ended before, so its timeline is not there.
 SHOWN_BY = {
-    "1": "the costliest bricks", "2": "incl avg µs +incl p50 .*limit", "3": "own daemon +\n +no layer has three",
+    "1": "the costliest bricks", "2": "incl avg µs +incl p50 .*% of roof", "3": "read here +\n +no layer has three",
     "4": "it has ended, and none of its records", "5": "FLOP/B +GB/s", "6": "layer → brick → kernel",
     "7": "before attach", "8": "busy, 0–100 %",
 }  # fmt: skip

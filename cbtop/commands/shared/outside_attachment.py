@@ -27,9 +27,12 @@ FIRST_WAKE_S = 0.5  # then after 1, 2, 4 s, …
 READ_WRITE, PRIVATE_ANONYMOUS, NO_FILE = 3, 0x22, (1 << 64) - 1
 PAGE_BYTES = 4096
 # The main thread executes this between two instructions. It only starts a thread, binds no name, and passes on an
-# exception that a signal handler of the host has raised meanwhile.
+# exception that a signal handler of the host has raised meanwhile. If gevent has replaced the function that starts
+# threads, its original is used: loading cbtop in a greenlet would stop all greenlets for a second.
 START = """\
-try: __import__('_thread').start_new_thread(__import__('builtins').exec, ({code!r}, {{'__name__': '_cbtop_attach'}}))
+try: (lambda name, find: find and find('_thread', name) or getattr(__import__('_thread'), name))('start_new_thread', \
+getattr(__import__('sys').modules.get('gevent.monkey'), 'get_original', None))(__import__('builtins').exec, \
+({code!r}, {{'__name__': '_cbtop_attach'}}))
 except RuntimeError: pass
 except: (lambda c: c.pythonapi.PyThreadState_SetAsyncExc(c.c_ulong(__import__('_thread').get_ident()), \
 c.py_object(__import__('sys').exc_info()[0])))(__import__('ctypes'))

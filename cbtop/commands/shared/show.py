@@ -208,12 +208,12 @@ def keys_of_daemons(options: argparse.Namespace) -> dict[str, ViewerKeys]:
 def is_headless(options: argparse.Namespace) -> bool:
     """Return whether to print a report instead of showing the screen: on request, or without a suitable terminal.
 
-    Textual reads keys from stdin and draws on stderr, but a user who redirects stdout wants text. In a browser, pipes
-    connect the screen to the server.
+    The screen reads keys from stdin, and a user who redirects stdout wants text. Stderr may be redirected. In a
+    browser, pipes connect the screen to the server.
     """
     if is_in_browser():
         return bool(options.headless)
-    is_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     return bool(options.headless) or not is_terminal
 
 

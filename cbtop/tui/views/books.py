@@ -1,4 +1,4 @@
-"""Draw the time breakdown of a step as an equation and as a bar: wall time = bricks + gaps + unattributed time."""
+"""Draw the time breakdown of a step as an equation and as a bar: wall time = bricks + gaps + the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from cbtop.viewmodels.not_instrumented import not_instrumented
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 
-RESIDUAL_BOUND_PERCENT = 5.0  # A warning is shown if the share of unattributed time is above this percentage.
+TITLE = "where a step's time goes"
+RESIDUAL_BOUND_PERCENT = 5.0  # A warning is shown if the share of the rest is above this percentage.
+GAP_FILL, REST_FILL = "▒", "░"  # the cells of gaps and of the rest, in the bar and before their names
 BETWEEN_BOUND_PERCENT = 10.0  # A warning is shown if the share of time between steps is above this percentage.
 
 
@@ -27,13 +29,13 @@ class TimeBreakdownPanel(SourceDrawing):
             return []
         if source.books is None and source.merged is not None:
             why = "  n/a: what is taken from several ranks adds up to nothing"
-            return [rule((("books", "dim"),), width), fit_line(((why, "dim"),), width)]
+            return [rule(((TITLE, "dim"),), width), fit_line(((why, "dim"),), width)]
         if source.books is None:
-            return [rule((("books", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
+            return [rule(((TITLE, "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
         equation = fit_line((("  ", ""), *books_equation(source, source.books, width - 2)), width)
         bar: Line = (("  ", ""), *stacked(books_parts(source), width - 4))
         if height >= 3:
-            return [books_rule(source, "where a step's time goes", width), bar, equation]
+            return [books_rule(source, TITLE, width), bar, equation]
         return [books_rule(source, "a step", width) if beside_books(source) else bar, equation][-height:]
 
 
@@ -66,7 +68,7 @@ def _is_much_between(source: SourceView) -> bool:
 
 
 def books_parts(source: SourceView) -> list[BarSegment]:
-    """Return the parts of the wall time of a step: categories of bricks, then gaps, then unattributed time."""
+    """Return the parts of the wall time of a step: categories of bricks, then gaps, then the rest."""
     books = source.books
     if books is None:
         return []
@@ -78,18 +80,18 @@ def books_parts(source: SourceView) -> list[BarSegment]:
         )
         for row in sorted(source.categories, key=lambda row: row.category)
     ]
-    parts += [BarSegment(gap.us, "fill-gap", clean(gap.name), "▒") for gap in books.gaps]
-    parts.append(BarSegment(books.unattributed_us, "fill-unknown", "?", "░"))
+    parts += [BarSegment(gap.us, "fill-gap", clean(gap.name), GAP_FILL) for gap in books.gaps]
+    parts.append(BarSegment(books.unattributed_us, "fill-unknown", breakdown_text.REST, REST_FILL))
     return parts
 
 
 def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> Line:
-    """Return the equation of the time breakdown: `wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04
-    (0.5 %)`.
+    """Return the equation of the time breakdown: `wall 8.45 ms = bricks 8.10 + ▒ inside layers 0.31 + ░ rest of step
+    0.04 (0.5 %)`.
 
-    Values are means over recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). Without a breakdown,
-    the reason. With little room, `?` replaces the name of unattributed time, as in the bar, and with less the gaps
-    become one sum. Nothing is cut off.
+    Values are means over recorded steps. The signs are those of the bar. Overlapping time is subtracted once (`-
+    overlap 0.20`). Without a breakdown, the reason. With little room, the word `wall` is left out, and with less the
+    gaps become one sum. Nothing is cut off.
     """
     none = breakdown_text.no_books(source)
     line: Line = ((clean(f"n/a: {none}"), "dim"),) if none else _fitting(books, _recorded_steps(source), width)
@@ -104,15 +106,15 @@ def _recorded_steps(source: SourceView) -> int:
 
 
 def _fitting(books: TimeBreakdownView, steps: int, width: int) -> Line:
-    gaps = [(clean(gap.name), gap.us) for gap in books.gaps]
-    forms = (("wall ", gaps, "unattributed"), ("", gaps, "?"), ("", [("gaps", books.gaps_us)] if gaps else [], "?"))
+    gaps = [(f"{GAP_FILL} {clean(gap.name)}", gap.us) for gap in books.gaps]
+    one_sum = [(f"{GAP_FILL} gaps", books.gaps_us)] if gaps else []
+    rest = f"{REST_FILL} {breakdown_text.REST}"
+    forms = (("wall ", gaps, rest), ("", gaps, rest), ("", gaps, f"{REST_FILL} rest"), ("", one_sum, REST_FILL))
     lines = [_equation(books, steps, *form) for form in forms]
     return next((line for line in lines if width_of(line) <= width), lines[-1])
 
 
-def _equation(
-    books: TimeBreakdownView, steps: int, wall: str, gaps: Sequence[tuple[str, float]], unattributed: str
-) -> Line:
+def _equation(books: TimeBreakdownView, steps: int, wall: str, gaps: Sequence[tuple[str, float]], rest: str) -> Line:
     scale, unit = (1e3, "ms") if books.wall_us / steps >= 1e3 else (1.0, "µs")
 
     def mean(us: float) -> str:
@@ -130,7 +132,7 @@ def _equation(
     if books.overlap_us:
         spans += [(f" - {breakdown_text.OVERLAP} ", "dim"), (mean(books.overlap_us), "")]
     spans += [
-        (f" + {unattributed} ", "dim"),
+        (f" + {rest} ", "dim"),
         (mean(books.unattributed_us), "warn" if suspicious else "unknown"),
         (f" ({units.percent(books.residual_percent)})", "warn" if suspicious else "dim"),
     ]

@@ -135,6 +135,7 @@ def change_column(found: Comparison | None) -> Column[BrickRow]:
     return Column("Δ", 9, 3, cell, doc, sort_key=sort_value)
 
 
+LIMIT_TITLE, LIMIT_WIDTH = "% of roof", 15
 _KNOWN_LIMIT_PRIORITY = 4  # The limit has this priority if it is known for any brick.
 _RANK = Column("of", 10, 1, _rank, "the rank whose figures these are: the slowest")
 _CATEGORY = Column("category", 9, 10, _category, "the group a report rolls it up into", align="left")
@@ -150,13 +151,13 @@ _TREND = Column(
     is_drawn=True,
 )
 _LIMIT: Column[BrickRow] = Column(
-    "limit",
-    15,
+    LIMIT_TITLE,
+    LIMIT_WIDTH,
     8,
     lambda row, _: limit_cell(row),
-    "the roof that it comes near to, and how much of what its roof allows is used (derived); `latency` where "
-    "it is far below every roof: latency or overhead; `launch` where the device waited for the host; `shared` "
-    "where steps run at once. A grey ? where roofs are unsure, ⚠ above the roof",
+    "what bounds it, and the percentage of its roof that it reaches (derived): memory or compute if it is near that "
+    "roof; `latency` if it is far below every roof: latency or overhead; `launch` if the device waited for the host; "
+    "`shared` if steps run at once. A grey ~ if roofs are unsure, ⚠ above the roof",
     align="left",
     sort_key=statistic("percent_of_roof").sort_value,
 )

@@ -43,8 +43,8 @@ class Bricks(View):
     section = "bricks"
     doc = (
         "Every brick of the phase shown, summed over the layers, by exclusive time: without the time "
-        "of bricks inside it. The line at the bottom closes the books: a step's wall time is its bricks, the named "
-        "gaps between them, and what is left unattributed. "
+        "of bricks inside it. The line at the bottom adds up a step: its wall time is its bricks, the named "
+        "gaps between them, and the rest of the step. "
         "In training steps a row has the forward and backward passes of a brick, and ⏎ shows the details of the next "
         "pass. "
         "On a wide terminal the calls of all bricks stand on one scale of time under the table."

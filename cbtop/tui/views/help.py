@@ -29,10 +29,10 @@ WORDS = (
     ("static", "declared or read from a file: true whether or not anything ran"),
     ("n/a", "nobody measured it; never a guess, never zero"),
     ("exclusive", "a brick's time without that of bricks inside it: these add up; inclusive times do not"),
-    ("unattributed", "wall time of a step that is in no brick and in no layer: what we cannot explain; ? in the bar"),
+    ("rest of step", "wall time of a step that is in no brick and in no layer (JSON: unattributed); ░ in the bar"),
     ("inside layers", "a gap: time in layers, but in none of their bricks"),
     ("between layers", "a gap: time in layers that hold layers, but in none of these"),
-    ("steps inside", "a gap: steps that ran inside a step, which have books of their own"),
+    ("steps inside", "a gap: steps that ran inside a step, which have a breakdown of their own"),
     ("overlap", "time in which two bricks or layers ran, as on two streams of a device: in both, so it is taken off"),
     ("tokens/s", "tokens a second of wall-clock time, pauses included; the curve is the same, second by second"),
     ("in steps", "tokens a second of the time in which at least one of the steps that ended ran (tok/s in steps)"),
@@ -54,7 +54,10 @@ WORDS = (
         "✗ a process stalled or was suspended, ▲ a warning or an error among the verdicts began while a view had it, "
         "■ one ended, ▸ one started, │ one spends most of its time in another phase than before; ═ is a range",
     ),
-    ("own daemon", "no `cbtop daemon` runs: this cbtop reads the processes itself, and other viewers ask it"),
+    (
+        "read here",
+        "no `cbtop daemon` runs: this viewer reads the processes itself, and other viewers ask it",
+    ),
     ("budget", "the µs/token set for a brick; ! and red: used up"),
 )
 _TERM_WIDTH = 16

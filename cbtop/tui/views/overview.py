@@ -19,7 +19,7 @@ from cbtop.text import range_text, rate_text, recording_text, roof_text, serving
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.baseline import baseline_lines
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule
-from cbtop.tui.views.brick_columns import limit_cell
+from cbtop.tui.views.brick_columns import LIMIT_TITLE, LIMIT_WIDTH, limit_cell
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.views.devices import Devices, busy_curve, machine_charts
 from cbtop.tui.views.figures import figure
@@ -53,7 +53,7 @@ _LEAST_TRAINING = 4
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
 # In a view of at least the first width in cells, each brick has its limit, in the second width.
-_ROOM_FOR_LIMITS, _LIMIT_WIDTH = 76, 16
+_ROOM_FOR_LIMITS, _LIMIT_CELLS = 76, LIMIT_WIDTH + 1
 _LAYERS, _SAMPLED = "layers", "sampled"
 # Parts of the view with rows. Other rows belong to verdicts.
 _PARTS = ("phases", _LAYERS, "bricks", "devices", _SAMPLED)
@@ -463,13 +463,15 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
     longest = min(max(24, width * 2 // 5), max(len(row.name) for row in source.bricks))
     shown = source.bricks[: height - 1]
     more = len(source.bricks) - len(shown)
-    head = rule(
-        (("the costliest bricks", "dim"),), width, ((f"{more} more: {Bricks.title}", "faint"),) if more else BLANK
-    )
+    has_limits = width >= _ROOM_FOR_LIMITS and roof_text.has_limits(source.bricks)
     limits: list[Line] = [BLANK] * len(shown)
-    if width >= _ROOM_FOR_LIMITS and roof_text.has_limits(source.bricks):
-        width -= _LIMIT_WIDTH
-        limits = [fit_line((("  ", ""), *limit_cell(row)), _LIMIT_WIDTH) for row in shown]
+    title = f"the costliest bricks: share, time {_time_of(shown[0])[1] if shown else ''}"
+    if has_limits:
+        title += f", {LIMIT_TITLE}"
+    head = rule(((title, "dim"),), width, ((f"{more} more: {Bricks.title}", "faint"),) if more else BLANK)
+    if has_limits:
+        width -= _LIMIT_CELLS
+        limits = [fit_line((("  ", ""), *limit_cell(row)), _LIMIT_CELLS) for row in shown]
     lines = [(*_brick(row, longest, largest, width), *limit) for row, limit in zip(shown, limits, strict=True)]
     return [head, *lines]
 
@@ -477,18 +479,23 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     look = CATEGORY_LOOKS[row.category]
     name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
-    # Use the exclusive time, because the share of the wall time is also exclusive.
-    us, of_what = row.exclusive_us_per_token, " a token"
-    if us is None:
-        us, of_what = row.avg_exclusive_us, " a call "
     figures: Line = (
         (f"  {units.percent(row.percent):>8}", ""),
-        (f"  {units.duration(us):>9}", ""),
-        (of_what, "dim"),
+        (f"  {units.duration(_time_of(row)[0]):>9}", ""),
     )
     room = max(4, width - width_of(name) - width_of(figures) - 3)
     fraction = None if row.percent is None else row.percent / largest
     return (*name, (" ", ""), *bar(fraction, room, look.role), *figures)
+
+
+def _time_of(row: BrickRow) -> tuple[float | None, str]:
+    """Return the time (µs) of a brick, and whether it is of a token or of a call.
+
+    It is exclusive, because the share of the wall time is exclusive, too.
+    """
+    if row.exclusive_us_per_token is None:
+        return row.avg_exclusive_us, "a call"
+    return row.exclusive_us_per_token, "a token"
 
 
 def _device_count(source: SourceView) -> int:

@@ -138,7 +138,7 @@ def _tick(least_ns: float) -> int:
 
 
 def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) -> list[Line]:
-    """Return lines with the longest visible blocks of a row, in the order of time.
+    """Return lines with the longest visible blocks of a row, the longest first.
 
     The begin of a block counts from `zero_ns`, the zero of the axis.
     """
@@ -146,7 +146,7 @@ def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) 
     seen.sort(key=lambda at: -row.parts[at].duration_ns)
     heads: Line = (("began, and took", "faint"),)
     found: list[Line] = [BLANK, rule(((f"the longest of {row.title} in sight", "dim"),), width, heads)]
-    for at in sorted(seen[: max(0, min(lines - len(found), MAX_LONGEST))]):
+    for at in seen[: max(0, min(lines - len(found), MAX_LONGEST))]:
         part, block = row.parts[at], row.blocks[at]
         name = f"{block.glyph or GAP} {clean(part.name)}"
         began = "before what is seen" if part.start_ns < scale.begin_ns else units.exact(part.start_ns - zero_ns)

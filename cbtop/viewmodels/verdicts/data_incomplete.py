@@ -61,8 +61,8 @@ def _find(view: SourceView) -> Finding | None:
         why.append(f"{counted(loss.left_out, 'announcement')} did not fit")
         evidence.append(Evidence("announcements left out", loss.left_out, "announcements"))
     if view.books is not None and not view.books.close:
-        why.append("the books do not close, so shares of a step's time cannot be trusted")
-        evidence.append(Evidence("books off by", _off_us(view.books), "µs"))
+        why.append("the parts of a step do not add up, so shares of its time cannot be trusted")
+        evidence.append(Evidence("parts off by", _off_us(view.books), "µs"))
     if not why:
         return None
     return Finding(f"Data is incomplete: {'; '.join(why)}", tuple(evidence), Subject(About.SOURCE, view.program))
@@ -78,7 +78,7 @@ DATA_INCOMPLETE = Rule(
     severity=Severity.ERROR,
     means="Data is missing, so figures may be wrong by more than their digits suggest.",
     fires=f"More than {LOST_PERCENT:g} % of the records were lost, in the window or since the daemon attached. "
-    "Or announcements did not fit, the books do not close, the daemon is silent, or the source is faulty.",
-    advice="See the line `records` and the books. A larger ring, or fewer recorded steps, loses fewer records.",
+    "Or announcements did not fit, a step's parts do not add up, the daemon is silent, or the source is faulty.",
+    advice="See `records` and `step time`. A larger ring, or fewer recorded steps, loses fewer records.",
     find=_find,
 )

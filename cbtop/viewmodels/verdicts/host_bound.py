@@ -51,8 +51,8 @@ HOST_BOUND = Rule(
     severity=Severity.WARNING,
     means="Much of a step is spent between its bricks while the GPU is idle: interpreter, dispatch, allocation. "
     "Faster bricks change little.",
-    fires=f"{LEAST_STEPS} steps or more are recorded. Gaps and unattributed time are {OUTSIDE_PERCENT:g} % or more "
-    "of the steps' time, the books close, and each of its GPUs was idle "
+    fires=f"{LEAST_STEPS} steps or more are recorded. Gaps and the rest of step are {OUTSIDE_PERCENT:g} % or more "
+    "of the steps' time, the parts add up, and each of its GPUs was idle "
     f"{OUTSIDE_PERCENT:g} % or more of the last seconds. Without a GPU that time is only `not instrumented`.",
     advice="Time the code there as bricks to see what it is. Compile or capture the step if it is the interpreter.",
     find=_find,

@@ -17,10 +17,9 @@ CORRELATION = 0.9  # Least correlation between the time and the mean step of eac
 
 
 def _find(view: SourceView) -> Finding | None:
-    steps, factor = steps_alike(view), alike(view.brick_growth)
-    if steps is None or factor is None or factor < SLOWER:
+    steps, shown = steps_alike(view), pace_shown(view)
+    if steps is None:
         return None
-    shown = pace_shown(view)
     if len(shown) < MIN_SECONDS:
         return None
     try:
@@ -28,6 +27,10 @@ def _find(view: SourceView) -> Finding | None:
     except StatisticsError:  # all step times are equal, so there can be no correlation
         return None
     if follows < CORRELATION:
+        return None
+    # Looked at last, because the growth of each brick takes longer than all other verdicts together.
+    factor = alike(view.brick_growth)
+    if factor is None or factor < SLOWER:
         return None
     return Finding(
         f"{steps.phase} steps slow down, every brick alike: {duration(shown[0].us)} at first, "

@@ -514,7 +514,7 @@ def test_headless_prints_the_end_or_the_moment_asked_for(recording: Path) -> Non
     assert done.returncode == 0
     assert done.stdout.startswith("REPLAY of run.cbtop, recorded 2023-11-1")
     assert "at 2:10 of 2:10" in done.stdout
-    done = cbtop("replay", str(recording), "--at", "30.2", "--format", "json")
+    done = cbtop("replay", str(recording), "--once", "--at", "30.2", "--format", "json")
     document = json.loads(done.stdout)
     assert document["replay"]["at_s"] == 30.2
     assert document["sources"][0]["steps"]["count"] == 60

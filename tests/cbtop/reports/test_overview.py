@@ -52,7 +52,7 @@ def test_a_replay_prints_one_screen_by_default_and_the_rest_for_all(
     assert main(["replay", str(recording), "--headless", "--view", "all"]) == 0
     assert len(short) <= MAX_LINES < len(capsys.readouterr().out.splitlines())
     assert any(line.startswith("records: ") for line in short)
-    assert any(line.startswith("books: ") for line in short)
+    assert any(line.startswith("step time: ") for line in short)
 
 
 def test_of_many_verdicts_the_worst_are_shown_and_others_counted() -> None:

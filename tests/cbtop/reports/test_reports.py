@@ -330,7 +330,7 @@ def _table(text: str) -> dict[str, dict[str, str]]:
     """Return the brick tables of a text report, by brick and column."""
     found: dict[str, dict[str, Any]] = {}
     for block in (part.splitlines() for part in text.split("\n\n") if part.startswith("brick")):
-        notes = ("books", "times", "budgets", "excl is", "wall clock", "last, least", "median, slowest")
+        notes = ("step time", "times", "budgets", "excl is", "wall clock", "last, least", "median, slowest")
         head, *rows = [re.split(r"\s{2,}", line.strip()) for line in block if not line.startswith(notes)]
         for row in rows:
             found.setdefault(row[0], {}).update(zip(head, row, strict=True))

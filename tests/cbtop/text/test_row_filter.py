@@ -109,7 +109,7 @@ def test_what_is_left_out_is_left_out_of_no_sum() -> None:
     whole, filtered = (
         REPORTS["text"]([samples.LIVE], ["bricks"], None, RowChoice(filter=text)) for text in ("", "Sampling")
     )
-    for start in ("books: ", "records: "):
+    for start in ("step time: ", "records: "):
         (line,) = [line for line in whole.splitlines() if line.startswith(start)]
         assert line in filtered
 

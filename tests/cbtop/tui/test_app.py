@@ -61,6 +61,7 @@ from cbtop.tui.widgets.footer import KeyFooter
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
+from cbtop.tui.widgets.tabs import TabBar
 from cbtop.viewmodels.graph import GraphRow
 from cbtop.viewmodels.roofline import RooflineView
 from cbtop.viewmodels.source import SourceSummary, SourceView, source_view
@@ -199,7 +200,7 @@ def short_status(pilot: AppPilot) -> None:
     """Shorten the status line, so that the tabs leave room for the text after it."""
     feed = app_of(pilot).feed
     assert isinstance(feed, ScriptedFeed)
-    feed.line = "own daemon"
+    feed.line = "read here"
 
 
 async def refreshes_more_often(pilot: AppPilot, key: str) -> None:
@@ -1203,7 +1204,43 @@ async def test_the_palette_has_each_of_our_keys_and_none_of_textuals_own(feed: S
             if owner in (CbtopApp, Bricks, SortedTable) and binding.action not in elsewhere
         }
         assert ours <= offered
-        assert offered <= {binding.description for _, binding in BINDINGS}
+        assert {text.rpartition(", in ")[0] or text for text in offered} <= {
+            binding.description for _, binding in BINDINGS
+        }
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("theme", "theme: light or dark  T"),
+        ("screenshot", "export this view: screenshot, json, csv, md or txt  e"),
+        ("save", "save the range, or the last minutes, to a file  w"),
+        ("zoom", "zoom in, in Timeline  4 z"),
+    ],
+)
+async def test_the_palette_finds_the_words_that_users_of_other_tools_type(
+    feed: ScriptedFeed, word: str, text: str
+) -> None:
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        found = sorted([hit async for hit in KeysByName(app.screen).search(word)], key=lambda hit: -hit.score)
+        assert found[0].text == text
+
+
+async def test_the_palette_presses_a_key_of_another_view_there(
+    feed: ScriptedFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zoomed: list[int] = []
+    monkeypatch.setattr(Timeline, "action_zoom", lambda timeline, steps: zoomed.append(steps))
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        await pilot.press("ctrl+p", *"zoom in")
+        await pilot.pause(1)
+        await pilot.press("enter", "enter")
+        await pilot.pause()
+        assert (zoomed, app.screen.query_one(TabBar).active) == ([1], 3)
 
 
 @pytest.mark.slow
@@ -1254,6 +1291,21 @@ async def test_e_writes_the_view_shown_into_a_new_file_and_names_it(
             assert await what_is_told(pilot) == f"{view.title} is in\n{path}"
             assert taken.read_text() == "another's"
             holds_the_view(app, view, ending, path.read_text(encoding="utf-8"))
+
+
+async def test_a_picture_has_no_toast_and_the_toast_returns_after_it(
+    feed: ScriptedFeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = CbtopApp(feed, interval_s=60)
+    async with app.run_test(size=SIZE, notifications=True) as pilot:
+        app.notify("the-last-picture", timeout=60)
+        assert "the-last-picture" in await press(pilot)
+        await press(pilot, "e", "s")
+        assert "the-last-picture" in await press(pilot)
+    (picture,) = tmp_path.iterdir()
+    assert "Overview" in picture.read_text(encoding="utf-8")
+    assert "the-last-picture" not in picture.read_text(encoding="utf-8")
 
 
 def holds_the_view(app: CbtopApp, view: type[View], ending: str, text: str) -> None:

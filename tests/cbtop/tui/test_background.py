@@ -10,6 +10,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from textual.events import Key
@@ -39,13 +40,13 @@ print("ended", code, app.theme, app._tabs.active)
 class Screen:
     """The app in a pseudo-terminal. The test plays the terminal."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, stderr: int | None = None, **environment: str) -> None:
         self.ours, theirs = pty.openpty()
         termios.tcsetwinsize(theirs, (40, 120))
         known = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"} | environment
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=known,
-            start_new_session=True,
+            [sys.executable, "-c", SCRIPT, *arguments], stdin=theirs, stdout=theirs,
+            stderr=theirs if stderr is None else stderr, env=known, start_new_session=True,
         )  # fmt: skip
         self.theirs = theirs
         self.said = b""
@@ -140,6 +141,14 @@ def test_a_terminal_that_never_answers_holds_nobody_up(screens: list[Screen]) ->
     screen.wait_for(ASK.encode())
     screen.wait_for(b"Overview")
     assert screen.end() == f"0 {DARK.name} 0"
+
+
+def test_with_its_errors_in_a_file_the_screen_is_drawn_on_stdout(screens: list[Screen], tmp_path: Path) -> None:
+    with (tmp_path / "errors.txt").open("wb") as errors:
+        screens.append(screen := Screen(stderr=errors.fileno()))
+        screen.wait_for(b"Overview")
+        assert screen.end() == f"0 {DARK.name} 0"
+    assert (tmp_path / "errors.txt").read_bytes() == b""
 
 
 @pytest.mark.slow

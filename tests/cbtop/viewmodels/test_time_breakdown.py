@@ -167,7 +167,7 @@ def test_books_that_do_not_close_say_why_and_by_how_much(host: Host, why: str) -
     view, text, report = seen(host)
     books = report["books"]
     assert isinstance(books, dict)
-    assert f"books do not close: {why}" in text
+    assert f"parts do not add up: {why}" in text
     assert (books_in(view).close, books["close"]) == (False, False)
 
 
@@ -231,7 +231,7 @@ def test_a_call_stopped_twice_out_of_order_or_late_is_listed_as_in_no_books() ->
     books = books_in(view)
     assert (books.close, books.bricks_us, books.unattributed_us, books.open_us) == (True, 70, 30, 0)
     assert (books.unmatched_calls, books.unmatched_us) == (3, 60 + 20 + 50)
-    assert "in no books: 130.0 µs in 3 calls, stopped twice, out of order or late" in text
+    assert "in no step: 130.0 µs in 3 calls, stopped twice, out of order or late" in text
     assert isinstance(report["books"], dict)
     assert (report["books"]["loose_calls"], report["books"]["loose_us"]) == (3, 130)
     assert {row.name: (row.count, row.total_inclusive_us) for row in view.bricks}["a"] == (2, 120)
@@ -324,7 +324,7 @@ def test_bricks_of_cancelled_steps_are_said_to_be_in_no_books() -> None:
     view, text, report = seen(host)
     assert books_in(view).wall_us == books_in(view).bricks_us == 5
     assert [row.total_exclusive_us for row in view.bricks] == [20]
-    assert "in no books: bricks of 3 steps cancelled or renamed inside, which the rows hold" in text
+    assert "in no step: bricks of 3 steps cancelled or renamed inside, which the rows hold" in text
     assert isinstance(report["books"], dict)
     assert report["books"]["cancelled_steps"] == 3
 
@@ -411,7 +411,7 @@ def test_a_merge_by_the_slowest_rank_has_no_shares_if_books_do_not_close(tmp_pat
         records.append(record_of(source_of(tmp_path / name)))
     view = merged_view(records, MergeMode.MAX)
     assert [row.percent for row in (*view.bricks, *view.categories)] == [None, None]
-    assert "books do not close" in REPORTS["text"]([merged_view(records, MergeMode.SUM)], ["bricks"], None)
+    assert "do not add up" in REPORTS["text"]([merged_view(records, MergeMode.SUM)], ["bricks"], None)
 
 
 def test_a_clock_below_zero_is_rejected_and_the_rest_still_shown(runtime: Path) -> None:
@@ -466,7 +466,7 @@ def test_shares_are_0_to_100_percent_or_a_line_says_so_whatever_a_host_does(
     shown = [*shares(view), *(row.total_exclusive_us for row in view.bricks)]
     # Calls that overlap count fully, so the sum of their shares may exceed 100 %.
     most = 100 + 1e-6 if " - overlap " not in text else float("inf")
-    assert "books do not close: " in text or (min(shown, default=0) >= -1e-6 and max(shares(view)) <= most)
+    assert "do not add up: " in text or (min(shown, default=0) >= -1e-6 and max(shares(view)) <= most)
     assert view.outside is None or view.outside.us >= 0
 
 
@@ -609,8 +609,10 @@ def test_bricks_of_two_streams_keep_their_times_and_together_fit_the_step(
     assert "120.0µs in which two of these ran at the same time, in both" in said
     text = REPORTS["text"]([view], ["bricks"], None)
     assert (
-        "wall 750.0 µs = bricks 690.0 µs + inside layers 0.00 µs - overlap 120.0 µs + unattributed 180.0 µs" in text
+        "wall 750.0 µs = bricks 690.0 µs + inside layers 0.00 µs - overlap 120.0 µs + rest of step 180.0 µs" in text
     )
     assert json.loads(REPORTS["json"]([view], [], None))["sources"][0]["books"]["overlap_us"] == 120.0
     drawn = "".join(text for text, _ in books_equation(view, books, 200))
-    assert drawn == "wall 750.0 µs = bricks 690.0 + inside layers 0.00 - overlap 120.0 + unattributed 180.0 (24.0 %)"
+    assert (
+        drawn == "wall 750.0 µs = bricks 690.0 + ▒ inside layers 0.00 - overlap 120.0 + ░ rest of step 180.0 (24.0 %)"
+    )

@@ -147,18 +147,18 @@ def test_steps_layers_and_bricks_lie_over_each_other_and_gaps_have_names(runtime
         ("steps", 2), ("layers", 2), ("bricks", 4), ("in bricks", 2),
     ]  # fmt: skip
     assert told(lane) == [
-        ("unattributed", 0, 3_000), ("inside layers", 3_000, 1_000), ("RmsNorm", 4_000, 10_000),
+        ("rest of step", 0, 3_000), ("inside layers", 3_000, 1_000), ("RmsNorm", 4_000, 10_000),
         ("Sampling", 14_000, 7_000), ("between steps", 21_000, 7_000),
-        ("unattributed", 28_000, 3_000), ("inside layers", 31_000, 1_000), ("RmsNorm", 32_000, 10_000),
+        ("rest of step", 28_000, 3_000), ("inside layers", 31_000, 1_000), ("RmsNorm", 32_000, 10_000),
         ("Sampling", 42_000, 7_000),
     ]  # fmt: skip
-    assert lane.parts_ns(0, 21_000) == {BRICKS: 17_000, "unattributed": 3_000, "inside layers": 1_000}
+    assert lane.parts_ns(0, 21_000) == {BRICKS: 17_000, "rest of step": 3_000, "inside layers": 1_000}
     norm = lane.rows[2].spans[0]
     assert (norm.where, norm.elements, norm.category) == (("decode", "Layer 0"), 64, BrickId.RMS_NORM.category)
     assert found.newest is not None
     assert (found.newest.name, found.newest.start_ns, found.newest.duration_ns) == ("decode", 28_000, 21_000)
     assert [part.name for _, part in found.newest_parts()] == [
-        "unattributed", "inside layers", "RmsNorm", "Sampling",
+        "rest of step", "inside layers", "RmsNorm", "Sampling",
     ]  # fmt: skip
     assert (found.steps, found.unplaced, found.older, found.missing) == (2, 0, 0, 0)
     check(found, record)

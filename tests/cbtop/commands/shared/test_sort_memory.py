@@ -16,10 +16,19 @@ from tests.cbtop.conftest import ScriptedFeed
 
 def test_what_is_kept_is_found_again_and_other_tables_keep_theirs() -> None:
     assert remembered_orders() == {}
-    remember_orders({"bricks": ("incl p95", False)})
-    remember_orders({"roofline": ("brick", True)})
+    for _ in range(2):
+        remember_orders({"bricks": ("incl p95", False)})
+        remember_orders({"roofline": ("brick", True)})
     assert remembered_orders() == {"bricks": ("incl p95", False), "roofline": ("brick", True)}
     assert [path.name for path in sort_file().parent.iterdir()] == ["sort.json"]
+
+
+def test_an_order_comes_back_only_if_it_was_chosen_in_two_runs_in_a_row() -> None:
+    usual, other = {"bricks": ("incl p95", False)}, {"bricks": ("brick", True)}
+    for chosen, kept in ((usual, {}), (other, {}), (usual, {}), (usual, usual), (other, usual), (usual, usual),
+                         (other, usual), (other, other)):  # fmt: skip
+        remember_orders(chosen)
+        assert remembered_orders() == kept
 
 
 def test_where_nothing_was_chosen_nothing_is_written() -> None:

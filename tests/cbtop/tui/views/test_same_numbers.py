@@ -218,7 +218,7 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
         "one step", rf"wall ({NUMBER}) = bricks ({NUMBER})", screen, (of_a_step[0], 1), (of_a_step[1], 1e3)
     )
     yield from found_in(
-        "books", rf"books: wall ({NUMBER})[^=]* = bricks ({NUMBER}).* \+ unattributed ({NUMBER})", text,
+        "books", rf"step time: wall ({NUMBER})[^=]* = bricks ({NUMBER}).* \+ rest of step ({NUMBER})", text,
         (books["wall_us"], 1), (books["bricks_us"], 1), (books["unattributed_us"], 1),
     )  # fmt: skip
     time_range = source["stretch"]
@@ -230,7 +230,7 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
         )  # fmt: skip
     for row in source["bricks"]:
         yield from found_in(
-            f"overview, {row['name']}", rf"{row['name']} .* ({NUMBER})\s+({NUMBER}) a token", screen,
+            f"overview, {row['name']}", rf"{row['name']} .* ({NUMBER})\s{{2,}}({NUMBER})\s", screen,
             (row["percent"], 1), (_exclusive(row), 1),
         )  # fmt: skip
     loss = source["loss"]

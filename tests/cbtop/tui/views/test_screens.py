@@ -185,7 +185,7 @@ async def test_every_view_says_that_the_books_do_not_close_and_that_it_is_a_samp
     books = replace(BOOKS, close=False, over=3, over_us=400.0)
     source = replace(samples.LIVE, books=books, sample_every=10)
     for text in await shown_in_turn(source, size, *NUMBERS):
-        assert "books do not close: in 3 steps what ran took" in text
+        assert "parts do not add up: in 3 steps what ran took" in text
         assert "one step in 10" in text
 
 

@@ -19,9 +19,10 @@ from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.timeline import Timeline
-from cbtop.tui.views.timeline_lanes import like_newest
+from cbtop.tui.views.timeline_lanes import like_newest, longest, row_blocks
 from cbtop.tui.views.timeline_map import HELD, TimelineMap
 from cbtop.tui.widgets.lines import plain, width_of
+from cbtop.tui.widgets.time_row import Scale
 from cbtop.viewmodels.lanes import Lane, TimelineSpan
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.merged import MergedView
@@ -82,6 +83,16 @@ async def test_a_recording_shows_its_newest_step_with_lanes_gaps_and_sums(
             assert re.search(r"steps  +\d.* = bricks .* \+ between steps ", text)
             held = await opened(pilot, "l", "l", "z", "z", "z")
             golden(f"timeline-zoomed-{size[0]}x{size[1]}", held)
+
+
+def test_the_longest_blocks_in_sight_are_listed_by_length() -> None:
+    timeline = timeline_at(20.0)
+    row = next(row for row in row_blocks(timeline.lanes) if row.title == "bricks")
+    begin_ns, end_ns = row.parts[0].start_ns, row.parts[40].end_ns
+    lines = longest(row, Scale(begin_ns, end_ns, 100), begin_ns, 30, 100)[2:]
+    took_us = [float(plain(line).split(" µs")[1].replace(",", "")) for line in lines]
+    assert len(took_us) > 5
+    assert took_us == sorted(took_us, reverse=True)
 
 
 async def test_records_are_received_only_while_it_is_shown() -> None:

@@ -18,7 +18,7 @@ from tests.cbtop.conftest import ScriptedFeed, screen_text
 
 
 @pytest.mark.parametrize(
-    "word", [INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS, "own daemon", "backend", "numba-avx2-omp×2"]
+    "word", [INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS, "read here", "backend", "numba-avx2-omp×2"]
 )
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_help_explains_what_is_no_plain_word(word: str, width: int) -> None:
@@ -52,4 +52,4 @@ def test_the_books_say_that_no_step_was_recorded_and_not_a_zero_wall_time(count:
     source = replace(samples.LIVE, steps=steps, books=books)
     assert plain(books_equation(source, books, 200)) == f"n/a: {why}   a step still runs, 600.0 µs"
     text = REPORTS["text"]([source], ["bricks"])
-    assert f"books: n/a ({why}); 600.0 µs in a step still running" in text
+    assert f"step time: n/a ({why}); 600.0 µs in a step still running" in text

@@ -8,7 +8,7 @@ from cbtop.tui.widgets.lines import plain
 from cbtop.tui.widgets.tabs import TabBar
 
 TITLES = ("Overview", "Bricks", "Layers", "Timeline", "Roofline", "Graph", "Sources", "Devices", "Output")
-NOTE = "every 0.5 s · own daemon"
+NOTE = "every 0.5 s · read here"
 
 
 @pytest.mark.parametrize("width", [80, 90, 100, 110, 120, 130, 200])

@@ -389,7 +389,7 @@ A verdict is one sentence, with numbers and advice, about what is wrong with a p
 time shown: the last seconds, or everything seen. `--silence ID` leaves one out.
 
 If it can be derived, a verdict has the tokens/s that a fix would gain (Amdahl's law). That needs steps in turn, in
-one process, books that close, and no long step that began before the seconds shown. A gain inside steps also needs
+one process, parts that add up, and no long step that began before the seconds shown. A gain inside steps also needs
 recorded steps whose time is within 10 % of that of all steps.
 
 Tests write it from `cbtop/viewmodels/verdicts`. [Training](verdicts-training.md) and [engines](verdicts-engines.md)
