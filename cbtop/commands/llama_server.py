@@ -1,10 +1,10 @@
 """`cbtop llama-server URL`: make a running llama-server a source, from its `/metrics` and `/slots`."""
 
 # Rules
-# - The server is asked once an interval, and never changed. It has no bricks here, and no single steps.
-# - Each interval in which tokens were generated is one plain step of the phase PHASE, from one answer to the next.
-#   Its tokens are those of the interval, so tokens/s are right, and the duration of such a step is the interval's.
-# - /metrics counts the tokens of a request when the request ends. /slots has those of running requests.
+# - It queries the server once an interval, and never changed. It has no bricks here, and no single steps.
+# - Each interval with generated tokens is one plain step of the phase PHASE, from one answer to the next.
+#   Its tokens are the interval's, so tokens/s are right, and the duration of such a step is the interval's.
+# - /metrics counts the tokens of a request when the request ends. /slots has the tokens of running requests.
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ class Answer:
 
 
 def ask(url: str) -> Answer:
-    """Ask the server at `url`. Raises CbtopError with one line if it cannot be reached, or is no llama-server."""
+    """Ask the server at `url`.
+
+    Raises CbtopError with one line if it cannot be reached, or if it is not a llama-server.
+    """
     at_ns = time.perf_counter_ns()
     metrics = {
         name: float(value) for name, value in _SAMPLE.findall(_get(url, "/metrics", "start it with --metrics"))

@@ -69,7 +69,7 @@ class FeedSnapshot:
 class Views:
     """Makes views for a screen or report from the data of all visible sources."""
 
-    is_recording = False  # whether this feed shows the past, where nothing new can be measured
+    is_recording = False  # whether this feed shows the past, so nothing new can be measured
     silenced: Collection[str] = ()  # ids of the verdicts that the user has turned off
     baselines: Sequence[Snapshot] = ()  # The baseline of each process, to compare its views with.
 

@@ -37,7 +37,7 @@ class KeysByName(Provider):
                 yield Hit(score, matcher.highlight(text), press)
 
     def _entries(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yield the text and the effect of each entry: the keys that work here, then those of the other views."""
+        """Yield the text and the effect of each entry: the keys that work here, then the keys of the other views."""
         here = list(self._bindings())
         for binding in here:
             yield f"{binding.description}  {shown_key(binding)}", partial(self.app.simulate_key, binding.key)
@@ -51,7 +51,7 @@ class KeysByName(Provider):
                     yield text, partial(app.press_in_view, index, binding.key)
 
     def _bindings(self) -> Iterator[Binding]:
-        """Yield one key binding for each action, those of the focused widget first.
+        """Yield one key binding for each action, first for the focused widget.
 
         Actions that only the open palette disables are included. Textual's own are left out.
         """

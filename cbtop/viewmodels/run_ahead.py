@@ -1,4 +1,4 @@
-"""Find steps whose times are the host's only, because the host runs ahead of the GPU.
+"""Find steps with times of the host only, because the host runs ahead of the GPU.
 
 A host that launches kernels and does not wait for them ends a step before the GPU does. The times of its steps then
 say how long the launches took, and how long it waited for space in the queue of launches.

@@ -31,7 +31,7 @@ class EnginePartRow:
 
 @dataclass(frozen=True, slots=True)
 class LatencyView:
-    """The median and 99th percentile of the newest latencies, of which `measured` were measured."""
+    """The median and 99th percentile of the newest latencies, `measured` of them."""
 
     measured: int
     p50_us: float
@@ -91,7 +91,7 @@ class ServedRow:
 
 @dataclass(frozen=True, slots=True)
 class ServingView:
-    """An engine. Its parts are those of the newest `iterations`. None: not reported yet."""
+    """An engine. Its parts cover the newest `iterations`. None: not reported yet."""
 
     engine: str
     iterations: int

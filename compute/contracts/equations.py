@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 
 class EquationError(ValueError):
-    """A statement is no equation. The message is one line and begins with the line and the column in the file."""
+    """A statement is not an equation. The message is one line and begins with the line and the column in the file."""
 
 
 class Token(NamedTuple):

@@ -1,4 +1,4 @@
-"""The block formats that weights are stored in. The keys are ggml's type numbers, and those of nf4.py."""
+"""The block formats that weights are stored in. The keys are ggml's type numbers, and the one in nf4.py."""
 
 from __future__ import annotations
 

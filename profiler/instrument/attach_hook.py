@@ -34,7 +34,7 @@ def show_until_the_end(
     `directory` is the viewer's runtime directory, and `package` the viewer's cbtop. A Python without
     cbtop loads it.
     """
-    import _socket  # not `socket`, whose functions gevent replaces by ones that need an event loop
+    import _socket  # not `socket`, because gevent replaces its functions by ones that need an event loop
     from contextlib import closing
 
     with closing(_socket.socket(_socket.AF_UNIX)) as viewer:

@@ -89,7 +89,7 @@ def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> 
     """Return the equation of the time breakdown: `wall 8.45 ms = bricks 8.10 + ▒ inside layers 0.31 + ░ rest of step
     0.04 (0.5 %)`.
 
-    Values are means over recorded steps. The signs are those of the bar. Overlapping time is subtracted once (`-
+    Values are means over recorded steps. The bar has the same signs. Overlapping time is subtracted once (`-
     overlap 0.20`). Without a breakdown, the reason. With little room, the word `wall` is left out, and with less the
     gaps become one sum. Nothing is cut off.
     """

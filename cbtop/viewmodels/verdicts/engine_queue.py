@@ -27,7 +27,7 @@ def _schedules(view: SourceView) -> SchedulesView | None:
 
 
 def _queue(found: SchedulesView) -> QueueRow | None:
-    """Return the most frequent reason for which requests wait often. None if a full step is the reason."""
+    """Return the most frequent reason of long waits. None if a full step is the reason."""
     often = [one for one in found.queues if one.percent >= OFTEN_PERCENT and one.reason != QueueReason.TOKENS]
     return often[0] if often else None
 
