@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from cbtop.commands.shared.contract_lines import own_brick_sarif
 from cbtop.commands.shared.crossovers import go_by_kept_crossovers
+from cbtop.commands.shared.domain_checks import ALL, DOMAIN_FORMATS, check_domain, failed_names
 from cbtop.commands.shared.junit import junit
-from cbtop.commands.shared.library_checks import ALL, DOMAIN_FORMATS, check_domain, failed_names
 from cbtop.commands.shared.names import unknown
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
