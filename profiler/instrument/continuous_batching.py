@@ -12,7 +12,6 @@ Rules
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from _thread import get_ident
 from collections.abc import Callable
@@ -21,10 +20,11 @@ from typing import Any
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.attachment import installed
 from cbtop.profiler.instrument.awaited import once_imported
+from cbtop.profiler.instrument.engine_methods import Contract, owners_of
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
-from cbtop.profiler.instrument.serving import MODEL, OUTPUTS, SCHEDULER, ServingLog, differences, tell_at_end
-from cbtop.profiler.instrument.trouble import log_once, log_own_error
+from cbtop.profiler.instrument.serving import MODEL, OUTPUTS, SCHEDULER, ServingLog, tell_at_end
+from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol import clock
 
@@ -37,7 +37,7 @@ QUEUE = f"{FOLDER}.scheduler", "Scheduler"
 INPUTS = f"{FOLDER}.input_outputs", "ContinuousBatchingIOs"
 STATE = f"{FOLDER}.requests", "RequestState"
 # (module, class) -> {method to wrap: its first parameters after `self`}.
-CONTRACT: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+CONTRACT: Contract = {
     PROCESSOR: {"prepare_next_batch": (), "_generation_step": ("model",), "update_batch": ()},
     ROUTER: {"fail_and_deliver": ("state", "error")},
     QUEUE: {"add_waiting_request": ("state",), "clear_cancelled_requests": ()},
@@ -79,15 +79,10 @@ def follow() -> None:
 
 
 def _wrap() -> None:
-    owners = {key: getattr(sys.modules.get(key[0]), key[1], None) for key in CONTRACT}
-    for key, owner in owners.items():
-        other = differences(owner, CONTRACT[key])
-        if other:
-            log_once(
-                f"this transformers has no {key[1]}.{' or '.join(other)} as in {', '.join(SEEN_IN)}: the requests of "
-                "its continuous batching are not shown, and steps with several prompts count as mixed"
-            )
-            return
+    lost = "the requests of its continuous batching are not shown, and steps with several prompts count as mixed"
+    owners = owners_of(CONTRACT, ENGINE, SEEN_IN, lost)
+    if not owners:
+        return
     wrappers: dict[tuple[str, str], dict[str, Callable[[Function], Function]]] = {
         PROCESSOR: {
             "prepare_next_batch": functools.partial(_runs, part=SCHEDULER),

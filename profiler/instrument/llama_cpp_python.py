@@ -24,8 +24,8 @@ from typing import Any
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.held_steps import Part
+from cbtop.profiler.instrument.engine_methods import Contract, owners_of
 from cbtop.profiler.instrument.llama_cpp import DECODE, ENCODE, PREFILL, Parts, bricks_of, ggml_functions
-from cbtop.profiler.instrument.serving import differences
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol import clock
@@ -34,7 +34,7 @@ from cbtop.protocol.vocabulary import WARM_UP, BrickCategory, BrickId
 SEEN_IN = ("0.3.36",)  # the versions of llama-cpp-python that CONTRACT was compared with
 CONTEXT, HIGH_LEVEL = ("llama_cpp._internals", "LlamaContext"), ("llama_cpp.llama", "Llama")
 # (module, class) -> {method to wrap: its first parameters after `self`}.
-CONTRACT: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+CONTRACT: Contract = {
     CONTEXT: {"__init__": ("model", "params"), "decode": ("batch",)},
     HIGH_LEVEL: {"sample": ()},
 }
@@ -47,15 +47,9 @@ _contexts: weakref.WeakKeyDictionary[Any, Context] = weakref.WeakKeyDictionary()
 
 def follow(profiler: BrickProfiler) -> None:
     """Wrap the methods in CONTRACT. llama_cpp must be imported."""
-    owners = {key: getattr(sys.modules.get(key[0]), key[1], None) for key in CONTRACT}
-    for key, owner in owners.items():
-        other = differences(owner, CONTRACT[key])
-        if other:
-            log_once(
-                f"this llama-cpp-python has no {key[1]}.{' or '.join(other)} as in {', '.join(SEEN_IN)}: it is not "
-                "shown"
-            )
-            return
+    owners = owners_of(CONTRACT, "llama-cpp-python", SEEN_IN, "it is not shown")
+    if not owners:
+        return
     wrappers = {
         CONTEXT: {"__init__": _constructs, "decode": _decodes},
         HIGH_LEVEL: {"sample": _samples},

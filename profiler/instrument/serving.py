@@ -11,14 +11,13 @@ Rules
 
 from __future__ import annotations
 
-import inspect
 import statistics
 import weakref
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
@@ -315,19 +314,6 @@ def tell_at_end(profiler: BrickProfiler, log: ServingLog) -> None:
     recorder = profiler.parts.recorder
     if isinstance(recorder, RingRecorder):
         recorder.before_goodbye(tell_last)
-
-
-def differences(owner: Any, methods: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return the methods that `owner` lacks, or that have other first parameters than expected."""
-    found = []
-    for name, expected in methods.items():
-        try:
-            parameters = list(inspect.signature(vars(owner)[name]).parameters)
-        except (KeyError, TypeError, ValueError):
-            parameters = []
-        if parameters[: 1 + len(expected)] != ["self", *expected]:
-            found.append(name)
-    return found
 
 
 def _latencies(name: str, times_ns: deque[int]) -> Latencies:

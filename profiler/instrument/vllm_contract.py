@@ -10,14 +10,13 @@ Rules
 from __future__ import annotations
 
 import ast
-import inspect
 import multiprocessing
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cbtop.profiler.instrument.engine_methods import Methods, differences, unlike
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 
 SEEN_IN = ("0.22.0", "0.32.0")
@@ -34,7 +33,6 @@ RUNNERS = {
     "vllm.v1.worker.gpu_model_runner": ("_prepare_inputs", "_sample"),
     "vllm.v1.worker.gpu.model_runner": ("prepare_inputs", "sample"),
 }
-Methods = Mapping[str, tuple[str, ...]]  # a method -> its first parameters after `self`
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +104,7 @@ def is_as_expected(owner: Any, methods: Methods) -> bool:
 
     If not, log the line of `say_differences`.
     """
-    found = {}
-    for name in methods:
-        try:
-            found[name] = list(inspect.signature(vars(owner)[name]).parameters)
-        except (KeyError, TypeError, ValueError):
-            continue
-    if not _differences(found, methods):
+    if not differences(owner, methods):
         return True
     say_differences()
     return False
@@ -150,19 +142,19 @@ def _differences_line() -> str:
     # Older versions have only one of the runners.
     absent = [module for module in RUNNERS if trees[module] is None]
     looked_at = [one for one in CONTRACT if len(absent) == len(RUNNERS) or one.owner[0] not in absent]
-    unlike = [one for one in looked_at if _differences(methods[one.owner], one.methods)]
+    others = [one for one in looked_at if unlike(methods[one.owner], one.methods)]
     lacking = [
         f"{one.owner[1]}.{name}" if methods[one.owner] else one.owner[1]
-        for one in unlike
-        for name in _differences(methods[one.owner], one.methods)
+        for one in others
+        for name in unlike(methods[one.owner], one.methods)
     ]
     if not lacking:
         return ""
-    shown = dict.fromkeys(one.shows for one in looked_at if one not in unlike and not _lacks_need(one, unlike))
+    shown = dict.fromkeys(one.shows for one in looked_at if one not in others and not _lacks_need(one, others))
     hidden = dict.fromkeys(
         f"{one.shows} with {one.owner[0]}" if one.shows in shown else one.shows
         for one in looked_at
-        if one in unlike or _lacks_need(one, unlike)
+        if one in others or _lacks_need(one, others)
     )
     return (
         f"vLLM {_version() or 'of an unknown version'} has no {' or '.join(dict.fromkeys(lacking))} as in "
@@ -170,8 +162,8 @@ def _differences_line() -> str:
     )
 
 
-def _lacks_need(one: Needed, unlike: list[Needed]) -> bool:
-    return any(two.shows == one.needs and (two.owner == one.owner or two.owner[1] != RUNNER) for two in unlike)
+def _lacks_need(one: Needed, others: list[Needed]) -> bool:
+    return any(two.shows == one.needs and (two.owner == one.owner or two.owner[1] != RUNNER) for two in others)
 
 
 def methods_of(tree: ast.Module | None, kind: str) -> dict[str, list[str]]:
@@ -183,12 +175,6 @@ def methods_of(tree: ast.Module | None, kind: str) -> dict[str, list[str]]:
         for node in owner.body
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
-
-
-def _differences(found: Mapping[str, list[str]], methods: Methods) -> list[str]:
-    return [
-        name for name, expected in methods.items() if found.get(name, [])[: 1 + len(expected)] != ["self", *expected]
-    ]
 
 
 def _version() -> str:

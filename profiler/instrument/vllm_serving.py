@@ -23,7 +23,7 @@ from cbtop.profiler.instrument.attachment import installed
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
-from cbtop.profiler.instrument.serving import DETOKENISE, MODEL, OUTPUTS, SCHEDULER, Schedule, ServingLog
+from cbtop.profiler.instrument.serving import DETOKENISE, MODEL, OUTPUTS, SCHEDULER, Schedule, ServingLog, tell_at_end
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.vllm_contract import (
     ENGINE_CORE,
@@ -33,7 +33,6 @@ from cbtop.profiler.instrument.vllm_contract import (
     needed_of,
 )
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import clock
 from cbtop.protocol.serving_messages import EngineWorker
 from cbtop.protocol.vocabulary import BrickCategory, QueueReason
@@ -81,7 +80,7 @@ def log_of(scheduler: Any) -> ServingLog | None:
             max_running=_max_running(scheduler),
         )
         _newest[:] = [weakref.ref(log)]
-        _tell_at_end(profiler, log)
+        tell_at_end(profiler, log)
     return log
 
 
@@ -102,18 +101,6 @@ def names_engine(original: Function) -> Function:
         _guarded(announce)
 
     return construct
-
-
-def _tell_at_end(profiler: BrickProfiler, log: ServingLog) -> None:
-    recorder = profiler.parts.recorder
-    if isinstance(recorder, RingRecorder):
-        recorder.before_goodbye(functools.partial(_tell_last, weakref.ref(log)))
-
-
-def _tell_last(log: weakref.ref[ServingLog]) -> None:
-    found = log()
-    if found is not None:
-        found.tell(is_last=True)
 
 
 def _load(scheduler: weakref.ref[Any]) -> tuple[int, int, float | None]:

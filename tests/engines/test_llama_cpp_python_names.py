@@ -7,8 +7,8 @@ import inspect
 
 import pytest
 
+from cbtop.profiler.instrument.engine_methods import differences
 from cbtop.profiler.instrument.llama_cpp_python import CONTRACT
-from cbtop.profiler.instrument.serving import differences
 
 pytestmark = pytest.mark.engines
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install llama-cpp-python")
