@@ -8,21 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vllm import LLM, SamplingParams
+from tiny_llama import engine_in
+from vllm import SamplingParams
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 4000,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 512,
-    "torch_dtype": "bfloat16",
-}
 CASES = {
     "healthy": {},
     "few sequences": {"max_num_seqs": 4},
@@ -34,17 +22,7 @@ ROUNDS, BATCH, PROMPT, TOKENS = 2, 32, 32, 64
 
 def main(case, file):
     folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    engine = LLM(
-        model=str(folder),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        enforce_eager=True,
-        disable_log_stats=False,
-        seed=0,
-        **CASES[case],
-    )
+    engine = engine_in(folder, **CASES[case])
     sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     for round in range(ROUNDS):
         prompts = [{"prompt_token_ids": [round * BATCH + at + 1] * PROMPT} for at in range(BATCH)]

@@ -10,23 +10,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from vllm import LLM, SamplingParams
+from tiny_llama import HIDDEN, LAYERS, engine_in
+from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
-HIDDEN, LAYERS, RANK, BLOCK = 256, 2, 8, 32
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 4000,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 768,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 512,
-    "torch_dtype": "bfloat16",
-}
+RANK, BLOCK = 8, 32
 STEP_TOKENS, LONG, SHORT, TOKENS = 64, 200, 40, 8  # two short prompts do not fit in a step
 
 
@@ -46,21 +34,14 @@ def write_adapter(folder):
 
 def main(file):
     folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(CONFIG))
     write_adapter(folder / "adapter")
-    engine = LLM(
-        model=str(folder),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        max_model_len=256,
+    engine = engine_in(
+        folder,
         max_num_batched_tokens=STEP_TOKENS,
         max_num_seqs=16,
         block_size=BLOCK,
         enable_lora=True,
         max_lora_rank=RANK,
-        enforce_eager=True,
-        disable_log_stats=False,
-        seed=0,
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     rows = []

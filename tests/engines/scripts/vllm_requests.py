@@ -5,36 +5,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vllm import LLM, SamplingParams
+from tiny_llama import engine_in
+from vllm import SamplingParams
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 4000,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 512,
-    "torch_dtype": "bfloat16",
-}
 ROUNDS, BATCH, TOKENS = 3, 4, 24
 
 
 def main():
     folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    engine = LLM(
-        model=str(folder),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        max_model_len=256,
-        enforce_eager=True,
-        disable_log_stats=False,
-        seed=0,
-    )
+    engine = engine_in(folder)
     prompts = [{"prompt_token_ids": [at + 1] * 32} for at in range(BATCH)]
     sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     rows = []
