@@ -1,7 +1,7 @@
 """`cbtop llama-server URL`: make a running llama-server a source, from its `/metrics` and `/slots`."""
 
 # Rules
-# - It queries the server once an interval, and never changed. It has no bricks here, and no single steps.
+# - cbtop reads from the server once an interval, and changes nothing there. There are no bricks and no single steps.
 # - Each interval with generated tokens is one plain step of the phase PHASE, from one answer to the next.
 #   Its tokens are the interval's, so tokens/s are right, and the duration of such a step is the interval's.
 # - /metrics counts the tokens of a request when the request ends. /slots has the tokens of running requests.
@@ -42,6 +42,7 @@ exit codes: 0 interrupted, 1 no answer, or no llama-server answers, 2 usage
 PHASE = "llama-server, polled"
 ANSWER_S = 5.0  # longest time to wait for an answer
 MAX_ANSWER_BYTES = 16 << 20
+MAX_COUNT = 2**48
 COUNTERS = ("tokens_predicted_total", "requests_processing", "requests_deferred")
 _SAMPLE = re.compile(r"^llamacpp:(\w+) ([-+.\deE]+)$", re.MULTILINE)
 
@@ -93,15 +94,16 @@ def ask(url: str) -> Answer:
     Raises CbtopError with one line if it cannot be reached, or if it is not a llama-server.
     """
     at_ns = time.perf_counter_ns()
-    metrics = {
-        name: float(value) for name, value in _SAMPLE.findall(_get(url, "/metrics", "start it with --metrics"))
-    }
+    metrics = dict(_SAMPLE.findall(_get(url, "/metrics", "start it with --metrics")))
     missing = [name for name in COUNTERS if name not in metrics]
     if missing:
         raise CbtopError(f"{url}/metrics has no llamacpp:{missing[0]}; expected a llama-server")
-    generated, processing, deferred = (round(metrics[name]) for name in COUNTERS)
-    running = slots_of(json.loads(_get(url, "/slots", "start it without --no-slots")))
-    return Answer(at_ns, generated, processing, deferred, running)
+    slots = _get(url, "/slots", "start it without --no-slots")
+    try:
+        generated, processing, deferred = (_count(float(metrics[name])) for name in COUNTERS)
+        return Answer(at_ns, generated, processing, deferred, slots_of(json.loads(slots)))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise CbtopError(f"{url} answers what no llama-server answers: {error}") from error
 
 
 def slots_of(slots: Any) -> dict[tuple[int, int], int]:
@@ -111,8 +113,15 @@ def slots_of(slots: Any) -> dict[tuple[int, int], int]:
         if slot.get("is_processing"):
             next_token = slot.get("next_token") or {}
             state = next_token[0] if isinstance(next_token, list) else next_token  # a list since autumn 2025
-            found[slot["id"], slot.get("id_task", -1)] = int(state.get("n_decoded", 0))
+            found[slot["id"], slot.get("id_task", -1)] = _count(state.get("n_decoded", 0))
     return found
+
+
+def _count(value: float) -> int:
+    """Return a number of tokens or requests. Raises ValueError if it cannot be one."""
+    if not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{value:g} is not a number of tokens or requests")
+    return round(value)
 
 
 def follow(url: str, profiler: BrickProfiler, first: Answer, wait: Callable[[], bool]) -> None:

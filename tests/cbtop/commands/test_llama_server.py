@@ -6,11 +6,13 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from cbtop.cli import main
 from cbtop.commands.llama_server import PHASE, ask, slots_of
 from cbtop.compute import demo_model
 from cbtop.compute.demo_model import TINY_LLAMA, ModelShape
+from cbtop.errors import CbtopError
 from tests.integration.hosts import CBTOP, cbtop, eventually
 
 needs_server = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
@@ -57,6 +60,36 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(demo_model, "metadata_of", with_words)
         demo_model.write_model(path, replace(TINY_LLAMA, context_length=256), lambda *progress: None)
     return path
+
+
+METRICS = b"""\
+llamacpp:tokens_predicted_total 12
+llamacpp:requests_processing 1
+llamacpp:requests_deferred 0
+"""
+
+
+@contextmanager
+def answering(metrics: bytes, slots: bytes) -> Iterator[str]:
+    """Run a server with these two answers. Yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(metrics if self.path == "/metrics" else slots)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager
@@ -140,3 +173,25 @@ def test_slots_of_both_forms_are_read(next_token: object) -> None:
         {"id": 1, "id_task": 3, "is_processing": False, "next_token": next_token},
     ]
     assert slots_of(slots) == {(0, 12): 7}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "slots"),
+    [
+        (METRICS, b"<html>"),
+        (METRICS, b"[1, 2]"),
+        (METRICS, b'[{"is_processing": true}]'),
+        (METRICS, b'[{"is_processing": true, "id": 0, "next_token": {"n_decoded": "many"}}]'),
+        (METRICS, b'[{"is_processing": true, "id": 0, "next_token": [{"n_decoded": 1e300}]}]'),
+        (METRICS, b"[" * 100_000),
+        (METRICS.replace(b" 12", b" 1e999"), b"[]"),
+        (METRICS.replace(b" 12", b" -12"), b"[]"),
+        (METRICS.replace(b" 12", b" 1.2.3"), b"[]"),
+    ],
+)
+def test_an_answer_of_no_llama_server_is_an_error_of_one_line(metrics: bytes, slots: bytes) -> None:
+    with answering(METRICS, b"[]") as url:
+        assert ask(url).tokens == 12
+    with answering(metrics, slots) as url, pytest.raises(CbtopError, match="no llama-server answers") as caught:
+        ask(url)
+    assert "\n" not in str(caught.value)
