@@ -19,7 +19,7 @@ from cbtop.compute.quantization import ON_GPU
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.nf4 import LEVELS, NF4, blocks_of
-from tests.compute.test_safetensors import decoded, expected, saved
+from tests.compute.safetensors_models import decoded, expected, saved
 
 Tensors = dict[str, tuple[str, list[int], bytes]]
 OF_BITSANDBYTES = json.loads((Path(__file__).parent / "nf4_bitsandbytes.json").read_text())

@@ -11,7 +11,7 @@ import pytest
 from cbtop.cli import main
 from cbtop.compute.errors import ModelError
 from cbtop.compute.tokenizer_file import read_tokenizer_file
-from tests.compute.test_safetensors import saved
+from tests.compute.safetensors_models import saved
 
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")

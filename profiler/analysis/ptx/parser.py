@@ -25,9 +25,11 @@ MAX_INNER_REGISTERS = 1 << 16
 
 SPACES = frozenset({"reg", "shared", "local", "global", "const", "param", "tex"})
 
-# Repetitions in these patterns are possessive (`*+`), so no text can make them backtrack for long.
+# Repetitions of characters are possessive (`*+`), and a repeated group divides a text in one way only. So no text can
+# make these patterns backtrack for long. Groups are not possessive, because Python 3.11.2 (Debian 12) then goes on at
+# a wrong position.
 _NAME = r"[a-zA-Z_$%][\w$]*+"
-_COMMENT = re.compile(r'"[^"\n]*+"?|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(?:\*/)?')
+_COMMENT = re.compile(r'"[^"\n]*+"?|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*(?:\*/)?')
 _STATEMENT = re.compile(
     rf"""\s*+(?:
       (?P<label>{_NAME})\s*+:(?!:)
@@ -35,40 +37,40 @@ _STATEMENT = re.compile(
     | (?P<open>\{{)
     | (?P<close>\}})
     | \.loc\s++(?P<file>\d++)\s++(?P<source_line>\d++)[^\n]*+
-    | \.pragma\s*+"[^"\n]*+"(?:\s*+,\s*+"[^"\n]*+")*+\s*+;
+    | \.pragma\s*+"[^"\n]*+"(?:\s*+,\s*+"[^"\n]*+")*\s*+;
     | \.reg\b(?P<registers>[^;]*+);
-    | \.(?P<directive>\w++)(?P<rest>[^;{{=]*+(?:=[^;]*+)?+);
+    | \.(?P<directive>\w++)(?P<rest>[^;{{=]*+(?:=[^;]*+)?);
     )""",
     re.VERBOSE,
 )
 _TOP = re.compile(
     rf"""\s*+(?:
       \.version\s++(?P<version>[\d.]++)
-    | \.target\s++(?P<target>[\w]++)(?:\s*+,\s*+\w++)*+
+    | \.target\s++(?P<target>[\w]++)(?:\s*+,\s*+\w++)*
     | \.address_size\s++(?P<address_size>32|64)\b
     | \.file\s++(?P<file>\d++)\s++"(?P<path>[^"\n]*+)"[^\n]*+
     | \.section\s++[^{{}};]*+\{{[^}}]*+(?P<section>\}})
     | \.pragma\s*+"[^"\n]*+"\s*+;
-    | (?P<function>(?:\.(?:visible|extern|weak|common)\s++)*+\.(?P<kind>entry|func)\b)
-    | (?P<variable>\.[^;{{=]*+(?:=[^;]*+)?+);
+    | (?P<function>(?:\.(?:visible|extern|weak|common)\s++)*\.(?P<kind>entry|func)\b)
+    | (?P<variable>\.[^;{{=]*+(?:=[^;]*+)?);
     | (?P<label>{_NAME})\s*+:
     | (?P<semicolon>;)
     )""",
     re.VERBOSE,
 )
 _HEADER = re.compile(  # a function's head, after `.entry` or `.func`
-    rf"""(?P<attributes>(?:\s*+\.(?:noreturn|unified|attribute\s*+\([^()]*+\)))*+)
+    rf"""(?P<attributes>(?:\s*+\.(?:noreturn|unified|attribute\s*+\([^()]*+\)))*)
     \s*+(?:\((?P<results>[^()]*+)\))?
     \s*+(?P<name>{_NAME})
-    \s*+(?:\((?P<parameters>(?:[^()]++|\([^()]*+\))*+)\))?
+    \s*+(?:\((?P<parameters>(?:[^()]++|\([^()]*+\))*)\))?
     (?P<limits>[^{{;]*+)(?P<end>[{{;])""",
     re.VERBOSE,
 )
-_LIMIT = re.compile(r"\.(\w++)((?:\s*+,?\s*+\d++)*+)")
+_LIMIT = re.compile(r"\.(\w++)((?:\s*+,?\s*+\d++)*)")
 _OPERAND = re.compile(r"\{[^{}]*+\}|\[[^\[\]]++\]|\([^()]*+\)|[^\s,{}()\[\]][^,{}()\[\]]*+")
 _REGISTER = re.compile(rf"({_NAME})\s*+(?:<\s*+(\d{{1,9}})\s*+>)?")
-_TYPES = re.compile(r"(?:\s*+\.\w++)++\s++")
-_VARIABLE_NAME = re.compile(rf"({_NAME})((?:\s*+\[[^\[\]]*+\])*+)\s*+$")
+_TYPES = re.compile(r"(?:\s*+\.\w++)+\s++")
+_VARIABLE_NAME = re.compile(rf"({_NAME})((?:\s*+\[[^\[\]]*+\])*)\s*+$")
 _IDENTIFIER = re.compile(_NAME)
 _FLAT = re.compile(r"[^{}()\[\]]*+")
 
