@@ -155,13 +155,7 @@ class BrickProfiler:
         self._steps = Steps(self._path, self._scopes, self._is_sampled, self._give_up, self._recorder.flush, show)
         self.graph = GraphRecorder(self._path, callbacks, self._scopes, self.announce)
         self.stats = ReadBack(
-            self._recorder,
-            self.graph,
-            self._scopes,
-            clock_ns,
-            sample_every,
-            lambda: self._ended_why,
-            self._paths,
+            self._recorder, self.graph, self._scopes, clock_ns, sample_every, lambda: self._ended_why, self._paths
         )
         self._checks = BrickChecks(self.announce)
         self.parts = Parts(self._recorder, self._clock, clock_ns, self._scopes, self._paths, self._steps)

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerState:
     """An answer of the server. `running` has the generated tokens of each running request, by slot and task."""
 
     at_ns: int
@@ -88,7 +88,7 @@ class Answer:
         return self.generated + sum(self.running.values())
 
 
-def ask(url: str) -> Answer:
+def ask(url: str) -> ServerState:
     """Ask the server at `url`.
 
     Raises CbtopError with one line if it cannot be reached, or if it is not a llama-server.
@@ -101,7 +101,7 @@ def ask(url: str) -> Answer:
     slots = _get(url, "/slots", "start it without --no-slots")
     try:
         generated, processing, deferred = (_count(float(metrics[name])) for name in COUNTERS)
-        return Answer(at_ns, generated, processing, deferred, slots_of(json.loads(slots)))
+        return ServerState(at_ns, generated, processing, deferred, slots_of(json.loads(slots)))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise CbtopError(f"{url} answers what no llama-server answers: {error}") from error
 
@@ -124,7 +124,7 @@ def _count(value: float) -> int:
     return round(value)
 
 
-def follow(url: str, profiler: BrickProfiler, first: Answer, wait: Callable[[], bool]) -> None:
+def follow(url: str, profiler: BrickProfiler, first: ServerState, wait: Callable[[], bool]) -> None:
     """Record the answers of the server at `url` after `first`, until `wait` returns False.
 
     Raises CbtopError if the server no longer answers.
@@ -147,10 +147,10 @@ def follow(url: str, profiler: BrickProfiler, first: Answer, wait: Callable[[], 
         )
 
 
-def _held(before: Answer, answer: Answer) -> Answer:
+def _held(before: ServerState, answer: ServerState) -> ServerState:
     """Return `answer` with the count of tokens of `before`, which is higher because a request has just ended."""
     ended = {(-1, -1): before.tokens - answer.generated}
-    return Answer(answer.at_ns, answer.generated, answer.processing, answer.deferred, ended)
+    return ServerState(answer.at_ns, answer.generated, answer.processing, answer.deferred, ended)
 
 
 def _get(url: str, path: str, hint: str) -> str:

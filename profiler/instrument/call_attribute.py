@@ -115,14 +115,14 @@ def of_host(module: Any) -> Any:
     return object.__getattribute__(module, "__dict__").get(ATTRIBUTE)
 
 
-class Arguments(NamedTuple):
+class CallArguments(NamedTuple):
     """The arguments of a call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
-def arguments_of_call(module: Any) -> Arguments | None:
+def arguments_of_call(module: Any) -> CallArguments | None:
     """Return the arguments of the running call of `module` in this thread, or None if torch is not calling it.
 
     Reads frames of the torch function that calls modules. Each takes a few microseconds.
@@ -130,7 +130,7 @@ def arguments_of_call(module: Any) -> Arguments | None:
     frame: FrameType | None = _getframe(1)
     while frame is not None:
         if frame.f_code is _TORCH_CALL and frame.f_locals.get("self") is module:
-            return Arguments(frame.f_locals.get("args", ()), frame.f_locals.get("kwargs", {}))
+            return CallArguments(frame.f_locals.get("args", ()), frame.f_locals.get("kwargs", {}))
         frame = frame.f_back
     return None
 

@@ -81,7 +81,7 @@ class _Callback:
         self._compiled = compiled
         self._steps = profiler.parts.steps
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._parts = Parts()
+        self._parts = GraphParts()
         self._lost = 0
         self.function, self.user_data = compiled.create(
             name_of, operation_of, elements_of, rows_of, profiler.sample_every, self._wake
@@ -125,7 +125,7 @@ class _Callback:
             self._steps.record(phase, tokens, start_ns, bricks[-1].end_ns, self._parts.of(bricks), lost=lost)
 
 
-class Parts:
+class GraphParts:
     """Makes the parts of a step from the bricks of its graph, with one definition for each brick."""
 
     def __init__(self) -> None:

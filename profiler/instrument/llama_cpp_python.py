@@ -25,7 +25,7 @@ from typing import Any
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.held_steps import Part
 from cbtop.profiler.instrument.engine_methods import Contract, owners_of
-from cbtop.profiler.instrument.llama_cpp import DECODE, ENCODE, PREFILL, Parts, bricks_of, ggml_functions
+from cbtop.profiler.instrument.llama_cpp import DECODE, ENCODE, PREFILL, GraphParts, bricks_of, ggml_functions
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol import clock
@@ -67,7 +67,7 @@ class Context:
         from cbtop.profiler import _llama_cpp as compiled  # may not be built
 
         self._compiled = compiled
-        self._parts = Parts()
+        self._parts = GraphParts()
         # Only a build with a device returns before the work is done.
         self.synchronize: Function | None = (
             library.llama_synchronize if library.llama_supports_gpu_offload() else None

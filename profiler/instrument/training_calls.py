@@ -231,7 +231,8 @@ class StepCalls(Capture):
     def _hook(self, nodes: list[tuple[int, Any]], handles: list[Handle]) -> None:
         before = None
         for number, node in nodes:
-            owner = self._owner(number)
+            at = bisect_right(self._numbers, number) - 1
+            owner = self._innermost[at] if at >= 0 else OUTSIDE  # the innermost call that has made this node
             owner = LOSS if owner == OUTSIDE else owner
             if owner >= 0:
                 self._products.setdefault(owner, Products()).add(node)
@@ -245,11 +246,6 @@ class StepCalls(Capture):
             handles += [
                 node.register_hook(functools.partial(_node_ended, unfinished, self._nodes_ended)) for node in ends
             ]
-
-    def _owner(self, number: int) -> int:
-        """Return the innermost call that has made node `number` of autograd."""
-        at = bisect_right(self._numbers, number) - 1
-        return self._innermost[at] if at >= 0 else OUTSIDE
 
     def _reached(self, owner: int, gradients: Any) -> None:
         self._runs.append((clock.perf_counter_ns(), owner))
@@ -289,7 +285,9 @@ class StepCalls(Capture):
                 # A layer that checkpoints its own parts is not called again in the backward. So use the layer that is
                 # in its backward. Communication gets no layer here.
                 if not layers_of(keys) and not _is_communication(self._keys[number]):
-                    keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
+                    run = bisect_right(begins_ns, begin_ns) - 1  # its backward has this index in `_runs`
+                    owner = self._runs[run][1] if run >= 0 else OUTSIDE
+                    keys = (*(() if owner < 0 else layers_of(places[owner])), *keys)
                 keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
             if keys and self._keys[number] is not None and self._ends_ns[number]:
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
@@ -297,11 +295,6 @@ class StepCalls(Capture):
         found += self._backward_parts(places)
         # Sorted by their ends, parts come before the parts that contain them.
         return sorted(found, key=lambda part: (part[2], -part[1]))
-
-    def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:
-        """Return the layers of a call. Its backward has the index `run` in `_runs`."""
-        owner = self._runs[run][1] if run >= 0 else OUTSIDE
-        return () if owner < 0 else layers_of(places[owner])
 
     def _places(self) -> list[Keys]:
         """Return the keys that lead from the step down to each call."""
