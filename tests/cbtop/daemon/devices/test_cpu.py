@@ -92,7 +92,7 @@ def test_private_memory_is_without_the_pages_of_files(tmp_path: Path) -> None:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
 
-    sampler = Cpu()
+    sampler = Cpu(busy=Idle())
     before = private()
     assert before == pytest.approx(anonymous(), abs=16 << 20)
     with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as pages:
@@ -107,7 +107,7 @@ def test_private_memory_is_without_the_pages_of_files(tmp_path: Path) -> None:
 
 def test_the_history_of_memory_goes_on_from_sample_to_sample() -> None:
     now_ns = [0]
-    sampler = Cpu(clock_ns=lambda: now_ns[0])
+    sampler = Cpu(clock_ns=lambda: now_ns[0], busy=Idle())
     points: tuple[int, ...] = ()
     for _ in range(3):
         (process,) = device(sampler, (os.getpid(),)).processes
@@ -149,7 +149,7 @@ def test_a_process_that_shares_its_processor_waits_half_of_the_time() -> None:
         for one in running:
             assert one.stdout is not None
             one.stdout.readline()
-        sampler, pids = Cpu(), tuple(one.pid for one in running)
+        sampler, pids = Cpu(busy=Idle()), tuple(one.pid for one in running)
         device(sampler, pids)
         time.sleep(1)
         waits = [process.waiting_percent for process in device(sampler, pids).processes]
