@@ -11,7 +11,7 @@ Which steps
 
 The cost
 - Recording makes three sorts of steps longer: recorded steps, the next step, which removes the timed calls, and steps
-  that run in other threads during a recorded step.
+  that run in other threads during a recorded step, or while a window of kernels is open.
 - Each such step is compared with the mean of the plain steps of its kind before and after it, so that a steady growth
   cancels out. A lonely plain step is compared with the recorded steps around it.
 - The cost is the median of these differences, with a 95 % interval from order statistics. The measured time of cbtop
@@ -36,8 +36,9 @@ Choosing k
 from __future__ import annotations
 
 import math
+from _thread import get_ident
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from enum import IntEnum
 from typing import NamedTuple
 from weakref import ref
@@ -79,6 +80,7 @@ PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE
 PLAIN_WIDTH = ONE // PLAIN_PAIRS
+WINDOW = "window"
 MOST_APART = 4  # compare a recorded step only with a plain step that is at most this many steps earlier
 
 
@@ -86,7 +88,7 @@ class Sort(IntEnum):  # an IntEnum, because hashing members of other enums runs 
     """The sorts of steps, by the time that recording adds.
 
     PLAIN: nothing. RECORDED: the step is recorded. AFTER: the step removes the timed calls. BESIDE: a step in another
-    thread is recorded at the same time.
+    thread is recorded at the same time, or a window of kernels is open.
     """
 
     PLAIN = 0
@@ -189,7 +191,8 @@ class GovernedModel:
         self.is_many = is_many
         self.calls_are_in = False
         self.recorded = 0
-        self.running: dict[ref[object], None] = {}  # the recorded steps that are running
+        # The recorded steps that are running. An open window of kernels is the key WINDOW.
+        self.running: dict[Hashable, None] = {}
 
 
 class StepStart(NamedTuple):
@@ -221,6 +224,7 @@ class Governor:
         "allowed_percent",
         "allowed_share",
         "begun",
+        "beside_ns",
         "every",
         "floor",
         "has_looked",
@@ -234,6 +238,7 @@ class Governor:
         "sampling",
         "seen",
         "told_ns",
+        "window_thread",
     )
 
     def __init__(self, allowed_percent: float, announce: Callable[[Sampling], None]) -> None:
@@ -266,6 +271,8 @@ class Governor:
         # a step.
         self._recorded_alone_ns: dict[str, int] = {}
         self.seen = self.recorded = self._lived_ns = 0
+        self.window_thread: int | None = None  # the thread with the open window of kernels
+        self.beside_ns = 0  # the time that this window has added to steps of other models in its thread
         self.look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
         self._recent_ns = 0.0
 
@@ -366,6 +373,8 @@ class Governor:
         kind.seen += 1
         kind.recent += 1
         kind.counts[sort] += 1
+        if sort is BESIDE and kind.plain_ns is not None and self.window_thread == get_ident():
+            self.beside_ns += max(0, duration_ns - kind.plain_ns)
         if kind.seen > PASSED_OVER:
             if sort is PLAIN:
                 before, kind.plain_ns = kind.plain_ns, duration_ns
@@ -383,6 +392,24 @@ class Governor:
             self._look()
             if self.sampling is not None:
                 self.sampling.tell_if_due()
+
+    def window_opened(self) -> None:
+        """Note that the calling thread has opened a window of kernels. Launches of all threads take longer now.
+
+        A process has at most one open window.
+        """
+        self.window_thread, self.beside_ns = get_ident(), 0
+        for model in list(self.models.values()):
+            model.running[WINDOW] = None
+            model.recorded += 1  # steps that are running are not plain
+
+    def window_closed(self) -> None:
+        """Note that the window is closed. Does nothing if none was open."""
+        if self.window_thread is not None:
+            self.window_thread = None
+            for model in list(self.models.values()):
+                model.running.pop(WINDOW, None)
+                model.recorded += 1
 
     def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
         """Return the share of the time that `model` may spend on recording, if it chooses its recorded steps itself.
@@ -417,6 +444,8 @@ class Governor:
         if found is None:
             is_many = len(self.models) >= MAX_KINDS
             found = self.models.setdefault(None if is_many else model, GovernedModel(is_many=is_many))
+            if self.window_thread is not None:
+                found.running[WINDOW] = None
         return found
 
     def _look(self) -> None:

@@ -11,8 +11,9 @@ Rules
   opening, waiting for the device, and closing. Each of its steps costs a few ms more. The next window is due when the
   costs of windows are within the allowed share, or within 5 % until FLOOR steps are recorded. After that, windows use
   half of the allowed share. Models that run at the same time divide the allowed share among them.
-- A window has one step if other models run between the steps, or if other threads replay captured graphs. Their
-  kernels would be launched while CUPTI is open.
+- Other models may run while a window is open. Their kernels are in no step of the window, their steps are not plain
+  steps, and the time that the window adds to those in its thread is a part of its cost.
+- A window has one step if other threads replay captured graphs, which must not run while CUPTI is open.
 - The host's times are measured in a plain step half-way between two windows (host_steps.py). The next window comes at
   least two steps later, because the time of the step before a window counts as that of a plain step.
 - Steps of a warm-up are not recorded.
@@ -56,7 +57,7 @@ LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 60_000_000_000
 STEADY = 0.5
 MOST_STEPS = 8  # most steps in a window
 RECORDS_PER_LAUNCH = 5
-# Number of windows with a single step, after another model ran between the steps of a window, or records were lost.
+# Number of windows with a single step after records were lost.
 ALONE = 8
 LEAST_WINDOWS = LEAST_OF_INTERVAL  # the cost of windows has an interval after this many of them
 LEAST_TOLD = 3  # an idle device is announced only after this many windows
@@ -84,8 +85,6 @@ class KernelSteps:
         self._windows = self._recorded = 0  # number of windows, and of steps recorded in them
         self._most = 1  # most steps in the next window
         self._alone = 0  # number of next windows that have a single step
-        # Number of measured steps of all models when the window was opened. The window's own steps are not measured.
-        self._others = 0
         # For each window: whether the device was idle when it began.
         self._were_idle: deque[bool] = deque(maxlen=SAMPLES)
         self._said = ""  # the method of measurement that was last announced to viewers
@@ -155,9 +154,6 @@ class KernelSteps:
 
     def _may_follow(self, recording: WindowRecording, call: Call) -> bool:
         """Return whether the step of `call`, which begins now, can be the next step of an open window."""
-        if self._governor.seen != self._others:
-            self._alone = ALONE
-            return False
         if call.phase in self._unseen or torch.cuda.is_current_stream_capturing():
             return False
         return recording.follows() and self._governor.last_plain_ns(call.phase, self._steps.model) is not None
@@ -181,6 +177,7 @@ class KernelSteps:
             window.begin()
             kernel_bursts.enter_here(recording)
             self.burst, self.is_running, self._recording = recording.results, True, recording
+            self._governor.window_opened()
         except BaseException as error:
             if recording is not None and recording.window.is_on:
                 kernel_bursts.enter_here(recording)
@@ -196,7 +193,6 @@ class KernelSteps:
         recording.opened_ns = clock.perf_counter_ns()
         if most > 1:
             close_at_exit(recording)
-            self._others = self._governor.seen
             self._steps.kernels_due_ns = 1  # the next step is due, because it may be the next step of the window
         return True
 
@@ -224,6 +220,7 @@ class KernelSteps:
         recording, self._recording = self._recording, None
         burst, self.burst = self.burst, KernelBurstResults()
         self.is_running = False
+        self._governor.window_closed()
         self._pause(LEAST_PAUSE_NS)
         if recording is None:
             return
@@ -257,6 +254,7 @@ class KernelSteps:
     def refuse(self, error: Exception) -> None:
         """Stop recording kernels, because of `error`. From the next step on, stamps time the model."""
         self.is_running, self.has_failed = False, True
+        self._governor.window_closed()
         if self._recording is not None and not self._recording.window.is_on:
             self._recording = None
         self._steps.profiler.parts.by_kernels = False
@@ -275,7 +273,7 @@ class KernelSteps:
         open_ns, close_ns = recording.opened_ns - recording.begun_ns, ended_ns - recording.closing_ns
         plain_ns = sum(step.plain_ns for step in steps)
         inside_ns = sum(step.took_ns for step in steps)
-        paid_ns = max(0, open_ns + inside_ns + close_ns - plain_ns)
+        paid_ns = max(0, open_ns + inside_ns + close_ns - plain_ns) + governor.beside_ns
         self._first_ns = self._first_ns or recording.begun_ns
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import random
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -289,6 +290,36 @@ def test_models_that_record_at_the_same_time_share_the_allowance() -> None:
     # After this time without a record of model b, model a may use the whole allowed overhead.
     later_ns = 4 + SHARING_NS
     assert governor.share_of("a", FLOOR, now_ns=later_ns) == pytest.approx(allowed)
+
+
+def test_what_a_window_adds_to_steps_of_others_in_its_thread_is_counted() -> None:
+    governor = Governor(3, lambda said: None)
+    step = Running()
+
+    def run(duration_ns: int, *, opens: bool = False, closes: bool = False) -> None:
+        mark = governor.began(step, "other", recorded=False)
+        if opens:
+            governor.window_opened()
+        if closes:
+            governor.window_closed()
+        governor.left(step, mark)
+        governor.ended("decode", "other", duration_ns, mark)
+
+    for _ in range(20):
+        run(10 * MS)
+    (kind,) = governor.kinds.values()
+    run(13 * MS, opens=True)
+    run(14 * MS)
+    thread = threading.Thread(target=run, args=(15 * MS,))
+    thread.start()
+    thread.join()
+    assert governor.beside_ns == 7 * MS  # a step in another thread runs at the same time
+    run(12 * MS, closes=True)
+    assert kind.counts == [20, 0, 0, 4]
+    run(10 * MS)
+    assert kind.counts[Sort.PLAIN] == 21
+    governor.window_opened()
+    assert governor.beside_ns == 0
 
 
 def test_the_overhead_is_never_below_zero() -> None:

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make torch"
 
 from cbtop.profiler.device import kernel_burst  # noqa: E402
 from cbtop.profiler.instrument import kernel_bursts, kernel_steps, kernel_windows  # noqa: E402
+from cbtop.profiler.instrument.attachment import attach  # noqa: E402
 from cbtop.profiler.instrument.kernel_windows import WindowRecording  # noqa: E402
 from cbtop.profiler.instrument.model_call import ModelCall  # noqa: E402
 from cbtop.profiler.instrument.open_step import unit  # noqa: E402
@@ -212,20 +213,37 @@ def test_a_window_that_its_thread_closes_leaves_no_external_id(
     assert not any(owner.stacks.values())
 
 
-def test_steps_of_other_models_make_windows_short(
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_models_that_take_turns_share_an_open_window(
+    in_thread: bool,
     world: bursts.World,  # noqa: F811
     windows: list[WindowRecording],
 ) -> None:
     host = Host(world)
+    other = played.model_of(world, LAYERS)
+    attach(other, host.profiler)
     window = open_one(host, windows)
-    steps = len(window.steps)
-    host.profiler.governor.seen += 1  # a step of another model has been measured
-    host.call(1)
+    window.most = len(window.steps) + 3
+    recorded, governor = len(host.steps()), host.profiler.governor
+    tokens = torch.ones(2, 1, dtype=torch.long)
+
+    def call_other() -> None:
+        thread = threading.Thread(target=other, args=(tokens,))
+        thread.start() if in_thread else other(tokens)
+        if in_thread:
+            thread.join()
+
+    for _ in range(3):
+        call_other()
+        assert window.is_between
+        host.call(1)
     assert not window.window.is_on
-    assert len(window.steps) == steps
-    count = len(windows)
-    host.call_until(lambda: len(windows) > count and not windows[count].window.is_on)
-    assert len(windows[count].steps) == 1
+    *_, kind = governor.kinds.values()  # of the other model
+    assert kind.counts == [0, 0, 0, 3]  # while the window is open, no step is plain
+    steps = host.steps()[recorded:]
+    assert [sum(name == "RmsNorm" for name, _, _ in step) for step in steps] == [LAYERS] * len(window.steps)
+    call_other()
+    assert kind.counts == [1, 0, 0, 3]
 
 
 def test_a_step_in_another_thread_closes_the_window(
