@@ -224,6 +224,10 @@ class KernelWindow:
             if self.is_on:
                 self._cupti.pop()
 
+    def forget_entered(self) -> None:
+        """Forget all places that were entered and not left, because another thread goes on."""
+        self._open.clear()
+
     @property
     def has_graphs(self) -> bool:
         """Whether clones of captured graphs were launched in this window."""

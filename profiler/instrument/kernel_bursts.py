@@ -368,6 +368,13 @@ def enter_here(recording: KernelRecording) -> None:
     _here[get_ident()] = recording
 
 
+def enter_instead(recording: KernelRecording) -> None:
+    """Let the calling thread take over `recording` from the thread that ran its last step."""
+    del _here[recording.thread]
+    recording.thread = get_ident()
+    _here[recording.thread] = recording
+
+
 def is_entered(recording: KernelRecording) -> bool:
     """Return whether `recording` was stored by `enter_here` and has not ended."""
     return _here.get(recording.thread) is recording

@@ -5,8 +5,8 @@ costs about 5 us, and a call of a module about 10 us of Python. On an H200, a st
 17 ms in a window of one step, and 12 ms in a window of four steps.
 
 Rules
-- All steps of a window run in one thread, and the window is open between them. Kernels that the thread launches
-  between two steps are in no step.
+- The steps of a window follow each other, and the window is open between them. Kernels that are launched between two
+  steps are in no step. A thread pool may run each step in another thread.
 - A window is closed early if the thread captures or replays a graph between two steps, if another thread replays its
   first graph, or if no step follows soon. In the last case a thread of cbtop closes it, because the host's thread may
   wait for a long time. Between two steps, the window holds the lock `one_at_a_time`.
@@ -30,7 +30,7 @@ import torch
 from cbtop.profiler.definitions import OwningKey, own_operations
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys, LaunchedKernel
 from cbtop.profiler.instrument.garbage import nothing_collected
-from cbtop.profiler.instrument.kernel_bursts import KernelRecording, Owner, is_entered
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, Owner, enter_instead, is_entered
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import NodeKind
@@ -120,7 +120,11 @@ class WindowRecording(KernelRecording):
         step.began_ns = clock.perf_counter_ns()
         if self.is_between:
             self.is_between = False
-            self.window.leave()
+            if self.thread == get_ident():
+                self.window.leave()
+            else:  # the thread of the last step keeps its external id, so what it launches is still between two steps
+                self.window.forget_entered()
+                enter_instead(self)
             self.window.use(stream)
             self._longest_ns = max(self._longest_ns, step.began_ns - self.steps[-1].ended_ns)
         self.steps.append(step)
@@ -176,8 +180,8 @@ class WindowRecording(KernelRecording):
         self.steps[-1].has_failed = True
 
     def follows(self) -> bool:
-        """Return whether the calling thread may add a step to this window."""
-        return self.thread == get_ident() and self.is_between
+        """Return whether another step may be added to this window."""
+        return self.is_between
 
     def _close(self, now_ns: int) -> None:
         if self._is_closing or not is_entered(self):  # a signal handler that calls the model may close the window

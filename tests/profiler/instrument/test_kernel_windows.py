@@ -246,19 +246,47 @@ def test_models_that_take_turns_share_an_open_window(
     assert kind.counts == [1, 0, 0, 3]
 
 
-def test_a_step_in_another_thread_closes_the_window(
+def test_steps_of_a_window_may_run_in_different_threads(
     world: bursts.World,  # noqa: F811
     windows: list[WindowRecording],
 ) -> None:
     host = Host(world)
     window = open_one(host, windows)
-    steps = len(window.steps)
-    thread = threading.Thread(target=host.call, args=(1,))
-    thread.start()
-    thread.join()
+    window.most = len(window.steps) + 3
+    recorded = len(host.steps())
+    for _ in range(2):
+        thread = threading.Thread(target=host.call, args=(1,))
+        thread.start()
+        thread.join()
+        assert window.is_between
+        world.kernel(5_000)  # in the thread of an earlier step
+    host.call(1)
     assert not window.window.is_on
-    assert len(window.steps) == steps
+    steps = host.steps()[recorded:]
+    assert len({tuple(step[:-1]) for step in steps}) == 1
+    assert len(steps) == len(window.steps)
     assert not kernel_bursts.one_at_a_time.locked()
+
+
+def test_a_step_beside_a_step_of_the_window_is_plain(
+    world: bursts.World,  # noqa: F811
+    windows: list[WindowRecording],
+) -> None:
+    host = Host(world)
+    window = open_one(host, windows)
+    window.most = len(window.steps) + 1
+    thread = threading.Thread(target=host.call, args=(1,))
+    count = len(window.steps)
+
+    def beside(*_: object) -> None:
+        handle.remove()
+        thread.start()
+        thread.join()
+
+    handle = host.model.layers[0].register_forward_pre_hook(beside)
+    host.call(1)
+    assert not window.window.is_on
+    assert len(window.steps) == count + 1
 
 
 def test_a_detached_model_leaves_no_window_open(
