@@ -16,6 +16,8 @@ Rules
 - A window has one step if other threads replay captured graphs, which must not run while CUPTI is open.
 - The host's times are measured in a plain step half-way between two windows (host_steps.py). The next window comes at
   least two steps later, because the time of the step before a window counts as that of a plain step.
+- Costs are shares of the time in which the model runs. If no step begins for IDLE_NS, that time does not count, or a
+  server that waits for requests would pay for a window as soon as one comes.
 - Steps of a warm-up are not recorded.
 - If a step replays a captured graph that cbtop does not clone, the kernels of this graph are not known, so the shares
   of the other kernels are not known, either. Such a step is dropped, and further steps of its phase are not recorded.
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.phases import Call
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 60_000_000_000
+CHECK_NS, IDLE_NS = 250_000_000, 100_000_000  # how often steps look for idle time, and the least time that is idle
 # Part of its share that a model uses once FLOOR steps are recorded. The rest is for costs that nothing measures, such
 # as the slower steps after a window, and the noise of the program itself.
 STEADY = 0.5
@@ -90,6 +93,8 @@ class KernelSteps:
         self._said = ""  # the method of measurement that was last announced to viewers
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # costs in ns of the latest windows
         self._first_ns = self._paid_ns = 0
+        self._due_ns = 0  # when the next window is due, or the measurement of the host's times
+        self._idle_ns = 0  # time in ns in which no step began, since the first window
         self._plain_ns = 0  # mean time in ns of the plain steps before the steps of the last window
         self._host_paid_ns = 0  # cost in ns of measuring the host's times since the last window
         self.times_host = False  # whether the next step that is due measures the host's times, and not the kernels
@@ -103,7 +108,17 @@ class KernelSteps:
         """Return whether the step that begins now is due to be recorded by its kernels, or to measure the host's
         times.
         """
-        return now_ns >= self._steps.kernels_due_ns and not self.has_failed
+        late_ns = now_ns - self._steps.kernels_due_ns
+        if late_ns < 0 or self.has_failed:
+            return False
+        if self._recording is None:
+            if self._due_ns and late_ns > IDLE_NS + 2 * self._plain_ns:
+                self._idle_ns += late_ns
+                self._due_ns += late_ns
+            if now_ns < self._due_ns:
+                self._steps.kernels_due_ns = min(self._due_ns, now_ns + CHECK_NS)
+                return False
+        return True
 
     def begin(self, key: Hashable, call: Call) -> PlacedCalls | None:
         """Begin to record the kernels of the step `key`, which begins now. Returns None if that is not possible."""
@@ -263,7 +278,9 @@ class KernelSteps:
         log_once(f"kernels are not recorded ({why}): the device is timed by stamps, which slow the steps they are in")
 
     def _pause(self, pause_ns: int) -> None:
-        self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
+        now_ns = clock.perf_counter_ns()
+        self._due_ns = now_ns + pause_ns
+        self._steps.kernels_due_ns = now_ns + min(pause_ns, CHECK_NS)
 
     def _count(self, recording: WindowRecording, steps: list[RecordedStep], ended_ns: int) -> None:
         """Count a window that ended at `ended_ns`, and its completed `steps`. Its cost decides when the next one is
@@ -288,7 +305,7 @@ class KernelSteps:
         pause_ns = round((paid_ns + self._host_paid_ns) / share)
         self._host_paid_ns = 0
         pause_ns = min(MOST_PAUSE_NS, max(LEAST_PAUSE_NS, pause_ns))
-        lived_ns = max(1, ended_ns - self._first_ns + pause_ns)
+        lived_ns = max(1, ended_ns - self._first_ns - self._idle_ns + pause_ns)
         percent = 100 * self._paid_ns / lived_ns
         every = max(1, round(pause_ns / max(1, all_plain_ns)))
         profiler = self._steps.profiler

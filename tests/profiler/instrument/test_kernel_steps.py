@@ -26,6 +26,7 @@ from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.instrument.kernel_steps import parts_from, steps_for, together  # noqa: E402
 from cbtop.profiler.instrument.kernel_windows import RecordedStep  # noqa: E402
 from cbtop.profiler.instrument.phases import Call  # noqa: E402
+from cbtop.protocol import clock  # noqa: E402
 from cbtop.protocol.kernel_messages import HostTimes  # noqa: E402
 from cbtop.protocol.kernel_messages import KernelBurst as Found  # noqa: E402
 from cbtop.protocol.messages import Manifest, Node, Sampling  # noqa: E402
@@ -240,3 +241,25 @@ def test_a_window_has_fewer_steps_if_they_have_many_kernels() -> None:
     for _ in range(40_000):
         step.burst.add(("step",), KERNEL, 1)
     assert steps_for(steps, 10**9, 20) == 2
+
+
+def test_time_in_which_no_step_begins_brings_no_window_closer(
+    world: bursts.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(world)
+    host.call_until(lambda: len(host.steps()) >= 2)
+    by_kernels = host.attachment.steps.kernel_steps
+    assert by_kernels is not None
+    now_ns = clock.perf_counter_ns()
+    monkeypatch.setattr(by_kernels, "_plain_ns", 1_000_000)
+    by_kernels._pause(2_000_000_000)
+    assert not by_kernels.is_due(now_ns + 300_000_000)  # a busy host looks four times a second
+    assert not by_kernels.is_due(now_ns + 10_000_000_000)
+    late_ns = range(10_100_000_000, 11_900_000_000, 100_000_000)
+    due = [at_ns for at_ns in late_ns if by_kernels.is_due(now_ns + at_ns)]
+    assert due[0] >= 11_400_000_000
+    by_kernels._pause(2_000_000_000)
+    steps_ns = range(100_000_000, 2_000_000_000, 100_000_000)
+    begun_ns = clock.perf_counter_ns()
+    assert not any([by_kernels.is_due(begun_ns + at_ns) for at_ns in steps_ns])
+    assert by_kernels.is_due(begun_ns + 2_100_000_000)

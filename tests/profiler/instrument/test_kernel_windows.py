@@ -449,7 +449,9 @@ def test_a_window_whose_steps_all_raise_is_paid_for(
     monkeypatch.setattr(kernel_steps, "MOST_PAUSE_NS", 60_000_000_000)
     window.close()
     cost_ns = window.opened_ns - window.begun_ns  # closing takes some time, too
-    assert host.attachment.steps.kernels_due_ns > window.closing_ns + 9 * cost_ns
+    by_kernels = host.attachment.steps.kernel_steps
+    assert by_kernels is not None
+    assert by_kernels._due_ns > window.closing_ns + 9 * cost_ns
 
 
 INTERRUPTED = {  # where a signal handler raises -> the object and the method that it interrupts
