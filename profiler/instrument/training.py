@@ -459,9 +459,9 @@ class TrainingSteps:
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
         self._count_paid(model, paid_ns, now_ns)
 
-    def _count_paid(self, model: TimedModel, paid_ns: int, now_ns: int) -> None:
-        """Count a recorded step. Its cost `paid_ns` decides when the next step is recorded."""
-        self._recorded += 1
+    def _count_paid(self, model: TimedModel, paid_ns: int, now_ns: int, steps: int = 1) -> None:
+        """Count recorded steps. Their total cost `paid_ns` decides when the next step is recorded."""
+        self._recorded += steps
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)
         governor = model.profiler_steps.governor
@@ -473,7 +473,7 @@ class TrainingSteps:
         used = max(LEAST_USED * share, USED * share - plain - governor.sampled_share)
         self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
         percent = 100 * (self._paid_ns / lived_ns + governor.sampled_share)
-        every = max(1, round(self._seen / self._recorded))
+        every = max(1, round(self._seen / max(1, self._recorded)))
         model.profiler.announce(
             Sampling(every, percent, *interval_of(percent, self._costs_ns), governor.allowed_percent)
         )

@@ -6,8 +6,8 @@ hook (training_calls.py) runs before the nodes of each call, in autograd's threa
 this thread to that call. Other kernels belong to the part of the step that the loop is in.
 
 Rules
-- A recording covers one step, and begins at the end of the step before it. Before the recording, the host waits until
-  the device has finished all earlier work.
+- A window covers one step or several in a row (training_windows.py), and begins at the end of the step before it.
+  Before the window, the host waits until the device has finished all earlier work.
 - The host may be many steps ahead of the device. So the time of a plain step is measured on the device, from the end
   of the step before it to its own end. The first step after an evaluation has the host's time instead.
 - The time of a recorded step is the mean of the latest plain steps. The time of a part is the time of its kernels. If
@@ -36,7 +36,7 @@ from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.capturing import OTHER, captures, keys_inside, place
 from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
-from cbtop.profiler.instrument.kernel_bursts import KernelRecording, bursts_of, close_at_exit, node_at
+from cbtop.profiler.instrument.kernel_bursts import bursts_of, close_at_exit, node_at
 from cbtop.profiler.instrument.kernel_steps import KEPT, STEADY, TOLD_EVERY, parts_from, together
 from cbtop.profiler.instrument.step_clock import Parts
 from cbtop.profiler.instrument.step_memory import RecordedMemory, StepMemory
@@ -57,7 +57,8 @@ from cbtop.profiler.instrument.training_calls import (
     layers_of,
     renamed,
 )
-from cbtop.profiler.instrument.trouble import in_words, log_once
+from cbtop.profiler.instrument.training_windows import TrainedStep, TrainingWindow, of_each_step
+from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
 from cbtop.protocol.memory_messages import TrainingMemory
@@ -79,7 +80,6 @@ if TYPE_CHECKING:
     from cbtop.profiler.profiler import BrickProfiler
 
 _LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
-_UNDATED: Hashable = "step"  # this stands for the step's key until the name of the step is known
 # Number of steps that are not measured after a recorded step. In these steps, the host is not ahead of the device
 # yet.
 UNSETTLED = 2
@@ -96,10 +96,10 @@ LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 class StepKernels(StepCalls):
     """Records the kernels of one training step. Each kernel belongs to the call that has launched it."""
 
-    def __init__(self, labelled: Callable[[Any], Any], recording: KernelRecording, begun_ns: int) -> None:
+    def __init__(self, labelled: Callable[[Any], Any], recording: TrainingWindow) -> None:
         super().__init__(labelled)
         self.recording = recording
-        self.begun_ns = begun_ns
+        self._number = recording.step = len(recording.steps)  # the step's number in its window
         # Place of a call -> the part of the step that the call belongs to.
         self.part_of: dict[Keys, TrainingPart] = {}
         self.elements: Counter[Keys] = Counter()  # place of a call -> elements of all calls in this place
@@ -137,7 +137,7 @@ class StepKernels(StepCalls):
                 where = renamed(where, RECOMPUTE)
             self._where.append(where)
             self.part_of[where] = TrainingPart.BACKWARD if is_again else TrainingPart.FORWARD
-            self.recording.window.enter((_UNDATED, *where))
+            self.recording.window.enter((self._number, *where))
             self.memory.enter(where)
         return number
 
@@ -189,7 +189,7 @@ class StepKernels(StepCalls):
 
     def _move(self, keys: Keys, part: TrainingPart) -> None:
         self.part_of[keys] = part
-        self.recording.window.move((_UNDATED, *keys))
+        self.recording.window.move((self._number, *keys))
         self._moved = keys
         self.memory.enter(keys)
 
@@ -328,6 +328,8 @@ class GpuTrainingSteps(TrainingSteps):
         self._idle = IdleTimes()
         self._events = StepEvents()
         self._told = 0  # number of steps whose kernels were recorded
+        self._most = 1  # most steps in the next window
+        self._window: TrainingWindow | None = None  # the open window
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
         return here.calls
@@ -338,13 +340,17 @@ class GpuTrainingSteps(TrainingSteps):
             if self._is_anew:
                 self._is_anew = False
                 self._events.restart(clock.perf_counter_ns())
-            if not self._unsettled and any(self._walls_ns.values()) and self._is_due(model, now_ns):
-                here.calls = self._begin_window(model, now_ns)
-            if here.calls is None:
+            window = kernel_bursts.recording_here()
+            if not isinstance(window, TrainingWindow):
+                is_due = not self._unsettled and any(self._walls_ns.values()) and self._is_due(model, now_ns)
+                window = self._begin_window(now_ns) if is_due else None
+            if window is None:
                 self._idle.begin_step()
+            else:
+                here.calls = StepKernels(model.labelled, window)
             here.clock.changed = self._idle.changed if here.calls is None else here.calls.enter_part
 
-    def _begin_window(self, model: TimedModel, now_ns: int) -> StepKernels | None:
+    def _begin_window(self, now_ns: int) -> TrainingWindow | None:
         if is_in_bad_fork() or not kernel_bursts.is_on_cuda() or torch.cuda.is_current_stream_capturing():
             return None
         if not kernel_bursts.one_at_a_time.acquire(blocking=False):
@@ -357,11 +363,11 @@ class GpuTrainingSteps(TrainingSteps):
                 self.burst = KernelBurstResults()
                 self.burst.covered_ns = Counter()
                 window.begin()
-                recording = KernelRecording(self, window, _UNDATED, stream)
+                recording = self._window = TrainingWindow(self, window, stream, self._most, now_ns)
                 kernel_bursts.enter_here(recording)
                 close_at_exit(recording)
                 self.is_running = True
-                return StepKernels(model.labelled, recording, now_ns)
+                return recording
         except BaseException as error:
             if recording is not None:
                 recording.end_step()
@@ -374,19 +380,76 @@ class GpuTrainingSteps(TrainingSteps):
         kernel_bursts.one_at_a_time.release()
         return None
 
-    def recorded(self, step: Hashable) -> None:
-        """Handle that the kernels of a recorded step have been read."""
-        self.is_running = False
-
     def records_around_unseen(self) -> bool:
         """Return True: a step is still recorded if it replays unknown graphs, because most of a training step is
         outside of captured graphs.
         """
         return True
 
+    def recorded(self, step: Hashable) -> None:
+        """Record the steps of the window, which is closed. They have ended on the device."""
+        self.is_running = False
+        whole, self.burst = self.burst, KernelBurstResults()
+        window, self._window = self._window, None
+        if window is None:
+            return
+        try:
+            self._record_window(window, whole)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            log_own_error(error, "the kernels of a training step are not recorded")
+
+    def _record_window(self, window: TrainingWindow, whole: KernelBurstResults) -> None:
+        trained = window.steps
+        if whole.lost and len(trained) > 1:
+            trained, self._most = [], 1
+        elif whole.lost:
+            self.refuse(CuptiError(f"a step has too many kernels, {whole.lost:,} records were lost"))
+            trained = []
+        for one in window.steps:
+            one.steps.count_earlier(one.model, one.name, one.ended, window)
+        each = list(zip(trained, of_each_step(whole, range(len(trained))), strict=True))
+        begins, next_ns = [], clock.perf_counter_ns()
+        for one, burst in reversed(each):  # no step ends after the step that follows it begins
+            ended_ns = min(next_ns, one.ended.ended_ns)
+            next_ns = ended_ns - one.steps.length_ns(one.ended.phase, burst)
+            begins.append((next_ns, ended_ns))
+        for (one, burst), (begun_ns, ended_ns) in zip(each, reversed(begins), strict=True):
+            one.steps.record_kernels(one, burst, begun_ns, ended_ns)
+        self.restart(0)
+        self._pay_for(window, whole)
+        for one in window.steps:
+            one.steps.restart(self._due_ns)
+
+    def _pay_for(self, window: TrainingWindow, whole: KernelBurstResults) -> None:
+        """Count the cost of a window. All models with steps in it wait for the same time until their next window."""
+        walls = [wall for each in self._walls_ns.values() for wall in each]
+        plain_ns = statistics.fmean(walls) if walls else 0.0
+        closed_ns = clock.perf_counter_ns()
+        paid_ns = window.paid_ns(plain_ns, closed_ns)
+        model = self._steps()
+        if model is not None:
+            self._count_paid(model, paid_ns, closed_ns, len(window.steps))
+        launches = sum(durations.count for durations in whole.kernels.values())
+        if not whole.lost:
+            self._most = window.most_next(launches, plain_ns, paid_ns, FLOOR - self._recorded)
+        self._due_ns = min(max(self._due_ns, closed_ns + LEAST_PAUSE_NS), closed_ns + MOST_PAUSE_NS)
+
+    def restart(self, due_ns: int) -> None:
+        """Measure the device's times again from the next step on. The next window is due at `due_ns`, or later."""
+        self._is_anew, self._unsettled, self._due_ns = True, UNSETTLED, max(self._due_ns, due_ns)
+
+    def count_earlier(
+        self, model: TimedModel, name: str, step: EndedStep, window: TrainingWindow | None = None
+    ) -> None:
+        """Count the plain steps that the device has ended since the last call, without `step` and those of `window`."""
+        others = [step, *(one.ended for one in window.steps)] if window else [step]
+        for before, of_device in self._events.ended(name, step, follows=False):
+            if not any(of_device is other for other in others):
+                self._count_plain(model, before, of_device)
+
     def refuse(self, error: Exception) -> None:
         """Stop recording kernels, because of `error`."""
-        self.is_running, self._has_failed = False, True
+        self.is_running, self._has_failed, self._window = False, True, None
         self._windows.clear()
         log_once(
             f"kernels of training steps are not recorded ({in_words(error)}): parts of a step are the host's times"
@@ -399,20 +462,16 @@ class GpuTrainingSteps(TrainingSteps):
             super()._record(model, name, step, None)
             return
         if isinstance(calls, StepKernels):
-            calls.recording.end_step()
-            if not calls.has_failed:
-                self._memories.setdefault(step.phase, RecordedMemory()).add(calls.memory, calls.part_of, self._seen)
-                self._bricks.add(step.phase, calls.memory.by_place(calls.outputs()))
-            lost = calls.recording.bursts.burst.lost
-            if lost:
-                self.refuse(CuptiError(f"a step has too many kernels, {lost:,} records were lost"))
-            for before, of_device in self._events.ended(name, step, follows=False):
-                if of_device is not step:
-                    self._count_plain(model, before, of_device)
-            self._is_anew, self._unsettled = True, UNSETTLED
-            walls = self._walls_ns.get(step.phase)
-            if not calls.has_failed and not self._has_failed and walls:
-                self._record_kernels(model, name, step, calls, round(statistics.fmean(walls)))
+            window = calls.recording
+            if calls.has_failed or not window.window.is_on:
+                self.count_earlier(model, name, step)
+                self.restart(0)
+                return
+            self._memories.setdefault(step.phase, RecordedMemory()).add(calls.memory, calls.part_of, self._seen)
+            self._bricks.add(step.phase, calls.memory.by_place(calls.outputs()))
+            window.steps.append(TrainedStep(self, model, name, step, calls))
+            if not window.goes_on:
+                window.end_step()
             return
         follows = step.begun_ns == self._next_ns
         idle_ns = self._idle.end_step(follows=follows)
@@ -432,17 +491,23 @@ class GpuTrainingSteps(TrainingSteps):
         elif TrainingPart.EVALUATION not in step.times.parts:
             self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(step.wall_ns)
 
-    def _record_kernels(
-        self, model: TimedModel, name: str, step: EndedStep, calls: StepKernels, plain_ns: int
-    ) -> None:
-        whole = calls.recording.bursts.burst
+    def length_ns(self, phase: str, burst: KernelBurstResults) -> int:
+        """Return the time in ns of a recorded step: that of a plain step, or of all its kernels if that is longer."""
+        busy_ns = sum(durations.sum_ns for durations in burst.kernels.values())
+        walls = self._walls_ns.get(phase)
+        return max(busy_ns, round(statistics.fmean(walls))) if walls else busy_ns
+
+    def record_kernels(self, trained: TrainedStep, whole: KernelBurstResults, begun_ns: int, ended_ns: int) -> None:
+        _, model, name, step, calls = trained
+        if step.phase not in self._walls_ns or self._has_failed:
+            return
         burst = _dated(whole, (STEP, name, model.model) if model.model else (STEP, name))
         self._kept.append(burst)
         took_ns: dict[Keys, int] = {}
         for (keys, _), durations in burst.kernels.items():
             took_ns[keys[1:]] = took_ns.get(keys[1:], 0) + durations.sum_ns
-        begun_ns = step.ended_ns - max(sum(took_ns.values()), plain_ns)
-        self._write(model, name, step._replace(begun_ns=begun_ns), parts_from(took_ns, begun_ns, calls.elements))
+        dated = step._replace(begun_ns=begun_ns, ended_ns=ended_ns)
+        self._write(model, name, dated, parts_from(took_ns, begun_ns, calls.elements))
         parts: Parts = {}
         for keys, covered_ns in (whole.covered_ns or {}).items():
             part = calls.part_of.get(keys[1:], TrainingPart.OTHER)
@@ -499,12 +564,7 @@ class GpuTrainingSteps(TrainingSteps):
         return super()._known() | {phase: self._closed(phase) for phase in self._windows}
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
-        if isinstance(calls, StepKernels):
-            walls = [wall for each in self._walls_ns.values() for wall in each]
-            plain_ns = statistics.fmean(walls) if walls else 0.0
-            ended_ns = clock.perf_counter_ns()
-            self._count_paid(model, max(0, round(ended_ns - calls.begun_ns - plain_ns)), ended_ns)
-            self._due_ns = min(max(self._due_ns, ended_ns + LEAST_PAUSE_NS), ended_ns + MOST_PAUSE_NS)
+        """Do nothing: the cost of a window is counted when it is closed."""
 
 
 def _communication() -> StepCommunication:

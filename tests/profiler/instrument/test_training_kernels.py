@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from cbtop.profiler.instrument import (  # noqa: E402
     eager_stamps,
     kernel_bursts,
     step_memory,
+    training_windows,
     trouble,
     uninstall,
 )
@@ -30,8 +32,9 @@ from cbtop.profiler.instrument.communication_times import StepCommunication  # n
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.instrument.training import EndedStep, StepTimes, training_here  # noqa: E402
 from cbtop.profiler.instrument.training_kernels import IdleTimes, StepEvents  # noqa: E402
+from cbtop.profiler.instrument.training_windows import TrainingWindow  # noqa: E402
 from cbtop.protocol.memory_messages import BrickMemories, TrainingMemory  # noqa: E402
-from cbtop.protocol.messages import Manifest, Node  # noqa: E402
+from cbtop.protocol.messages import Manifest, Node, Sampling  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
 from cbtop.protocol.training_messages import TrainingTimes  # noqa: E402
 from cbtop.protocol.vocabulary import BY_KERNELS, NodeKind, TrainingPart  # noqa: E402
@@ -299,6 +302,84 @@ def test_a_window_is_dropped_if_an_evaluation_follows(world: bursts.World) -> No
     host.model.train()
     before = len(host.recorded())
     host.train_until_recorded(before + 1)
+
+
+@pytest.fixture
+def windows(world: bursts.World, monkeypatch: pytest.MonkeyPatch) -> list[TrainingWindow]:
+    """All windows of a test. After the first one, each may have four steps."""
+    found: list[TrainingWindow] = []
+    original = TrainingWindow.__init__
+
+    def opened(self: TrainingWindow, *args: Any) -> None:
+        original(self, *args)
+        found.append(self)
+
+    monkeypatch.setattr(TrainingWindow, "__init__", opened)
+    monkeypatch.setattr(TrainingWindow, "most_next", lambda *_: 4)
+    monkeypatch.setattr(training_windows, "MOST_OPEN_NS", 60_000_000_000)
+    return found
+
+
+def test_a_window_records_several_training_steps_in_a_row(world: bursts.World, windows: list[TrainingWindow]) -> None:
+    host = Host(world)
+    while len(windows) < 3 or windows[2].window.is_on:
+        host.step()
+    assert [len(window.steps) for window in windows[:3]] == [1, 4, 4]
+    recorded = host.recorded()
+    assert len(recorded) == 9
+    assert all(step["DownProjection backward"] == LAYERS * BACKWARD_NS for step in recorded)
+    assert all(step["Optimizer"] == OPTIMIZER_NS for step in recorded)
+    nodes = {node.id for node in host.said(Node) if node.kind is NodeKind.STEP}
+    plain = FLAG_AMOUNTS | FLAG_PLAIN
+    steps = [one[1:3] for one in host.memory.records if one[0] & 0xFFFF in nodes and not one[0] & plain]
+    assert all(before[1] <= after[0] for before, after in pairwise(steps[5:9]))
+    assert host.said(Sampling)[-1].overhead_percent is not None
+
+
+def test_steps_before_an_evaluation_closes_their_window_are_recorded(
+    world: bursts.World, windows: list[TrainingWindow]
+) -> None:
+    host = Host(world)
+    while not windows or len(windows[-1].steps) != 2 or not windows[-1].window.is_on:
+        host.step()
+    before = len(host.recorded())
+    host.model.eval()
+    with torch.no_grad():
+        host.model(torch.ones(2, 4, dtype=torch.long))
+    assert world.owner is None
+    assert len(host.recorded()) == before + 2
+    host.model.train()
+    host.step()
+    assert len(host.recorded()) == before + 2
+
+
+def test_models_that_train_in_turns_share_windows_and_pauses(
+    world: bursts.World, windows: list[TrainingWindow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(world)
+    other = copy.copy(host)
+    other.model = copy.deepcopy(host.model)
+    other.optimizer = torch.optim.SGD(other.model.parameters(), lr=0.01)
+    attach(other.model, host.profiler)
+    monkeypatch.setattr(kernels, "LEAST_PAUSE_NS", 50_000_000)
+    monkeypatch.setattr(kernels, "MOST_PAUSE_NS", 50_000_000)
+    before = 0
+    while len(windows) < 8 or windows[7].window.is_on:  # by then, plain steps of both models were measured
+        before = len(host.recorded()) if len(windows) < 8 else before
+        host.step()
+        other.step()
+    assert len({id(one.model) for one in windows[7].steps}) == 2
+    assert len(host.recorded()) == before + 4
+    monkeypatch.setattr(kernels, "LEAST_PAUSE_NS", 60_000_000_000)
+    monkeypatch.setattr(kernels, "MOST_PAUSE_NS", 60_000_000_000)
+    while windows[-1].window.is_on or windows[-1] is windows[7]:
+        host.step()
+        other.step()
+    count = len(windows)
+    for _ in range(20):
+        host.step()
+        other.step()
+    assert len(windows) == count
 
 
 def test_weights_are_bit_equal_with_and_without_cbtop(world: bursts.World) -> None:

@@ -1,0 +1,96 @@
+"""A CUPTI window that records the kernels of several training steps in a row.
+
+Opening and closing CUPTI takes 16 ms and more on an H200, however many steps are recorded in between. The host does
+not wait for the device between the steps. If no training step follows, an evaluation or the end of the process closes
+the window.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cbtop.profiler.device.kernel_burst import MAX_RECORDS, KernelBurstResults, Keys
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording
+from cbtop.profiler.instrument.kernel_steps import MOST_STEPS, RECORDS_PER_LAUNCH
+from cbtop.protocol import clock
+
+if TYPE_CHECKING:
+    from cbtop.profiler.instrument.timed_model import TimedModel
+    from cbtop.profiler.instrument.training import EndedStep
+    from cbtop.profiler.instrument.training_kernels import GpuTrainingSteps, StepKernels
+
+MOST_OPEN_NS = 1_000_000_000  # a window that has been open for this time gets no further step
+
+
+class TrainedStep(NamedTuple):
+    """A training step that has ended in an open window. Its kernels are known when the window is closed."""
+
+    steps: GpuTrainingSteps
+    model: TimedModel
+    name: str
+    ended: EndedStep
+    calls: StepKernels
+
+
+class TrainingWindow(KernelRecording):
+    """Records the kernels of up to `most` training steps. `begun_ns` is when cbtop began to open CUPTI."""
+
+    def __init__(self, steps: GpuTrainingSteps, window: Any, stream: int, most: int, begun_ns: int) -> None:
+        super().__init__(steps, window, 0, stream)
+        self.most = most
+        self.begun_ns, self.opened_ns, self.closing_ns = begun_ns, clock.perf_counter_ns(), 0
+        self.steps: list[TrainedStep] = []
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the window can record another step."""
+        is_full = len(self.steps) >= self.most or clock.perf_counter_ns() - self.opened_ns >= MOST_OPEN_NS
+        return self.window.is_on and not is_full and not self.window.has_graphs
+
+    def end_step(self) -> None:
+        """Close the window."""
+        self.closing_ns = clock.perf_counter_ns()
+        super().end_step()
+
+    def paid_ns(self, plain_ns: float, closed_ns: int) -> int:
+        """Return the cost of the window in ns. Its steps would have taken `plain_ns` each."""
+        ended_ns = self.steps[-1].ended.ended_ns if self.steps else self.opened_ns
+        paid_ns = ended_ns - self.begun_ns - len(self.steps) * plain_ns + closed_ns - self.closing_ns
+        return max(0, round(paid_ns))
+
+    def most_next(self, launches: int, plain_ns: float, paid_ns: int, missing: int) -> int:
+        """Return how many steps the next window may have, after this one, whose steps had `launches`.
+
+        While steps are `missing` for reliable figures, a window has as many as possible. Later, it has so many that
+        they cost as much as opening and closing.
+        """
+        count = max(1, len(self.steps))
+        fixed_ns = self.opened_ns - self.begun_ns + clock.perf_counter_ns() - self.closing_ns
+        wanted = missing if missing > 0 else -(-fixed_ns * count // max(1, paid_ns - fixed_ns))
+        by_time = MOST_OPEN_NS // max(1, round(plain_ns))
+        by_records = MAX_RECORDS // 2 * count // max(1, RECORDS_PER_LAUNCH * launches)
+        return max(1, min(MOST_STEPS, wanted, by_time, by_records))
+
+
+def of_each_step(whole: KernelBurstResults, numbers: range) -> list[KernelBurstResults]:
+    """Return the kernels of each step of a window. The first key of a kernel is the number of its step."""
+    found = {number: KernelBurstResults() for number in numbers}
+    for one in found.values():
+        one.covered_ns = Counter()
+    for (keys, kernel), durations in whole.kernels.items():
+        if keys[0] in found:
+            found[_number(keys)].kernels[keys, kernel] = durations
+    for keys, covered_ns in (whole.covered_ns or {}).items():
+        if keys and keys[0] in found:
+            covered = found[_number(keys)].covered_ns
+            assert covered is not None
+            covered[keys] += covered_ns
+    if found:
+        found[numbers[-1]].unplaced, found[numbers[-1]].left_out = whole.unplaced, whole.left_out
+    return list(found.values())
+
+
+def _number(keys: Keys) -> int:
+    number: Any = keys[0]
+    return int(number)
