@@ -441,7 +441,7 @@ class GpuTrainingSteps(TrainingSteps):
     def count_earlier(
         self, model: TimedModel, name: str, step: EndedStep, window: TrainingWindow | None = None
     ) -> None:
-        """Count the plain steps that the device has ended since the last call, without `step` and those of `window`."""
+        """Count the plain steps that the device has ended by now. `step`, and those of `window`, are not plain."""
         others = [step, *(one.ended for one in window.steps)] if window else [step]
         for before, of_device in self._events.ended(name, step, follows=False):
             if not any(of_device is other for other in others):
