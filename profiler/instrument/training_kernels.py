@@ -57,7 +57,7 @@ from cbtop.profiler.instrument.training_calls import (
     layers_of,
     renamed,
 )
-from cbtop.profiler.instrument.training_windows import TrainedStep, TrainingWindow, of_each_step
+from cbtop.profiler.instrument.training_windows import TrainedStep, TrainingResults, TrainingWindow
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
@@ -312,7 +312,7 @@ class GpuTrainingSteps(TrainingSteps):
     def __init__(self, steps: TimedModel) -> None:
         super().__init__(steps)
         self._bursts = bursts_of(steps.profiler)
-        self.burst = KernelBurstResults()
+        self.burst: KernelBurstResults = TrainingResults()
         self.is_running = False
         self._has_failed = False
         # True if the last step was recorded; the measurement of the device's times must then start again.
@@ -360,8 +360,7 @@ class GpuTrainingSteps(TrainingSteps):
             driver, stream = kernel_bursts.new_driver(), kernel_bursts.stream_here()
             window = KernelWindow(kernel_bursts.new_cupti(), driver, has_calls=True)
             if window.settle(stream, SETTLE_S):
-                self.burst = KernelBurstResults()
-                self.burst.covered_ns = Counter()
+                self.burst = TrainingResults()
                 window.begin()
                 recording = self._window = TrainingWindow(self, window, stream, self._most, now_ns)
                 kernel_bursts.enter_here(recording)
@@ -389,16 +388,16 @@ class GpuTrainingSteps(TrainingSteps):
     def recorded(self, step: Hashable) -> None:
         """Record the steps of the window, which is closed. They have ended on the device."""
         self.is_running = False
-        whole, self.burst = self.burst, KernelBurstResults()
+        whole, self.burst = self.burst, TrainingResults()
         window, self._window = self._window, None
-        if window is None:
+        if window is None or not isinstance(whole, TrainingResults):
             return
         try:
             self._record_window(window, whole)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "the kernels of a training step are not recorded")
 
-    def _record_window(self, window: TrainingWindow, whole: KernelBurstResults) -> None:
+    def _record_window(self, window: TrainingWindow, whole: TrainingResults) -> None:
         trained = window.steps
         if whole.lost and len(trained) > 1:
             trained, self._most = [], 1
@@ -407,7 +406,9 @@ class GpuTrainingSteps(TrainingSteps):
             trained = []
         for one in window.steps:
             one.steps.count_earlier(one.model, one.name, one.ended, window)
-        each = list(zip(trained, of_each_step(whole, range(len(trained))), strict=True))
+        each = [(one, whole.of(number)) for number, one in enumerate(trained)]
+        if each:
+            each[-1][1].unplaced = whole.unplaced
         begins, next_ns = [], clock.perf_counter_ns()
         for one, burst in reversed(each):  # no step ends after the step that follows it begins
             ended_ns = min(next_ns, one.ended.ended_ns)
@@ -420,7 +421,7 @@ class GpuTrainingSteps(TrainingSteps):
         for one in window.steps:
             one.steps.restart(self._due_ns)
 
-    def _pay_for(self, window: TrainingWindow, whole: KernelBurstResults) -> None:
+    def _pay_for(self, window: TrainingWindow, whole: TrainingResults) -> None:
         """Count the cost of a window. All models with steps in it wait for the same time until their next window."""
         walls = [wall for each in self._walls_ns.values() for wall in each]
         plain_ns = statistics.fmean(walls) if walls else 0.0
@@ -429,9 +430,8 @@ class GpuTrainingSteps(TrainingSteps):
         model = self._steps()
         if model is not None:
             self._count_paid(model, paid_ns, closed_ns, len(window.steps))
-        launches = sum(durations.count for durations in whole.kernels.values())
         if not whole.lost:
-            self._most = window.most_next(launches, plain_ns, paid_ns, FLOOR - self._recorded)
+            self._most = window.most_next(whole.launches, plain_ns, paid_ns, FLOOR - self._recorded)
         self._due_ns = min(max(self._due_ns, closed_ns + LEAST_PAUSE_NS), closed_ns + MOST_PAUSE_NS)
 
     def restart(self, due_ns: int) -> None:

@@ -8,9 +8,10 @@ the window.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cbtop.profiler.device.kernel_burst import MAX_RECORDS, KernelBurstResults, Keys
+from cbtop.profiler.device.kernel_burst import MAX_RECORDS, KernelBurstResults, Keys, LaunchedKernel
 from cbtop.profiler.instrument.kernel_bursts import KernelRecording
 from cbtop.profiler.instrument.kernel_steps import MOST_STEPS, RECORDS_PER_LAUNCH
 from cbtop.protocol import clock
@@ -31,6 +32,32 @@ class TrainedStep(NamedTuple):
     name: str
     ended: EndedStep
     calls: StepKernels
+
+
+class TrainingResults(KernelBurstResults):
+    """The kernels of a window, by step. The first key of a kernel is the number of its step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.covered_ns = Counter()
+        self.each: dict[Hashable, KernelBurstResults] = {}
+
+    def add(self, keys: Keys, kernel: LaunchedKernel, duration_ns: int) -> None:
+        found = self.each.get(keys[0])
+        if found is None:
+            found = self.each[keys[0]] = KernelBurstResults()
+        found.add(keys, kernel, duration_ns)
+
+    def of(self, number: int) -> KernelBurstResults:
+        """Return the kernels of the step with this `number` in its window."""
+        found = self.each.get(number) or KernelBurstResults()
+        covered: Mapping[Keys, int] = self.covered_ns or {}
+        found.covered_ns = Counter({keys: took_ns for keys, took_ns in covered.items() if keys and keys[0] == number})
+        return found
+
+    @property
+    def launches(self) -> int:
+        return sum(durations.count for one in self.each.values() for durations in one.kernels.values())
 
 
 class TrainingWindow(KernelRecording):
@@ -71,26 +98,3 @@ class TrainingWindow(KernelRecording):
         by_time = MOST_OPEN_NS // max(1, round(plain_ns))
         by_records = MAX_RECORDS // 2 * count // max(1, RECORDS_PER_LAUNCH * launches)
         return max(1, min(MOST_STEPS, wanted, by_time, by_records))
-
-
-def of_each_step(whole: KernelBurstResults, numbers: range) -> list[KernelBurstResults]:
-    """Return the kernels of each step of a window. The first key of a kernel is the number of its step."""
-    found = {number: KernelBurstResults() for number in numbers}
-    for one in found.values():
-        one.covered_ns = Counter()
-    for (keys, kernel), durations in whole.kernels.items():
-        if keys[0] in found:
-            found[_number(keys)].kernels[keys, kernel] = durations
-    for keys, covered_ns in (whole.covered_ns or {}).items():
-        if keys and keys[0] in found:
-            covered = found[_number(keys)].covered_ns
-            assert covered is not None
-            covered[keys] += covered_ns
-    if found:
-        found[numbers[-1]].unplaced, found[numbers[-1]].left_out = whole.unplaced, whole.left_out
-    return list(found.values())
-
-
-def _number(keys: Keys) -> int:
-    number: Any = keys[0]
-    return int(number)
