@@ -108,7 +108,8 @@ class StepKernels(StepCalls):
         self._in_backward = LOSS  # the call that the running nodes of the backward belong to
         self._of_owner: dict[int, Keys] = {}  # the place of the backward of each call
         self._threads: list[int] = []  # threads of autograd that have run nodes in this backward pass
-        self.memory = StepMemory()
+        # Memory is measured in the first step of a window only: a read of the counters takes 30 us.
+        self.memory = None if recording.steps else StepMemory()
         self._moved: Keys = ()  # the place outside of calls
         self.enter_part(TrainingPart.OTHER)
 
@@ -138,7 +139,7 @@ class StepKernels(StepCalls):
             self._where.append(where)
             self.part_of[where] = TrainingPart.BACKWARD if is_again else TrainingPart.FORWARD
             self.recording.window.enter((self._number, *where))
-            self.memory.enter(where)
+            self._remember(where)
         return number
 
     def end(self, span: int | None, elements: int = 0) -> None:
@@ -149,10 +150,14 @@ class StepKernels(StepCalls):
         for _ in range(before - len(self._running)):
             self.recording.window.leave()
         if len(self._running) < before:
-            self.memory.enter(self._where[self._running[-1]] if self._running else self._moved)
+            self._remember(self._where[self._running[-1]] if self._running else self._moved)
 
     def _places(self) -> list[Keys]:
         return self._where
+
+    def _remember(self, keys: Keys) -> None:
+        if self.memory is not None:
+            self.memory.enter(keys)
 
     def backward_ended(self, handles: Any) -> None:
         super().backward_ended(handles)
@@ -191,7 +196,7 @@ class StepKernels(StepCalls):
         self.part_of[keys] = part
         self.recording.window.move((self._number, *keys))
         self._moved = keys
-        self.memory.enter(keys)
+        self._remember(keys)
 
     def drop(self) -> None:
         self.has_failed = True
@@ -467,8 +472,9 @@ class GpuTrainingSteps(TrainingSteps):
                 self.count_earlier(model, name, step)
                 self.restart(0)
                 return
-            self._memories.setdefault(step.phase, RecordedMemory()).add(calls.memory, calls.part_of, self._seen)
-            self._bricks.add(step.phase, calls.memory.by_place(calls.outputs()))
+            if calls.memory is not None:
+                self._memories.setdefault(step.phase, RecordedMemory()).add(calls.memory, calls.part_of, self._seen)
+                self._bricks.add(step.phase, calls.memory.by_place(calls.outputs()))
             window.steps.append(TrainedStep(self, model, name, step, calls))
             if not window.goes_on:
                 window.end_step()
