@@ -189,12 +189,13 @@ def _schedules(original: Function) -> Function:
 
 
 def _updates(original: Function) -> Function:
-    def outputs_of(result: Any) -> list[tuple[str, int, object]]:
-        return [
-            (one.request_id, len(one.new_token_ids), one.finish_reason)
-            for outputs in result.values()
-            for one in outputs.outputs
-        ]
+    def updated(log: ServingLog, result: Any) -> None:
+        found = [one for outputs in result.values() for one in outputs.outputs]
+        log.outputs(
+            [one.request_id for one in found],
+            [len(one.new_token_ids) for one in found],
+            [(one.request_id, one.finish_reason) for one in found if one.finish_reason is not None],
+        )
 
     @functools.wraps(original)
     def update_from_output(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +205,7 @@ def _updates(original: Function) -> Function:
         before = log.enter(OUTPUTS)
         try:
             result = original(self, *args, **kwargs)
-            _guarded(lambda: log.outputs(outputs_of(result)))
+            _guarded(updated, log, result)
         finally:
             log.leave(before)
         return result
