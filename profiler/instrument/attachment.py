@@ -388,7 +388,7 @@ def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
     """Attach to a model that `engine` runs through a runner. Each run is a step.
 
-    If `shows_bricks` is False, no module is timed. Modules still name the kernels of captured graphs on a CUDA device.
+    If `shows_bricks` is False, no module is timed. Modules still name the kernels of captured graphs on CUDA.
     """
     with _lock:
         attachment: Attachment | None = _attached.get(model)

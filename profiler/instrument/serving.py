@@ -8,8 +8,8 @@ Rules
   its user gets the token later.
 - Announcements are limited: each request once at its end, everything else once a second. The load is also announced
   when new requests run, because a step of long prompts may take a second.
-- A request is steady while each iteration gives it one token. Steady requests are counted together, because a loop over
-  256 requests took 0.2 ms of each step.
+- A request is steady while each iteration gives it one token. Steady requests are counted together, because a loop
+  over 256 requests took 0.2 ms of each step.
 """
 
 from __future__ import annotations
@@ -103,8 +103,7 @@ class ServingLog:
 
     An engine without requests may go on in a new thread.
 
-    `announce` gets each message. `load_of` reads the load before it is announced. At most `max_running` requests run
-    at a time.
+    `announce` gets each message. `load_of` reads the load before it is announced.
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class ServingLog:
         announce: Callable[[CatalogMessage], None],
         load_of: LoadOf,
         clock_ns: Callable[[], int] = clock.perf_counter_ns,
-        max_running: int | None = None,
     ) -> None:
         self._engine, self._announce, self._load_of, self._now_ns = engine, announce, load_of, clock_ns
         self._thread = 0
@@ -126,13 +124,18 @@ class ServingLog:
         self._part, self._since_ns = WAITING, 0
         self._parts_ns = [0] * len(EnginePart)  # of the running iteration
         self._iterations: deque[list[int]] = deque(maxlen=MAX_ITERATIONS)
-        self._max_running = max_running
+        self._max_running: int | None = None
         self._schedules: deque[Schedule] = deque(maxlen=MAX_ITERATIONS)
         self._first_token_ns: deque[int] = deque(maxlen=MAX_LATENCIES)
         self._between_ns: deque[int] = deque(maxlen=MAX_LATENCIES)
         self._told_ns = self._load_told_ns = 0
         self._is_told_idle = False  # whether the newest announcement says that no request is in the engine
         self._is_untold = False  # whether an iteration has ended since the last announcement
+
+    def begins(self, max_running: int) -> None:
+        """Follow a new scheduler, which runs at most `max_running` requests at a time."""
+        self._max_running = max_running
+        self._schedules.clear()
 
     @property
     def is_idle(self) -> bool:
@@ -208,10 +211,8 @@ class ServingLog:
         """Store a schedule that runs requests."""
         self._schedules.append(schedule)
 
-    def outputs(
-        self, names: Sequence[str], tokens: Sequence[int], ended: Iterable[tuple[str, object]] = ()
-    ) -> None:
-        """End an iteration that gave the requests `names` new `tokens`. `ended` has ended requests, with the reason."""
+    def outputs(self, names: Sequence[str], tokens: Sequence[int], ended: Iterable[tuple[str, object]] = ()) -> None:
+        """End an iteration that gave the requests `names` new `tokens`. `ended` has ended ones, and the reason."""
         now_ns = self._now_ns()
         current = set(names)
         if tokens.count(1) == len(tokens) == len(current):

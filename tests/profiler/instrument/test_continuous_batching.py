@@ -164,7 +164,8 @@ def test_an_unknown_version_is_named_in_one_line_and_keeps_its_steps(
     assert not _ended(memory)
     assert sum(tokens for _, tokens in steps_of(memory)) == 48 + 3 * (TOKENS - 1)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "cbtop"]
-    assert line.startswith("cbtop: this transformers has no ContinuousBatchingIOs.update_of_another_version as in 5.23.0:")
+    missing = "ContinuousBatchingIOs.update_of_another_version"
+    assert line.startswith(f"cbtop: this transformers has no {missing} as in 5.23.0:")
 
 
 def test_an_engine_with_other_attributes_runs_on_and_one_line_says_so(
