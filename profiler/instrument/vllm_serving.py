@@ -44,7 +44,7 @@ DETOKENIZE = BrickDefinition("Detokenize", BrickCategory.OTHER, backend="vLLM")
 _functions = TimedFunctions()
 
 
-class Engine:
+class FollowedEngine:
     """The log of this process for `profiler`, and the scheduler that it follows."""
 
     def __init__(self, profiler: BrickProfiler) -> None:
@@ -72,7 +72,7 @@ class Engine:
         return True
 
 
-_engine: list[Engine] = []  # the one of this process
+_engine: list[FollowedEngine] = []  # the one of this process
 
 
 def follow() -> None:
@@ -109,7 +109,7 @@ def _log_for(scheduler: Any) -> ServingLog | None:
     if profiler is None:
         return None
     if not _engine or _engine[0].profiler is not profiler:
-        _engine[:] = [Engine(profiler)]
+        _engine[:] = [FollowedEngine(profiler)]
     if _engine[0].scheduler() is not scheduler and not _engine[0].follow(scheduler):
         return None
     return _engine[0].log
