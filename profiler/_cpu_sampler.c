@@ -794,6 +794,29 @@ ignore(PyObject *Py_UNUSED(module), PyObject *node)
     Py_RETURN_NONE;
 }
 
+static void
+remove_place(Window *window, int64_t place)
+{
+    for (int i = window->places - 1; i >= 0; i--)
+        if (window->place[i].place == place)
+            window->place[i] = window->place[--window->places];
+    for (int i = window->lines - 1; i >= 0; i--)
+        if (window->line[i].place == place)
+            window->line[i] = window->line[--window->lines];
+}
+
+/* Forget the samples between steps. */
+static PyObject *
+forget_between(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored_argument))
+{
+    pthread_mutex_lock(&lock);
+    remove_place(&windows[0], BETWEEN);
+    remove_place(&windows[1], BETWEEN);
+    clear(&waiting, 0);
+    pthread_mutex_unlock(&lock);
+    Py_RETURN_NONE;
+}
+
 /* Say which part of a training step the calling thread is in: 0 is none. */
 static PyObject *
 part(PyObject *Py_UNUSED(module), PyObject *number)
@@ -893,6 +916,7 @@ static PyMethodDef methods[] = {
      "Raises OSError if this process may not read its own memory, or has no more threads."},
     {"stop", stop, METH_NOARGS, "stop($module)\n--\n\nEnd the sampling thread. The samples stay."},
     {"ignore", ignore, METH_O, "ignore($module, node, /)\n--\n\nTake no samples in a node, because it is timed."},
+    {"forget_between", forget_between, METH_NOARGS, "forget_between($module, /)\n--\n\nForget the samples between steps."},
     {"part", part, METH_O, "part($module, number, /)\n--\n\nSay which part of a training step this thread is in."},
     {"pause", pause_thread, METH_NOARGS, "pause($module)\n--\n\nEnd the thread until `resume`, for example for a fork."},
     {"resume", resume, METH_NOARGS, "resume($module)\n--\n\nSample again after `pause`."},

@@ -5,6 +5,7 @@ Rules
 - It may use a tenth of the allowed overhead, as processor time of one core. It looks less often if it needs more, or
   if almost all time is timed.
 - Before a fork, the thread ends, and it begins again in the parent. A child samples for itself when it records.
+- Time before the first step after the warm-up is the start of the program, and not between steps.
 - Announcements are made by the host's thread, at the end of a recorded step or with a decision of the governor.
 """
 
@@ -83,6 +84,7 @@ class CpuSampling:
         self._due_ns = 0
         self._told = 0
         self._ignored: set[int] = set()
+        self._has_steps = False  # whether a step after the warm-up has begun
         #: The share of a core that sampling has used. It is part of the overhead.
         self.share = 0.0
 
@@ -118,6 +120,7 @@ class CpuSampling:
             return
         self._ring = self._recorder.path
         self._ignored = set()
+        self._has_steps = has_steps(self._recorder.nodes())
         cost_ppm = max(1, round(1e6 * COST_OF_ALLOWED * self._allowed_share))
         parts = sum(1 << CODES[part] for part in SAMPLED_PARTS)
         _cpu_sampler.start(str(self._ring), _own_folders(), _standard(), PERIOD_NS, WINDOW_NS, cost_ppm, parts)
@@ -129,9 +132,13 @@ class CpuSampling:
         _cpu_sampler.stop()
 
     def _tell(self) -> None:
+        nodes = self._recorder.nodes()
+        if not self._has_steps:
+            self._has_steps = has_steps(nodes)
+            _cpu_sampler.forget_between()
         since_ns, until_ns, ticks, _, cpu_ns, places, lines = _cpu_sampler.samples()
         self.share = cpu_ns / max(1, until_ns - since_ns)
-        keys = self._keys_of(places, self._recorder.nodes())
+        keys = self._keys_of(places, nodes)
         found = sampled_places(places, lines, keys)
         if found:
             self._told += 1
@@ -148,6 +155,11 @@ class CpuSampling:
                 self._ignored.add(place)
                 _cpu_sampler.ignore(place)
         return found
+
+
+def has_steps(nodes: Iterable[Node]) -> bool:
+    """Return whether a step after the warm-up has begun."""
+    return any(node.kind is NodeKind.STEP and not node.name.endswith(WARM_UP) for node in nodes)
 
 
 def key_of_place(place: int, nodes: Sequence[Node]) -> PlaceKey | None:

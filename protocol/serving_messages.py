@@ -92,7 +92,8 @@ class EngineTimes:
     previous message.
 
     An iteration begins when the iteration before it ends, and ends with the tokens of a step. The parts of an
-    iteration add up to its time. `ended` requests have ended since the process began.
+    iteration add up to its time. Since the process began, `ended` requests have ended, and requests were stopped
+    `preemptions` times to free the KV cache.
     """
 
     engine: str
@@ -101,10 +102,12 @@ class EngineTimes:
     parts: tuple[PartTime, ...]
     ended: int
     latencies: tuple[Latencies, ...]
+    preemptions: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.iterations <= MAX_ITERATIONS or not 0 <= self.ended < MAX_QUANTITY:
-            raise ValueError(f"{self.iterations} iterations, {self.ended} requests; expected up to {MAX_ITERATIONS}")
+        counts = self.ended, self.preemptions
+        if not 1 <= self.iterations <= MAX_ITERATIONS or not 0 <= min(counts) <= max(counts) < MAX_QUANTITY:
+            raise ValueError(f"{self.iterations} iterations, {counts} requests; expected up to {MAX_ITERATIONS}")
         if len(self.parts) > MAX_STEP_PARTS or len({part.name for part in self.parts}) < len(self.parts):
             raise ValueError(f"{len(self.parts)} parts of an engine; expected up to {MAX_STEP_PARTS}, named once")
         if len({kind.name for kind in self.latencies}) < len(self.latencies):

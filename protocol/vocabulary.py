@@ -120,6 +120,7 @@ CALL = "call"
 WARM_UP = " (warm-up)"  # Suffix of the phase name for the first steps of a process. Their times are not stable yet.
 MAX_WARM_UP_STEPS = 32  # A warm-up of this many steps ended although its steps still became faster.
 SAMPLE = ", a sample"  # suffix of the phase name if the totals contain only the recorded steps
+COMPILED_MODEL = ", compiled"  # suffix of the backend's name if an engine compiles the model
 # Suffix of the backend's name if the model runs on a GPU and CUPTI records its kernels.
 BY_KERNELS = "kernels by CUPTI, a recorded step as long as the plain one before it"
 # This suffix follows BY_KERNELS if the GPU was idle at the beginning of most recorded steps.

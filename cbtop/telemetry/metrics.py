@@ -63,6 +63,31 @@ QUIET = Metric(
     "seconds",
 )
 WEIGHTS = Metric("cbtop_source_weights", MetricType.GAUGE, ("source",), "The model's weights (static).", "bytes")
+REQUESTS_RUNNING = Metric(
+    "cbtop_engine_requests_running", MetricType.GAUGE, ("source",), "Requests that an engine runs."
+)
+REQUESTS_WAITING = Metric(
+    "cbtop_engine_requests_waiting", MetricType.GAUGE, ("source",), "Requests that wait in an engine."
+)
+CACHE_USAGE = Metric(
+    "cbtop_engine_cache_usage", MetricType.GAUGE, ("source",), "Share of an engine's KV cache in use.", "ratio"
+)
+REQUESTS_ENDED = Metric(
+    "cbtop_engine_requests_ended", MetricType.COUNTER, ("source",), "Requests of an engine that have ended."
+)
+PREEMPTIONS = Metric(
+    "cbtop_engine_preemptions",
+    MetricType.COUNTER,
+    ("source",),
+    "How often an engine stopped a request to free its KV cache.",
+)
+ENGINE_LATENCY = Metric(
+    "cbtop_engine_latency",
+    MetricType.GAUGE,
+    ("source", "of", "quantile"),
+    "Quantiles of the latest 4,096 times to the first token, or between two outputs of a request.",
+    "seconds",
+)
 PRODUCED = Metric(
     "cbtop_records_produced", MetricType.COUNTER, ("source",), "Records read or lost: received + dropped, always."
 )
@@ -196,6 +221,12 @@ METRICS = (
     STATE,
     QUIET,
     WEIGHTS,
+    REQUESTS_RUNNING,
+    REQUESTS_WAITING,
+    CACHE_USAGE,
+    REQUESTS_ENDED,
+    PREEMPTIONS,
+    ENGINE_LATENCY,
     PRODUCED,
     RECEIVED,
     DROPPED,

@@ -20,7 +20,7 @@ from cbtop.profiler.analysis.histograms import bucket_of
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind
+from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, SourceStatus
 from cbtop.telemetry.metrics import (
     BRICK_BUDGET,
     BRICK_DURATION,
@@ -29,6 +29,7 @@ from cbtop.telemetry.metrics import (
     BRICK_FAILED,
     BRICK_FLOPS,
     BRICK_TRAFFIC,
+    CACHE_USAGE,
     CHECK,
     DAEMON,
     DEVICE,
@@ -45,14 +46,19 @@ from cbtop.telemetry.metrics import (
     DEVICE_TEMPERATURE,
     DEVICE_UTILIZATION,
     DROPPED,
+    ENGINE_LATENCY,
     LEFT_OUT,
     MAX_SERIES,
     METRICS,
+    PREEMPTIONS,
     PRODUCED,
     QUIET,
     RECEIVED,
     RECORDED_STEPS,
     RECORDED_TOKENS,
+    REQUESTS_ENDED,
+    REQUESTS_RUNNING,
+    REQUESTS_WAITING,
     SOURCE,
     SOURCE_CPU,
     SOURCE_DEVICE_MEMORY,
@@ -189,7 +195,7 @@ def _known(metric: Metric, labels: tuple[str, ...], value: float | None, scale: 
 
 def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -> Iterator[_Part]:
     since_ns = min(max(record.hello.realtime_ns, 0), now_ns) if record.hello else now_ns
-    yield _Part("source", 0, list(_source(record)), since_ns)
+    yield _Part("source", 0, [*_source(record), *_engine(record)], since_ns)
     for rank, check in enumerate(sorted(record.checks.values(), key=lambda check: check.passed), 1):
         labels = record.key, check.brick, check.assertion
         if not check.skipped:
@@ -236,6 +242,25 @@ def _source(record: SourceRecord) -> Iterator[Value]:
         yield DROPPED, (key, "overwritten"), state.overwritten - state.before_attach
         yield DROPPED, (key, "rejected"), state.rejected
         yield UNREAD, (key,), state.unread
+
+
+def _engine(record: SourceRecord) -> Iterator[Value]:
+    """Yield the figures of an engine's requests. Only counts remain of an engine that has ended."""
+    of, times = (record.key,), record.serving.times
+    loads = record.serving.loads.values()
+    if times is not None:
+        yield REQUESTS_ENDED, of, times.ended
+        yield PREEMPTIONS, of, times.preemptions
+    if record.state is None or record.state.state in (SourceStatus.ENDED, SourceStatus.GONE):
+        return
+    if loads:
+        load = max(loads, key=lambda one: one.number)
+        yield REQUESTS_RUNNING, of, load.running
+        yield REQUESTS_WAITING, of, load.waiting
+        yield from _known(CACHE_USAGE, of, load.cache_percent, 0.01)
+    for kind in times.latencies if times is not None else ():
+        yield ENGINE_LATENCY, (record.key, kind.name, "0.5"), kind.p50_ns / 1e9
+        yield ENGINE_LATENCY, (record.key, kind.name, "0.99"), kind.p99_ns / 1e9
 
 
 def _phase(key: str, totals: PhaseTotals) -> Iterator[Value]:

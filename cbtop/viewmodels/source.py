@@ -13,7 +13,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.time_breakdown import books_of, outside_steps
 from cbtop.protocol.messages import Ceiling, Sampling
 from cbtop.protocol.roofs import way_out_on_cpu
-from cbtop.protocol.vocabulary import GUARD_CHECK, NodeKind, SourceStatus
+from cbtop.protocol.vocabulary import COMPILED_MODEL, GUARD_CHECK, NodeKind, SourceStatus
 from cbtop.viewmodels.brick_growth import BrickGrowth, brick_growth
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import CategoryRow, category_rows
@@ -142,7 +142,7 @@ class SourceView:
     # How many percent of the recent time the busiest thread waited for a processor. None if unknown.
     waiting_percent: float | None = None
     memory_growths: Lazy[tuple[MemoryGrowth, ...]] = Lazy(())  # memory that grows steadily; empty in a merge
-    has_compiled: bool = False  # whether torch.compile has compiled code of this process
+    has_compiled: bool = False  # whether code of this process is compiled by torch.compile
     sample_every: int | None = 1  # one step in N is recorded; None in a merge of different N
     # the clock's resolution (smallest difference of two readings); None if not reported
     clock_resolution_ns: int | None = None
@@ -356,7 +356,7 @@ def _with_details(
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
         trains=record.trains,
-        has_compiled=bool(record.compilations),
+        has_compiled=bool(record.compilations) or COMPILED_MODEL in (view.backend or ""),
         sample_every=record.sample_every,
         clock_resolution_ns=hello.clock_resolution_ns if hello else None,
         overhead=record.sampling,

@@ -106,12 +106,11 @@ class Attachment(ModelHandle):
         self._said = said_by(self._models, root, plan)
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self.look_again, self.give_up)
-        # `swapped_in` must not keep a freed model's steps. The host may have switched the garbage collector off, so
-        # this callback removes the steps as soon as the model is freed.
+        # `swapped_in` must not keep a freed model's steps, because the host may have switched the collector off.
         self.root = weakref.ref(root, partial(swapped_in.pop, weakref.ref(self.steps)))
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
-        self._engine = engine
+        self.engine = engine
         self._how_measured = ""  # how captured graphs are timed; "" until it is known
         self.is_attached = True
         self._follow(root, plan, timing)
@@ -204,10 +203,9 @@ class Attachment(ModelHandle):
     def announce(self, root: nn.Module, plan: Plan, *, has_same_devices: bool = False) -> None:
         """Announce the model and its roofs (hardware limits), if they are new.
 
-        A process announces only one model: the largest model with a cache. If no model has a cache, it announces the
-        largest. If two are equally large, it announces the first.
+        A process announces one model: the largest with a cache, else the largest, and the first of equals.
         """
-        manifest = manifest_of(root, plan, self._engine, self.timing, self.model)
+        manifest = manifest_of(root, plan, self.engine, self.timing, self.model)
         there = self._models.manifest
         if there is not None:
             there = replace(there, threads=manifest.threads, roofs=manifest.roofs)
@@ -390,18 +388,20 @@ def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
     """Attach to a model that `engine` runs through a runner. Each run is a step.
 
-    If `shows_bricks` is False, no module is timed. Captured graphs on a CUDA device still get the names of modules
-    for their kernels.
+    If `shows_bricks` is False, no module is timed. Modules still name the kernels of captured graphs on CUDA.
     """
     with _lock:
         attachment: Attachment | None = _attached.get(model)
+        plan = plan_for(model, timing_of(profiler, model)) or Plan()
         if attachment is None or attachment.root() is not model:
-            plan = plan_for(model, timing_of(profiler, model)) or Plan()
             if why_not(model) or (not shows_bricks and device_of(model) != "cuda"):
                 plan = Plan(plan.stacks)
             elif not shows_bricks:
                 plan = replace(plan, trunk=[], own=None, is_timed=False)
             attachment = _begin(model, plan, profiler, engine)
+        else:
+            attachment.engine = engine
+            attachment.announce(model, plan)
         attachment.steps.is_of_runner = attachment.steps.in_python = True
         return attachment
 

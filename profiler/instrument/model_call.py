@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from cbtop.profiler.instrument import phases
-from cbtop.profiler.instrument.capturing import Capture, capture_here, captures
+from cbtop.profiler.instrument.capturing import Capture, capture_here, captures, engine_runs
 from cbtop.profiler.instrument.dynamo import is_compiling_here, without_dynamo
 from cbtop.profiler.instrument.model_traits import (
     axis_of_sequences,
@@ -88,7 +89,8 @@ class ModelCall(CallWrapper):
                 return called, None  # another model is called inside a recorded training step
             if capture is not None:
                 return functools.partial(self.call_captured, capture), None
-        if steps.is_of_runner:
+        # An engine that warms up may call its model before cbtop has met its runner.
+        if steps.is_of_runner or (engine_runs and get_ident() in engine_runs):
             steps.is_called_by_runner(called_ns)
             return called, None
         try:  # calls inside a step are frequent, so they skip `begun`

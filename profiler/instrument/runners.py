@@ -34,7 +34,7 @@ from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.signals import reraise_host_error, suppressed
-from cbtop.protocol.vocabulary import BrickCategory, BrickId
+from cbtop.protocol.vocabulary import COMPILED_MODEL, BrickCategory, BrickId
 
 if TYPE_CHECKING:
     from torch import nn
@@ -304,7 +304,8 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
         if attachment is _UNKNOWN:
             shows_bricks, limits = engine.bricks(runner)
             model = engine.model_of(runner)
-            attachment = attach_to_runner(model, profiler, engine.name, shows_bricks=shows_bricks)
+            name = engine.name if shows_bricks else f"{engine.name}{COMPILED_MODEL}"
+            attachment = attach_to_runner(model, profiler, name, shows_bricks=shows_bricks)
             _attachments[runner] = attachment
             if limits:
                 log_once(f"{engine.name} {limits}")

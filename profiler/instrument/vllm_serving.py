@@ -5,6 +5,7 @@ Rules
 - Its names are in vllm_contract.py. A class with other methods or parameters is not wrapped, and one line says so.
 - The data comes from the scheduler. Each engine core has one, even if vLLM's own statistics are off.
 - The hooks read attributes of vLLM's objects, and change none.
+- A process has one log. It follows one engine at a time: a new one when the engine before has no request any longer.
 - If the front end is in another process than the engine core, it has no requests here. Its work on tokens is the
   brick `Detokenize`, outside of steps.
 """
@@ -24,7 +25,7 @@ from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
 from cbtop.profiler.instrument.serving import DETOKENISE, MODEL, OUTPUTS, SCHEDULER, Schedule, ServingLog, tell_at_end
-from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.profiler.instrument.vllm_contract import (
     ENGINE_CORE,
     FRONT_END,
@@ -41,8 +42,37 @@ FULL_PERCENT = 90.0  # a request of average length needs some percent of the cac
 DETOKENIZE = BrickDefinition("Detokenize", BrickCategory.OTHER, backend="vLLM")
 
 _functions = TimedFunctions()
-_logs: weakref.WeakKeyDictionary[Any, ServingLog] = weakref.WeakKeyDictionary()  # by scheduler
-_newest: list[weakref.ref[ServingLog]] = []  # the log of the newest scheduler of this process
+
+
+class FollowedEngine:
+    """The log of this process for `profiler`, and the scheduler that it follows."""
+
+    def __init__(self, profiler: BrickProfiler) -> None:
+        self.profiler = profiler
+        self.scheduler: Callable[[], Any] = lambda: None
+        self.log = ServingLog("vLLM", profiler.announce, self.load)
+        tell_at_end(profiler, self.log)
+
+    def load(self) -> tuple[int, int, float | None]:
+        scheduler = self.scheduler()
+        if scheduler is None:
+            return 0, 0, None
+        return len(scheduler.running), _waiting(scheduler), _cache_percent(scheduler)
+
+    def follow(self, scheduler: Any) -> bool:
+        """Follow `scheduler` from now on. Returns False if the scheduler before has requests that run."""
+        if self.scheduler() is None:
+            for name in self.log.names():  # this engine was dropped with its requests
+                self.log.ended(name, "engine ended")
+        if not self.log.is_idle:
+            log_once("vLLM: a second engine runs in this process, and its requests are not shown")
+            return False
+        self.scheduler = weakref.ref(scheduler)
+        self.log.begins(_max_running(scheduler))
+        return True
+
+
+_engine: list[FollowedEngine] = []  # the one of this process
 
 
 def follow() -> None:
@@ -69,19 +99,20 @@ def _wrap(module: str, kind: str, methods: dict[str, Callable[[Function], Functi
 
 
 def log_of(scheduler: Any) -> ServingLog | None:
-    """Return the log of `scheduler`, or None if this process is not recorded. The first call makes it."""
-    log = _logs.get(scheduler)
+    """Return the log that follows `scheduler`, or None."""
+    return _engine[0].log if _engine and _engine[0].scheduler() is scheduler else None
+
+
+def _log_for(scheduler: Any) -> ServingLog | None:
+    """Return the log for a new request of `scheduler`, or None if it is not followed or not recorded."""
     profiler = installed()
-    if log is None and profiler is not None:
-        log = _logs[scheduler] = ServingLog(
-            "vLLM",
-            profiler.announce,
-            functools.partial(_load, weakref.ref(scheduler)),
-            max_running=_max_running(scheduler),
-        )
-        _newest[:] = [weakref.ref(log)]
-        tell_at_end(profiler, log)
-    return log
+    if profiler is None:
+        return None
+    if not _engine or _engine[0].profiler is not profiler:
+        _engine[:] = [FollowedEngine(profiler)]
+    if _engine[0].scheduler() is not scheduler and not _engine[0].follow(scheduler):
+        return None
+    return _engine[0].log
 
 
 def names_engine(original: Function) -> Function:
@@ -92,7 +123,7 @@ def names_engine(original: Function) -> Function:
 
     def announce() -> None:
         parent, profiler = multiprocessing.parent_process(), installed()
-        if parent is not None and parent.pid is not None and profiler is not None and not _newest:
+        if parent is not None and parent.pid is not None and profiler is not None and not _engine:
             profiler.announce(EngineWorker(parent.pid))
 
     @functools.wraps(original)
@@ -101,13 +132,6 @@ def names_engine(original: Function) -> Function:
         _guarded(announce)
 
     return construct
-
-
-def _load(scheduler: weakref.ref[Any]) -> tuple[int, int, float | None]:
-    found = scheduler()
-    if found is None:
-        return 0, 0, None
-    return len(found.running), _waiting(found), _cache_percent(found)
 
 
 def _waiting(scheduler: Any) -> int:
@@ -145,7 +169,7 @@ def _guarded(do: Callable[..., Any], *args: Any) -> Any:
 
 def _adds(original: Function) -> Function:
     def arrived(scheduler: Any, request: Any) -> None:
-        log = log_of(scheduler)
+        log = _log_for(scheduler)
         if log is not None:
             ago_ns = round(1e9 * (clock.time() - request.arrival_time))
             log.arrived(request.request_id, ago_ns, request.num_prompt_tokens)
@@ -174,7 +198,7 @@ def _schedules(original: Function) -> Function:
 
     @functools.wraps(original)
     def schedule(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        log = _guarded(_logs.get, self)
+        log = _guarded(log_of, self)
         if log is None:
             return original(self, *args, **kwargs)
         before = log.enter(SCHEDULER)
@@ -189,22 +213,23 @@ def _schedules(original: Function) -> Function:
 
 
 def _updates(original: Function) -> Function:
-    def outputs_of(result: Any) -> list[tuple[str, int, object]]:
-        return [
-            (one.request_id, len(one.new_token_ids), one.finish_reason)
-            for outputs in result.values()
-            for one in outputs.outputs
-        ]
+    def updated(log: ServingLog, result: Any) -> None:
+        found = [one for outputs in result.values() for one in outputs.outputs]
+        log.outputs(
+            [one.request_id for one in found],
+            [len(one.new_token_ids) for one in found],
+            [(one.request_id, one.finish_reason) for one in found if one.finish_reason is not None],
+        )
 
     @functools.wraps(original)
     def update_from_output(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        log = _guarded(_logs.get, self)
+        log = _guarded(log_of, self)
         if log is None:
             return original(self, *args, **kwargs)
         before = log.enter(OUTPUTS)
         try:
             result = original(self, *args, **kwargs)
-            _guarded(lambda: log.outputs(outputs_of(result)))
+            _guarded(updated, log, result)
         finally:
             log.leave(before)
         return result
@@ -214,7 +239,7 @@ def _updates(original: Function) -> Function:
 
 def _finishes(original: Function) -> Function:
     def finished(scheduler: Any) -> None:
-        log = _logs.get(scheduler)
+        log = log_of(scheduler)
         if log is None:
             return
         known = scheduler.requests
@@ -235,7 +260,7 @@ def _finishes(original: Function) -> Function:
 def _steps(original: Function) -> Function:
     @functools.wraps(original)
     def step(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        log = _guarded(lambda: _logs.get(self.scheduler))
+        log = _guarded(lambda: log_of(self.scheduler))
         if log is None:
             return original(self, *args, **kwargs)
         before = log.enter(MODEL)
@@ -257,7 +282,7 @@ def _detokenises(original: Function) -> Function:
 
     @functools.wraps(original)
     def process_outputs(self: Any, engine_core_outputs: Any, /, *args: Any, **kwargs: Any) -> Any:
-        log = _newest[0]() if _newest else None
+        log = _engine[0].log if _engine else None
         profiler, timer = _guarded(begun) or (None, None)
         before = None if log is None else log.enter(DETOKENISE)
         try:

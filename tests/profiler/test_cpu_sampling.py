@@ -135,6 +135,24 @@ def test_a_program_that_sleeps_is_asleep_in_its_samples(tmp_path: Path) -> None:
 
 
 @compiled
+def test_time_before_the_first_step_is_not_between_steps(tmp_path: Path) -> None:
+    body = f"""
+def start():
+    end = time.perf_counter() + 0.4
+    while time.perf_counter() < end:
+        with profiler.step("decode{WARM_UP}", 1):
+            pass
+        time.sleep(0.02)
+
+start()
+steps(140)
+print("ok")
+"""
+    assert "start" not in names_at(ran(tmp_path, program(body)), BETWEEN_STEPS)
+    assert "gap" in names_at(said_in(next(tmp_path.glob("*.catalog"))), BETWEEN_STEPS)
+
+
+@compiled
 def test_time_after_the_last_step_is_not_between_steps(tmp_path: Path) -> None:
     body = (
         "def after():\n    end = time.perf_counter() + 1.5\n    while time.perf_counter() < end:\n        pass\n"

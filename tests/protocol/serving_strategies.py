@@ -49,10 +49,10 @@ def _request(number: int, texts: tuple[str, str], times_ns: list[int], counts: l
 
 
 def _times(
-    engine: str, iterations: int, parts: list[PartTime], ended: int, latencies: list[Latencies]
+    engine: str, iterations: int, parts: list[PartTime], ended: int, latencies: list[Latencies], preemptions: int
 ) -> EngineTimes:
     wall_ns = sum(part.sum_ns for part in parts)
-    return EngineTimes(engine, iterations, wall_ns, tuple(parts), ended, tuple(latencies))
+    return EngineTimes(engine, iterations, wall_ns, tuple(parts), ended, tuple(latencies), preemptions)
 
 
 SERVING: dict[Any, st.SearchStrategy[Any]] = {
@@ -83,6 +83,7 @@ SERVING: dict[Any, st.SearchStrategy[Any]] = {
         PARTS,
         COUNTS,
         st.lists(LATENCIES, max_size=2, unique_by=lambda kind: kind.name),
+        COUNTS,
     ),
     EngineWorker: st.builds(EngineWorker, TIMES_NS),
 }

@@ -28,7 +28,7 @@ from cbtop.telemetry import snapshot as snapshot_module
 from cbtop.telemetry.metrics import METRICS, DurationHistogram, Metric, MetricType, Snapshot
 from cbtop.telemetry.snapshot import BOUNDS_NS, _durations, snapshot
 from cbtop.viewmodels.source import source_view
-from tests.cbtop import made_machines
+from tests.cbtop import made_machines, made_serving
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -60,6 +60,27 @@ def series(found: Snapshot) -> int:
         for points in found.values()
         for point in points
     )
+
+
+def test_an_engine_has_its_load_latencies_and_counts_and_after_its_end_only_counts(tmp_path: Path) -> None:
+    record = made_serving.served(tmp_path)
+    record.serving.take(replace(made_serving.TIMES, preemptions=7))
+    gauges = metrics.REQUESTS_RUNNING, metrics.REQUESTS_WAITING, metrics.CACHE_USAGE
+    found = snapshot(store_of(record), NOW_NS)
+    assert [values(found, metric) for metric in gauges] == [[1], [2], [0.4]]
+    assert [point.labels[1:] for point in found[metrics.ENGINE_LATENCY]] == [
+        ("first token", "0.5"),
+        ("first token", "0.99"),
+        ("between tokens", "0.5"),
+        ("between tokens", "0.99"),
+    ]
+    assert values(found, metrics.ENGINE_LATENCY) == [0.012, 0.08, 0.008, 0.009]
+    assert record.state is not None
+    record.state = replace(record.state, state=SourceStatus.GONE)
+    later = snapshot(store_of(record), NOW_NS)
+    assert not any(later[metric] for metric in (*gauges, metrics.ENGINE_LATENCY))
+    for each in (found, later):
+        assert (values(each, metrics.REQUESTS_ENDED), values(each, metrics.PREEMPTIONS)) == ([2], [7])
 
 
 def test_a_stalled_process_has_one_state_and_its_age_names_phase_and_brick(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from cbtop.profiler.instrument import continuous_batching, install, trouble, uninstall
-from cbtop.profiler.instrument.continuous_batching import ATTRIBUTES, CONTRACT, FOLDER, SEEN_IN, STATE, follow
+from cbtop.profiler.instrument.continuous_batching import ATTRIBUTES, CONTRACT, FOLDER, INPUTS, SEEN_IN, follow
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.serving_messages import EngineLoad, EngineTimes, ServedRequest
 from tests.profiler.instrument.engines import steps_of
@@ -158,13 +158,14 @@ def test_an_unknown_version_is_named_in_one_line_and_keeps_its_steps(
 ) -> None:
     assert transformers.__version__.split(".")[0] == SEEN_IN[-1].split(".")[0]
     continuous_batching._functions.unwrap()
-    monkeypatch.setitem(CONTRACT, STATE, {"update_of_another_version": ("token_id",)})
+    monkeypatch.setitem(CONTRACT, INPUTS, {"update_of_another_version": ("token_id",)})
     follow()
     model.generate_batch(PROMPTS, **_settings())
     assert not _ended(memory)
     assert sum(tokens for _, tokens in steps_of(memory)) == 48 + 3 * (TOKENS - 1)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "cbtop"]
-    assert line.startswith("cbtop: this transformers has no RequestState.update_of_another_version as in 5.23.0:")
+    missing = "ContinuousBatchingIOs.update_of_another_version"
+    assert line.startswith(f"cbtop: this transformers has no {missing} as in 5.23.0:")
 
 
 def test_an_engine_with_other_attributes_runs_on_and_one_line_says_so(
@@ -175,7 +176,7 @@ def test_an_engine_with_other_attributes_runs_on_and_one_line_says_so(
 
     bare = model.generate_batch(PROMPTS, **_settings())
     monkeypatch.setattr(continuous_batching, "described", fails)
-    monkeypatch.setattr(continuous_batching, "_output", fails)
+    monkeypatch.setattr(continuous_batching.ServingLog, "outputs", fails)
     found = model.generate_batch(PROMPTS, **_settings())
     assert [one.generated_tokens for one in found.values()] == [one.generated_tokens for one in bare.values()]
     (line,) = [record.getMessage() for record in caplog.records if record.name == "cbtop"]

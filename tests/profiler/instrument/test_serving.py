@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 
 import pytest
@@ -38,7 +40,8 @@ class Engine:
         self.passes(5)
         inner = self.log.enter(serving.OUTPUTS)
         self.passes(2)
-        self.log.outputs(outputs)
+        ended = [(name, reason) for name, _, reason in outputs if reason is not None]
+        self.log.outputs([name for name, _, _ in outputs], [tokens for _, tokens, _ in outputs], ended)
         self.log.leave(inner)
         self.log.leave(before)
         self.passes(3)
@@ -141,7 +144,7 @@ def test_another_thread_does_not_change_the_parts_of_the_engine(engine: Engine) 
     thread = threading.Thread(target=lambda: engine.log.enter(serving.DETOKENISE))
     thread.start()
     thread.join()
-    engine.log.outputs([("a", 1, None)])
+    engine.log.outputs(["a"], [1])
     assert [(part.name, part.sum_ns) for part in engine.times().parts] == [("model", 5 * MS)]
 
 
@@ -150,3 +153,53 @@ def test_requests_beyond_the_limit_are_not_followed(engine: Engine, monkeypatch:
     for name in "abc":
         engine.log.arrived(name, 0, 32)
     assert engine.log.names() == ["a", "b"]
+
+
+def test_steady_requests_count_like_requests_taken_one_by_one(engine: Engine) -> None:
+    """Requests join, leave, pause and end while others get one token in each iteration."""
+    rng = random.Random(0)
+    tokens: dict[str, list[int]] = {}  # by request: the times of its tokens
+    gaps: list[int] = []
+    numbers = itertools.count()
+    for _ in range(200):
+        if len(tokens) < 8 and rng.random() < 0.4:
+            name = str(next(numbers))
+            tokens[name] = []
+            engine.log.arrived(name, 0, 4)
+        running = [name for name in tokens if rng.random() < 0.9]
+        counts = [2 if rng.random() < 0.02 else 1 for _ in running]
+        ended = [(name, "stop") for name in running if rng.random() < 0.05]
+        engine.passes(rng.choice((5, 7)))
+        engine.log.outputs(running, counts, ended)
+        for name, count in zip(running, counts, strict=True):
+            gaps += [engine.now_ns - tokens[name][-1]] if tokens[name] else []
+            tokens[name] += [engine.now_ns] * count
+        for name, _ in ended:
+            (said,) = [one for one in engine.all(ServedRequest) if one.name == name and one.ended_ns]
+            moments = tokens.pop(name)
+            assert (said.first_token_ns, said.output_tokens) == (moments[0], len(moments))
+    between = next(one for one in engine.times().latencies if one.name == "between tokens")
+    last = len(gaps) - 1
+    assert (between.measured, between.p50_ns) == (len(gaps), sorted(gaps)[round(0.5 * last)])
+    assert between.p99_ns == sorted(gaps)[round(0.99 * last)]
+
+
+def test_the_load_is_announced_when_new_requests_run() -> None:
+    load = (0, 0, 0.0)
+    engine = Engine()
+    engine.log = ServingLog("vLLM", engine.said.append, lambda: load, lambda: engine.now_ns)
+    engine.log.arrived("a", 0, 32)
+    engine.step(("a", 1, "stop"))
+    newest = []
+    for number, name in enumerate("bcd", 1):
+        load = (number, 0, 3.0 * number)
+        engine.log.arrived(name, 0, 32)
+        engine.log.scheduled([(name, 0)], ())  # the step of this request may take long
+        newest.append(engine.all(EngineLoad)[-1])
+        engine.passes(60)
+    # The idle engine has a request at once. The load is announced again after 100 ms, so with the third request.
+    assert [(one.running, one.cache_percent) for one in newest if isinstance(one, EngineLoad)] == [
+        (1, 3.0),
+        (1, 3.0),
+        (3, 9.0),
+    ]

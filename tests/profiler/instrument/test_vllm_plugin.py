@@ -20,6 +20,7 @@ from cbtop.profiler.instrument.vllm_plugin import register
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import UNKNOWN_WORK
 from cbtop.protocol.messages import Manifest, Node
+from cbtop.protocol.vocabulary import COMPILED_MODEL
 from tests.profiler.instrument.engines import importable, places_of, places_of_a_step, steps_of, write_engine
 from tests.profiler.instrument.tiny import torch
 from tests.profiler.memory import Memory
@@ -80,6 +81,20 @@ def test_each_vllm_run_is_one_step_with_all_model_and_sampling_bricks(memory: Me
     assert [(said.architecture, said.backend, said.layers) for said in memory.said if isinstance(said, Manifest)] == [
         ("LlamaForCausalLM", "vLLM", 2)
     ]
+
+
+def test_a_model_that_only_warms_up_has_no_step_and_later_names_its_engine(memory: Memory) -> None:
+    """vLLM's runner for CPUs has a `load_model` of its own, so cbtop meets the model at a call of the warm-up."""
+    module = import_module(RUNNER)
+    own = {"load_model": lambda runner: setattr(runner, "model", module.LlamaForCausalLM())}
+    runner = type("CPUModelRunner", (module.GPUModelRunner,), own)(enforce_eager=False)
+    runner.load_model()
+    for _ in range(3):
+        runner._dummy_run(8)
+    assert not steps_of(memory)
+    _step(runner, _scheduled(known={"a": (1, 5, 1)}))
+    assert steps_of(memory) == [("decode", 1)]
+    assert [said.backend for said in memory.said if isinstance(said, Manifest)][-1] == f"vLLM{COMPILED_MODEL}"
 
 
 @first_by_default(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from importlib import import_module
@@ -121,6 +122,45 @@ def test_aborted_vllm_requests_end(memory: Memory) -> None:
     assert [(one.name, one.reason) for one in _requests(memory)] == [("a", "abort")]
 
 
+def test_engines_in_turn_in_one_process_have_requests_with_numbers_of_their_own(memory: Memory) -> None:
+    for limit in (2, 4):
+        core = _core(max_running=limit)
+        core.scheduler.add_request(_request("0", tokens=1))  # each engine counts its requests from 0
+        core.step_fn()
+    assert [(one.number, one.output_tokens, one.reason) for one in _requests(memory)] == [
+        (0, 1, "length"),
+        (1, 1, "length"),
+    ]
+    log = log_of(core.scheduler)
+    assert log is not None
+    log.tell(is_last=True)
+    assert [said.max_running for said in memory.said if isinstance(said, EngineSchedules)] == [4]
+
+
+def test_a_second_engine_beside_a_running_one_is_left_out_and_a_line_says_so(
+    memory: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = _core(), _core()
+    first.scheduler.add_request(_request("0"))
+    second.scheduler.add_request(_request("0", tokens=9))
+    for _ in range(2):
+        first.step_fn()
+        second.step_fn()
+    assert [(one.number, one.output_tokens) for one in _requests(memory)] == [(0, 2)]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "cbtop"]
+    assert line == "cbtop: vLLM: a second engine runs in this process, and its requests are not shown"
+
+
+def test_requests_of_an_engine_that_was_dropped_have_ended(memory: Memory) -> None:
+    core = _core()
+    core.scheduler.add_request(_request("a"))
+    core.step_fn()
+    del core
+    gc.collect()
+    _core().scheduler.add_request(_request("b"))
+    assert [(one.name, one.output_tokens, one.reason) for one in _requests(memory)] == [("a", 1, "engine ended")]
+
+
 def test_detokenising_is_a_brick_with_the_number_of_tokens(memory: Memory) -> None:
     processor = import_module("vllm.v1.engine.output_processor").OutputProcessor()
     outputs = [SimpleNamespace(request_id=name, new_token_ids=[1, 2]) for name in "ab"]
@@ -159,7 +199,7 @@ def test_a_request_without_the_expected_attributes_does_not_stop_vllm(
 
 
 def test_a_worker_process_names_the_process_of_its_engine(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_serving, "_newest", [])
+    monkeypatch.setattr(vllm_serving, "_engine", [])
     runner = import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
     runner()
     monkeypatch.setattr("multiprocessing.parent_process", lambda: SimpleNamespace(pid=7))
