@@ -237,7 +237,7 @@ class BrickProfiler:
         because other code runs while they wait. Inside these, use `with profiler.brick(...)`.
         """
 
-        return timed(self._path, brick, elements, self._checks.is_due, self.check)
+        return timed(self._path, brick, elements, self._checks, self._evaluate)
 
     def check(self, definition: BrickDefinition, output: Any, *args: Any, **kwargs: Any) -> None:
         """Run the checks of a definition on `output`, the result of a call with these arguments.

@@ -6,6 +6,7 @@ The results do not affect the program or the measured times.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -301,3 +302,96 @@ def test_a_check_whose_name_is_no_text_is_refused() -> None:
 
     with pytest.raises(TypeError, match="the name of the check"):
         BrickDefinition("Own", BrickCategory.OTHER, checks=(Own(),))  # type: ignore[arg-type]
+
+
+class Given:
+    """A check that returns the outcomes that it was given, one for each call."""
+
+    name = "given"
+
+    def __init__(self, *outcomes: Any) -> None:
+        self._outcomes = iter(outcomes)
+
+    def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> checks.CheckOutcome:
+        return next(self._outcomes)
+
+
+def test_an_outcome_returned_again_is_counted_and_announced_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "SHARE", 1e9)
+    passed, failed = checks.PASSED, checks.CheckOutcome(False, note="bad")
+    outcomes = [passed] * 9 + [failed] + [passed] * 7
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Given(*outcomes),))
+    for _ in outcomes:
+        profiler.check(own, np.ones(1))
+    said = [(one.passed, one.note) for one in _results(memory)]
+    assert said == [
+        (True, "at least 1 call checked"),
+        *[(True, f"at least {number} calls checked") for number in (2, 4, 8)],
+        *[(False, f"bad; at least {number} calls checked") for number in (10, 16)],
+    ]
+
+
+def test_an_outcome_that_its_author_changes_is_read_again() -> None:
+    class Mutable:
+        passed, max_error, tolerance, not_finite, note = True, None, None, "", ""
+
+    outcome = Mutable()
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    check = Given(*[outcome] * 3)
+    for number in range(3):
+        outcome.passed = number < 2
+        profiler.check(BrickDefinition("Own", BrickCategory.OTHER, checks=(check,)), np.ones(1))
+    assert [one.passed for one in _results(memory)] == [True, True, False]
+
+
+def test_definitions_beyond_the_limit_share_the_time_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MAX_RESULTS", 1)
+    monkeypatch.setattr(checks, "SHARE", 1e-12)
+    calls = []
+
+    def reference(x: Any) -> Any:
+        calls.append(x)
+        return x
+
+    profiler = BrickProfiler(recorder=Memory())
+    for name in "abc":
+        own = BrickDefinition(name, BrickCategory.OTHER, checks=(Equivalent(reference),))
+        timed = profiler.timed(own)(lambda x: x)
+        for _ in range(5):
+            timed(np.ones(1))
+    assert len(calls) == checks.FIRST
+
+
+def test_a_call_that_ends_while_another_thread_checks_is_not_checked() -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite(),))
+    is_checking, may_end = threading.Event(), threading.Event()
+
+    class Waits:
+        name = "waits"
+
+        def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> checks.CheckOutcome:
+            is_checking.set()
+            assert may_end.wait(30)
+            return checks.PASSED
+
+    waiting = BrickDefinition("Waits", BrickCategory.OTHER, checks=(Waits(),))
+    other = threading.Thread(target=profiler.check, args=(waiting, np.ones(1)))
+    other.start()
+    assert is_checking.wait(30)
+    profiler.check(own, np.ones(1))
+    assert not _results(memory)
+    may_end.set()
+    other.join()
+    profiler.check(own, np.ones(1))
+    assert [one.brick for one in _results(memory)] == ["Waits", "Own"]
+
+
+def test_a_call_that_ends_recording_is_not_checked() -> None:
+    profiler = BrickProfiler(recorder=Memory())
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(pytest.fail),))
+    profiler.timed(own)(lambda x: profiler.disable())(np.ones(1))
