@@ -21,8 +21,9 @@ import numpy as np
 from benchmarks.base import Figure, Ratio, interleaved_cpu_ns
 from cbtop.compute.contracts.own import read_own
 from cbtop.compute.own_contracts import KeepsContract
-from cbtop.profiler import checks as own_checks
-from cbtop.profiler.checks import PASSED, BrickChecks, Check, CheckOutcome, Finite
+from cbtop.profiler import brick_checks
+from cbtop.profiler.brick_checks import BrickChecks
+from cbtop.profiler.checks import PASSED, Check, CheckOutcome, Finite
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.vocabulary import BrickId
@@ -76,8 +77,8 @@ def run() -> list[Figure]:
     profiler = BrickProfiler()
     unchecked = profiler.timed(BrickDefinition.of(BrickId.RMS_NORM))(_nothing)
     checked = profiler.timed(BrickDefinition.of(BrickId.RMS_NORM, checks=(Finite(),)))(_nothing)
-    with patch.object(own_checks, "SHARE", NO_SHARE):
-        for _ in range(own_checks.FIRST):
+    with patch.object(brick_checks, "SHARE", NO_SHARE):
+        for _ in range(brick_checks.FIRST):
             checked(floats)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "scaled.yaml"

@@ -143,7 +143,19 @@ class EqualsReference:
         return f"equals {self.contract.reference.partition(':')[2]}"
 
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
-        return Equivalent(reference_of(self.contract), self.contract.tolerance).evaluate(output, args, kwargs)
+        return self._equivalent.evaluate(output, args, kwargs)
+
+    def device_figures(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | CheckOutcome:
+        """Return what `Equivalent.device_figures` returns."""
+        return self._equivalent.device_figures(output, args, kwargs)
+
+    def outcome_of(self, figures: Sequence[float]) -> CheckOutcome:
+        """Return the outcome of these `device_figures`."""
+        return self._equivalent.outcome_of(figures)
+
+    @property
+    def _equivalent(self) -> Equivalent:
+        return Equivalent(reference_of(self.contract), self.contract.tolerance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from cbtop.profiler.analysis.graph.nodes import Function, Layer
-from cbtop.profiler.checks import BrickChecks
+from cbtop.profiler.brick_checks import BrickChecks
 from cbtop.profiler.clocks import DeviceClock, HostClock
 from cbtop.profiler.counts import amount_of_call, shown, whole
 from cbtop.profiler.definitions import BrickDefinition

@@ -12,7 +12,7 @@ from cbtop.protocol import clock
 from cbtop.protocol.signals import reraise_host_error
 
 if TYPE_CHECKING:
-    from cbtop.profiler.checks import BrickChecks
+    from cbtop.profiler.brick_checks import BrickChecks
     from cbtop.profiler.graph_recorder import Brick
     from cbtop.profiler.path import Path
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from cbtop import Bounded, BrickCategory, BrickDefinition, BrickId, BrickProfiler, Equivalent, Finite
-from cbtop.profiler import checks
+from cbtop.profiler import brick_checks, checks
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import CheckResult
@@ -139,13 +139,13 @@ def test_checks_take_their_share_of_the_time_and_no_more(monkeypatch: pytest.Mon
         time.sleep(0.002)
         return x
 
-    monkeypatch.setattr(checks, "SHARE", 0.1)
+    monkeypatch.setattr(brick_checks, "SHARE", 0.1)
     profiler = BrickProfiler(recorder=Memory())
     own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(slow),))
     begun = time.perf_counter()
     while time.perf_counter() - begun < 0.3:
         profiler.check(own, np.ones(1), np.ones(1))
-    assert checks.FIRST <= len(calls) <= checks.FIRST + 0.3 * 0.1 / 0.002 + 1
+    assert brick_checks.FIRST <= len(calls) <= brick_checks.FIRST + 0.3 * 0.1 / 0.002 + 1
 
 
 def test_the_time_of_checks_is_in_no_brick() -> None:
@@ -247,9 +247,9 @@ def test_each_definition_of_one_name_gets_its_first_checks() -> None:
     memory = Memory()
     profiler = BrickProfiler(recorder=memory)
     query, key = (BrickDefinition("Own", BrickCategory.OTHER, label=label, checks=(Finite(),)) for label in "qk")
-    for _ in range(checks.FIRST):
+    for _ in range(brick_checks.FIRST):
         profiler.check(query, np.ones(1))
-    for _ in range(checks.FIRST):
+    for _ in range(brick_checks.FIRST):
         profiler.check(key, np.array([np.nan]))
     assert not _results(memory)[-1].passed
 
@@ -284,7 +284,7 @@ def test_a_forked_child_checks_its_own_first_calls() -> None:
     memory = Memory()
     profiler = BrickProfiler(recorder=memory)
     own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite(),))
-    for _ in range(2 * checks.FIRST):
+    for _ in range(2 * brick_checks.FIRST):
         profiler.check(own, np.ones(1))
     child = os.fork()
     if child == 0:
@@ -317,7 +317,7 @@ class Given:
 
 
 def test_an_outcome_returned_again_is_counted_and_announced_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "SHARE", 1e9)
+    monkeypatch.setattr(brick_checks, "SHARE", 1e9)
     passed, failed = checks.PASSED, checks.CheckOutcome(False, note="bad")
     outcomes = [passed] * 9 + [failed] + [passed] * 7
     memory = Memory()
@@ -348,8 +348,8 @@ def test_an_outcome_that_its_author_changes_is_read_again() -> None:
 
 
 def test_definitions_beyond_the_limit_share_the_time_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "MAX_RESULTS", 1)
-    monkeypatch.setattr(checks, "SHARE", 1e-12)
+    monkeypatch.setattr(brick_checks, "MAX_RESULTS", 1)
+    monkeypatch.setattr(brick_checks, "SHARE", 1e-12)
     calls = []
 
     def reference(x: Any) -> Any:
@@ -362,7 +362,7 @@ def test_definitions_beyond_the_limit_share_the_time_of_all(monkeypatch: pytest.
         timed = profiler.timed(own)(lambda x: x)
         for _ in range(5):
             timed(np.ones(1))
-    assert len(calls) == checks.FIRST
+    assert len(calls) == brick_checks.FIRST
 
 
 def test_a_call_that_ends_while_another_thread_checks_is_not_checked() -> None:
