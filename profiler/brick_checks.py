@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -231,8 +231,12 @@ class BrickChecks:
     def _tallies_of(self, definition: HasChecks) -> list[tuple[Check, _CheckTally]]:
         """Return the checks of `definition` with their tallies. Checks beyond MAX_RESULTS are left out."""
         found = []
+        names = Counter[str]()
         for check in definition.checks:
-            about = definition.name, check.name
+            names[check.name] += 1
+            # Two checks of a definition may have one name, but each has its own number of calls.
+            name = check.name if names[check.name] == 1 else f"{check.name} ({names[check.name]})"
+            about = definition.name, name
             if about in self._tallies or len(self._tallies) < MAX_RESULTS:
                 found.append((check, self._tallies.setdefault(about, _CheckTally(*about))))
         if len(self._of) < MAX_RESULTS:

@@ -395,3 +395,13 @@ def test_a_call_that_ends_recording_is_not_checked() -> None:
     profiler = BrickProfiler(recorder=Memory())
     own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(pytest.fail),))
     profiler.timed(own)(lambda x: profiler.disable())(np.ones(1))
+
+
+def test_two_checks_with_one_name_are_counted_apart() -> None:
+    memory = Memory()
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(double), Equivalent(double, 1e-9)))
+    BrickProfiler(recorder=memory).check(own, np.array([2.00001]), np.ones(1))
+    assert [(one.assertion, one.passed, one.note) for one in _results(memory)] == [
+        ("equals double", True, "at least 1 call checked"),
+        ("equals double (2)", False, "at least 1 call checked"),
+    ]
