@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _nearest_file(error: BaseException | None) -> str:
-    """Return a hint to the recording whose name is nearest to that of a missing one, or "" if there is none."""
+    """Return a hint to the recording with the name nearest to a missing one, or "" if no name is near."""
     while error is not None and not isinstance(error, FileNotFoundError):
         error = error.__cause__
     if error is None or not str(error.filename).endswith(RECORDING_SUFFIX):

@@ -134,7 +134,7 @@ def on_host(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EqualsReference:
-    """The check that the output equals that of the contract's reference, within its tolerance."""
+    """The check that the output equals the output of the contract's reference, within its tolerance."""
 
     contract: OwnContract
 

@@ -11,7 +11,7 @@ Rules
 - A check that failed once stays failed. A check that raises an exception, or that finds no value to compare, counts
   as skipped, with the reason. The number of checked calls does not include skipped ones.
 - Results are announced at the first, second, fourth, eighth … call, and exactly when recording ends. So a running
-  process, and one that was killed, has "at least" so many calls checked.
+  process, and one that was killed, has "at least" this number of calls checked.
 - A forked child begins without results.
 """
 
@@ -252,7 +252,7 @@ def _result(tally: _CheckTally, found: CheckOutcome) -> CheckResult:
 
 
 def _merged(before: CheckResult | None, found: CheckResult) -> CheckResult:
-    """Return the result of a check from its result `before` and that of the latest call. A failure stays."""
+    """Merge the result of a check `before` with the result of the latest call. A failure stays."""
     if before is None or before.skipped:
         return found
     if not before.passed or found.skipped:

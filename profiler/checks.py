@@ -38,7 +38,7 @@ class CheckOutcome:
     note: str = ""
 
 
-#: The outcome of a check that passed and has no more to say. A check that returns this object is counted faster.
+#: The outcome of a check that passed and reports nothing else. A check that returns this object is counted faster.
 PASSED = CheckOutcome(True)
 
 
@@ -54,7 +54,7 @@ class Check(Protocol):
 
 
 class HasChecks(Protocol):
-    """What this file needs of a BrickDefinition."""
+    """The part of a BrickDefinition that checks need."""
 
     @property
     def name(self) -> str:
@@ -210,7 +210,7 @@ class Equivalent:
 def arrays_of(output: Any) -> Iterator[Any]:
     """Yield the arrays of an output: itself, or those in its tuples and lists.
 
-    Raises TypeError if there are none, or if one hides values.
+    Raises TypeError if it contains no array, or if an array hides values.
     """
     if isinstance(output, tuple | list):
         for one in output:

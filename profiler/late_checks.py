@@ -1,4 +1,4 @@
-"""Checks of CUDA tensors whose outcome arrives later, so that nothing waits for the device.
+"""Checks of CUDA tensors. Their outcome arrives later, so that nothing waits for the device.
 
 A check with `device_figures` and `outcome_of` (checks.py) is begun here. Its figures are computed in the caller's
 stream and copied to the host, between two events. The events give the time that the check took on the device.
@@ -24,7 +24,7 @@ class LateOutcome:
         """`figures` are tensors with one number each, on one device. `begun` is an event before them in a stream."""
         torch = sys.modules["torch"]
         numbers = torch.stack([figure.double() for figure in figures])
-        # The host may have set another default device, in whose memory no page is pinned.
+        # The host may have set another default device. Only memory of the CPU can be pinned.
         copy = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
         self._copy = copy.copy_(numbers, non_blocking=True)
         self._begun, self._outcome_of = begun, outcome_of

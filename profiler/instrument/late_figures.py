@@ -17,7 +17,7 @@ class LateFigures:
     def __init__(self, figures: Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None
         if figures.is_cuda:
-            # The host may have set another default device, in whose memory no page is pinned.
+            # The host may have set another default device. Only memory of the CPU can be pinned.
             copy = torch.empty(figures.shape, dtype=figures.dtype, device="cpu", pin_memory=True)
             copy.copy_(figures, non_blocking=True)
             self._arrived = torch.cuda.Event()

@@ -42,9 +42,9 @@ def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str
 
 
 def file_hint(word: str) -> str:
-    """Return an error text for a word in place of a command that is rather meant as a file, or "" if it is not.
+    """Return an error text for a word in place of a command that is probably a file, or "" for any other word.
 
-    It is meant as a file if there is one with this name, or a recording with nearly this name in its folder.
+    It is probably a file if a file has this name, or if a recording in its folder has nearly this name.
     """
     path = Path(word)
     if path.is_file():
@@ -56,10 +56,10 @@ def file_hint(word: str) -> str:
 
 
 def nearest_recording(path: Path) -> str:
-    """Return the recording in the folder of `path` whose name is nearest to it, or "" if none is near."""
+    """Return the recording in the folder of `path` with the nearest name, or "" if no name is near."""
     try:
         names = [one.name for one in islice(path.parent.iterdir(), MAX_FILES) if one.suffix == RECORDING_SUFFIX]
-    except OSError:  # there is no such folder, or it is not ours to read
+    except OSError:  # the folder is missing, or this user may not read it
         return ""
     near = get_close_matches(path.name, names, n=1, cutoff=FILE_CUTOFF)
     return str(path.with_name(near[0])) if near else ""
