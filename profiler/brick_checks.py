@@ -38,6 +38,8 @@ POLL_NS = 1_000_000  # how long to wait before looking again for an outcome from
 LAST_WAIT_NS = 1_000_000_000  # how long to wait for outcomes when recording ends; a device may hang
 CAPTURED = "a CUDA graph was captured; its replays run no Python, so nothing is checked in them"
 _now_ns = clock.perf_counter_ns
+# Outcomes that a forked child has from its parent. Freeing their events would call CUDA, which a child cannot do.
+_of_parents: list[object] = []
 _numpy_kinds: set[type] = set()  # types of outputs that are on no device; reading `__module__` takes 100 ns
 
 
@@ -110,7 +112,7 @@ class BrickChecks:
         self.forget()
 
     def forget(self) -> None:
-        """Begin without results, as a forked child does. No thread runs checks afterwards."""
+        """Begin without results. No thread runs checks afterwards."""
         # Empty while a thread runs checks. `pop` and `append` of a list are atomic, and take a fifth of the time of a
         # lock (200 ns).
         self._turn: list[None] = [None]
@@ -121,6 +123,11 @@ class BrickChecks:
         self._late: deque[tuple[_CheckTally, LateOutcome]] = deque()  # outcomes that a device has not sent yet
         self._begun_ns = self._spent_ns = 0
         self.due_ns = 0.0
+
+    def after_fork(self) -> None:
+        """Begin without results in a forked child."""
+        _of_parents.append(self._late)
+        self.forget()
 
     def announce_last(self) -> None:
         """Announce all results with the exact numbers of calls, because no check follows.

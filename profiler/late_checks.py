@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from cbtop.profiler.checks import Check, CheckOutcome, arrays_of, library_of
@@ -62,9 +63,10 @@ def is_captured(output: Any) -> bool:
     """Return whether the caller's stream is being captured into a CUDA graph, by torch or the library of `output`."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     cupy = sys.modules.get("cupy")
-    # Another thread may be importing torch.
-    if hasattr(cuda, "is_initialized") and cuda.is_initialized() and cuda.is_current_stream_capturing():
-        return True
+    # Another thread may be importing torch, and a device with a fault raises RuntimeError.
+    with suppress(RuntimeError):
+        if hasattr(cuda, "is_initialized") and cuda.is_initialized() and cuda.is_current_stream_capturing():
+            return True
     if cupy is None or library_of(_first(output)) is not cupy:
         return False
     return bool(cupy.cuda.get_current_stream().is_capturing())

@@ -565,7 +565,7 @@ class BrickProfiler:
         """In a forked child, start recording anew, outside of the parent's bricks and steps."""
         self._scopes.after_fork()
         self._pending.after_fork()
-        self._checks.forget()  # the child has no results, and its lock is free
+        self._checks.after_fork()  # the child has no results, and no thread that runs checks
         self._ended_why = ""
         try:
             self._steps.after_fork()
