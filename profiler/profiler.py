@@ -243,7 +243,7 @@ class BrickProfiler:
         """Run the checks of a definition on `output`, the result of a call with these arguments.
 
         `timed` does this by itself. After `with profiler.brick(definition):`, call it yourself. Does nothing if the
-        step is not recorded, or while the checks have used up their share of the time (checks.py).
+        step is not recorded, or while the checks have used up their share of the time (brick_checks.py).
         """
         if self.recording and definition.checks and self._checks.is_due(definition):
             self._evaluate(definition, output, args, kwargs)
