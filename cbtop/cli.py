@@ -18,6 +18,7 @@ import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import takewhile
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO, cast
 
@@ -103,7 +104,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CbtopError, ProtocolError, ComputeError) as error:
         if debug:
             raise
-        return _fail(str(error), error.exit_code if isinstance(error, CbtopError) else 1)
+        return _fail(f"{error}{_nearest_file(error)}", error.exit_code if isinstance(error, CbtopError) else 1)
+
+
+def _nearest_file(error: BaseException | None) -> str:
+    """Return a hint to the recording with the name nearest to a missing one, or "" if no name is near."""
+    while error is not None and not isinstance(error, FileNotFoundError):
+        error = error.__cause__
+    if error is None or not str(error.filename).endswith(RECORDING_SUFFIX):
+        return ""
+    # This module is imported only to report an error, because every import at the top of this file delays all
+    # commands.
+    from cbtop.commands.shared.names import nearest_recording
+
+    found = nearest_recording(Path(error.filename))
+    return f"; did you mean {found}?" if found else ""
 
 
 def _name_errors_of(stdout: TextIO) -> None:
@@ -224,9 +239,9 @@ def _in_full(arguments: list[str]) -> list[str]:
     if first and not first.startswith("-") and first not in COMMANDS:
         # This module is imported only to report an error, because every import at the top of this file delays all
         # commands.
-        from cbtop.commands.shared.names import unknown
+        from cbtop.commands.shared.names import file_hint, unknown
 
-        _Parser(prog="cbtop").error(unknown("command", first, [*COMMANDS, HELP]))
+        _Parser(prog="cbtop").error(file_hint(first) or unknown("command", first, [*COMMANDS, HELP]))
     return arguments
 
 

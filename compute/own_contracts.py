@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from cbtop.compute.contracts.own import BFLOAT16, NUMPY, Drawn, OwnContract, read_own
 from cbtop.compute.errors import ContractError
-from cbtop.profiler.checks import Check, CheckOutcome, Equivalent
+from cbtop.profiler.checks import PASSED, Check, CheckOutcome, Equivalent
 
+FLOAT32 = np.dtype(np.float32)
 HALVES = ("float16", "bfloat16")
 
 
@@ -104,20 +106,22 @@ def in_order(contract: OwnContract, inputs: Mapping[str, Any]) -> list[Any]:
 
 def values_of(contract: OwnContract, inputs: Mapping[str, Any], output: Any) -> tuple[Any, ...]:
     """Return the values that the conditions of a contract are evaluated on. Raises ValueError for missing outputs."""
-    outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
+    outputs = _outputs(output)
     named = dict(inputs) | dict(zip(contract.outputs, outputs, strict=True))
     return tuple(on_host(named[name]) for name in contract.arguments)
+
+
+def _outputs(output: Any) -> tuple[Any, ...]:
+    return tuple(output) if isinstance(output, tuple | list) else (output,)
 
 
 def on_host(value: Any) -> Any:
     """Return an array of any library as a contiguous array of NumPy. Returns any other value unchanged."""
     kind = type(value)
-    if (
-        kind is float
-        or kind is int
-        or (kind is np.ndarray and value.flags.c_contiguous and value.dtype != np.float16)
-    ):
-        return value  # most values are of this kind; the tests below would take as long as ten conditions
+    if kind is float or kind is int:
+        return value
+    if kind is np.ndarray and value.flags.c_contiguous and value.dtype.char != "e":  # float16
+        return value  # the tests below would take as long as ten conditions
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float().numpy() if str(value.dtype).removeprefix("torch.") in HALVES else value.numpy()
@@ -130,7 +134,7 @@ def on_host(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EqualsReference:
-    """The check that the output equals that of the contract's reference, within its tolerance."""
+    """The check that the output equals the output of the contract's reference, within its tolerance."""
 
     contract: OwnContract
 
@@ -139,7 +143,19 @@ class EqualsReference:
         return f"equals {self.contract.reference.partition(':')[2]}"
 
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
-        return Equivalent(reference_of(self.contract), self.contract.tolerance).evaluate(output, args, kwargs)
+        return self._equivalent.evaluate(output, args, kwargs)
+
+    def device_figures(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | CheckOutcome:
+        """Return what `Equivalent.device_figures` returns."""
+        return self._equivalent.device_figures(output, args, kwargs)
+
+    def outcome_of(self, figures: Sequence[float]) -> CheckOutcome:
+        """Return the outcome of these `device_figures`."""
+        return self._equivalent.outcome_of(figures)
+
+    @property
+    def _equivalent(self) -> Equivalent:
+        return Equivalent(reference_of(self.contract), self.contract.tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +174,22 @@ class KeepsContract:
         if not self._calls:
             self._calls.append(_CallValues.of(self.contract))
         failed = broken_conditions(self.contract, self._calls[0].values(output, args, kwargs))
-        return CheckOutcome(not failed, note="; ".join(failed))
+        return CheckOutcome(False, note="; ".join(failed)) if failed else PASSED
 
 
 @dataclass(frozen=True, slots=True)
 class _CallValues:
     """Finds the values of a contract's arguments among the arguments and the outputs of a call.
 
-    `places` has the index of each value in the arguments followed by the outputs. It is valid for calls with all
-    arguments and without keywords, if the reference has only usual parameters.
+    `places` has the index of each value in the arguments followed by the outputs. It is valid for calls with
+    `usual_arguments` arguments and without keywords. `usual_arguments` is -1 if the reference has unusual parameters.
     """
 
     contract: OwnContract
     signature: inspect.Signature
     places: tuple[int, ...]
-    is_usual: bool
+    usual_arguments: int
+    outputs: int
 
     @classmethod
     def of(cls, contract: OwnContract) -> _CallValues:
@@ -184,20 +201,28 @@ class _CallValues:
             contract,
             signature,
             tuple(names.index(name) for name in contract.arguments),
-            kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD},
+            len(signature.parameters) if kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD} else -1,
+            len(contract.outputs),
         )
 
     def values(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Raises TypeError if the arguments do not fit, and ValueError for missing outputs."""
-        if kwargs or not self.is_usual or len(args) != len(self.signature.parameters):
+        if kwargs or len(args) != self.usual_arguments:
             bound = self.signature.bind(*args, **kwargs)
             bound.apply_defaults()
             return values_of(self.contract, bound.arguments, output)
-        outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
-        if len(outputs) != len(self.contract.outputs):
-            raise ValueError(f"{len(outputs)} outputs instead of {len(self.contract.outputs)}")
+        outputs = (output,) if type(output) is ndarray else _outputs(output)
+        if len(outputs) != self.outputs:
+            raise ValueError(f"{len(outputs)} outputs instead of {self.outputs}")
         given = (*args, *outputs)
-        return tuple([on_host(given[place]) for place in self.places])
+        # Most values are arrays of float32. Conditions take them as they are, contiguous or not. Calls of `on_host`
+        # would take as long as the conditions.
+        return tuple(
+            [
+                value if type(value := given[place]) is ndarray and value.dtype is FLOAT32 else on_host(value)
+                for place in self.places
+            ]
+        )
 
 
 def broken_conditions(contract: OwnContract, values: Sequence[Any]) -> list[str]:
@@ -206,6 +231,6 @@ def broken_conditions(contract: OwnContract, values: Sequence[Any]) -> list[str]
     found: list[str] = []
     if contract.preconditions and (failed := contract.before.failed(given)):
         found += contract.before.names_of(failed)
-    if contract.postconditions and (failed := contract.after.failed((*given, *given))):
+    if contract.postconditions and (failed := contract.after.failed(given * 2 if contract.earlier else given)):
         found += contract.after.names_of(failed)
     return found

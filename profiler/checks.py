@@ -7,36 +7,23 @@ and CuPy.
     def rms_norm(x, weight): ...
 
 Rules
-- A check runs after a recorded call of a function that `BrickProfiler.timed` wraps, or when `BrickProfiler.check` is
-  called. Its time is not part of the brick.
-- The first FIRST calls of a definition are checked. Later calls are checked while all checks together took less than
-  SHARE of the time since the first one. To read a result from a GPU, the host waits for the GPU.
-- A check that failed once stays failed. A check that raises an exception, or that finds no value to compare, counts
-  as skipped, with the reason. The number of checked calls does not include skipped ones.
-- Results are announced at the first, second, fourth, eighth … call, and exactly when recording ends. So a running
-  process, and one that was killed, has "at least" so many calls checked.
-- A forked child begins without results.
+- `evaluate` waits for the device of the output. A check can have two more methods, so that nothing waits for a GPU:
+  `device_figures` computes numbers on the device, and `outcome_of` makes the outcome of these numbers.
+- brick_checks.py decides which calls are checked, and counts the outcomes.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cbtop.protocol import clock
-from cbtop.protocol.messages import CheckResult
-from cbtop.protocol.signals import reraise_host_error
-
-FIRST = 3
-SHARE = 0.01
-MAX_RESULTS = 10_000  # most results and definitions that are stored, in case the host makes ever new ones
 LIBRARIES = ("numpy", "torch", "cupy")
 NO_VALUES = "the output has no values"
+FIGURES = 7  # the number of figures of a tensor that `Equivalent` compares on a device
 EXACT_BELOW = 1 << 53  # float64 holds every integer up to this one
 
 
@@ -51,6 +38,10 @@ class CheckOutcome:
     note: str = ""
 
 
+#: The outcome of a check that passed and reports nothing else. A check that returns this object is counted faster.
+PASSED = CheckOutcome(True)
+
+
 class Check(Protocol):
     """A condition on a brick's output. Any class with these two members is a check."""
 
@@ -63,7 +54,7 @@ class Check(Protocol):
 
 
 class HasChecks(Protocol):
-    """What this file needs of a BrickDefinition."""
+    """The part of a BrickDefinition that checks need."""
 
     @property
     def name(self) -> str:
@@ -85,10 +76,21 @@ class Finite:
 
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
         """Return whether all values of `output` are finite. Raises ValueError if it has no values."""
-        arrays = list(_arrays(output))
+        arrays = list(arrays_of(output))
         _require_values(arrays)
         found = next((bad for bad in map(_not_finite, arrays) if bad), "")
-        return CheckOutcome(not found, not_finite=found)
+        return CheckOutcome(False, not_finite=found) if found else PASSED
+
+    def device_figures(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return whether each tensor is finite, and whether it has a NaN, as tensors on its device."""
+        arrays = list(arrays_of(output))
+        _require_values(arrays)
+        return [figure for array in arrays for figure in _finiteness(array)]
+
+    def outcome_of(self, figures: Sequence[float]) -> CheckOutcome:
+        """Return the outcome of these `device_figures`."""
+        found = _first_not_finite(figures)
+        return CheckOutcome(False, not_finite=found) if found else PASSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +108,30 @@ class Bounded:
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
         """Return whether all values of `output` are within the bounds. Raises ValueError if it has no values."""
         least, most = math.inf, -math.inf
-        for array in _arrays(output):
+        for array in arrays_of(output):
             if _not_finite(array) == "NaN":
                 return CheckOutcome(False, not_finite="NaN")
             if _size(array):
                 least, most = min(least, float(array.min())), max(most, float(array.max()))
+        return self._outcome(least, most)
+
+    def device_figures(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the smallest and the largest value of each tensor, as tensors on its device."""
+        arrays = list(arrays_of(output))
+        _require_values(arrays)
+        return [figure for array in arrays if _size(array) for figure in (array.min(), array.max())]
+
+    def outcome_of(self, figures: Sequence[float]) -> CheckOutcome:
+        """Return the outcome of these `device_figures`."""
+        if any(math.isnan(figure) for figure in figures):
+            return CheckOutcome(False, not_finite="NaN")
+        return self._outcome(min(figures), max(figures))
+
+    def _outcome(self, least: float, most: float) -> CheckOutcome:
         if least > most:
             raise ValueError(NO_VALUES)
         is_inside = least >= self.low and most <= self.high
-        return CheckOutcome(is_inside, note="" if is_inside else f"values from {least:g} to {most:g}")
+        return PASSED if is_inside else CheckOutcome(False, note=f"values from {least:g} to {most:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +152,9 @@ class Equivalent:
 
     def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckOutcome:
         """Return whether `output` equals the result of the reference for these arguments."""
-        with _without_gradients():
-            expected = list(_arrays(self.reference(*args, **kwargs)))
-        found = list(_arrays(output))
-        if [_shape(one) for one in found] != [_shape(one) for one in expected]:
-            shapes = (", ".join(str(_shape(one)) for one in arrays) for arrays in (found, expected))
-            return CheckOutcome(False, None, self.tolerance, note="shape {} instead of {}".format(*shapes))
+        found, expected = self._both(output, args, kwargs)
+        if different := self._different_shapes(found, expected):
+            return different
         _require_values(found)
         error = 0.0
         for one, other in zip(found, expected, strict=True):
@@ -149,181 +163,67 @@ class Equivalent:
             if _size(one):
                 difference, largest = _difference(one, other)
                 if not math.isfinite(difference):
-                    return CheckOutcome(False, None, self.tolerance, note="the difference exceeds float64")
-                error = max(error, difference / largest if largest > 0 else difference)
+                    return self._too_large()
+                error = max(error, _relative(difference, largest))
         return CheckOutcome(error <= self.tolerance, error, self.tolerance)
 
+    def device_figures(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | CheckOutcome:
+        """Return FIGURES numbers for each tensor, as tensors on its device, or the outcome if shapes differ."""
+        found, expected = self._both(output, args, kwargs)
+        if different := self._different_shapes(found, expected):
+            return different
+        _require_values(found)
+        return [
+            figure
+            for one, other in zip(found, expected, strict=True)
+            if _size(one)
+            for figure in (*_finiteness(one), *_finiteness(other), *_device_difference(one, other))
+        ]
 
-class _CheckTally:
-    """The outcomes of all calls of the checks with one name, of the bricks with one name."""
+    def outcome_of(self, figures: Sequence[float]) -> CheckOutcome:
+        """Return the outcome of these `device_figures`."""
+        error = 0.0
+        for at in range(0, len(figures), FIGURES):
+            *finiteness, difference, largest, exact = figures[at : at + FIGURES]
+            if bad := _first_not_finite(finiteness):
+                return CheckOutcome(False, None, self.tolerance, bad)
+            if not math.isfinite(difference):
+                return self._too_large()
+            error = max(error, _relative(difference or exact, largest))
+        return CheckOutcome(error <= self.tolerance, error, self.tolerance)
 
-    __slots__ = ("brick", "evaluated", "name", "result", "skipped")
+    def _both(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        with _without_gradients():
+            expected = list(arrays_of(self.reference(*args, **kwargs)))
+        return list(arrays_of(output)), expected
 
-    def __init__(self, brick: str, name: str) -> None:
-        self.brick, self.name = brick, name
-        self.evaluated = self.skipped = 0
-        self.result: CheckResult | None = None
+    def _different_shapes(self, found: list[Any], expected: list[Any]) -> CheckOutcome | None:
+        if [_shape(one) for one in found] == [_shape(one) for one in expected]:
+            return None
+        shapes = (", ".join(str(_shape(one)) for one in arrays) for arrays in (found, expected))
+        return CheckOutcome(False, None, self.tolerance, note="shape {} instead of {}".format(*shapes))
 
-    def count_passed(self, found: CheckOutcome) -> bool:
-        """Count an outcome that adds nothing to the result except a call. Returns False for any other outcome.
-
-        Most outcomes are of this kind, so they are counted without making a message.
-        """
-        result = self.result
-        if result is None or found.passed is not True or not result.passed or result.skipped or found.note:
-            return False
-        if found.max_error is not None and not found.max_error <= (result.max_error or 0.0):
-            return False
-        self.evaluated += 1
-        return True
-
-    def count(self, found: CheckResult) -> bool:
-        """Count an outcome. Returns whether it must be announced at once."""
-        is_first_skip = bool(found.skipped) and not self.skipped
-        if found.skipped:
-            self.skipped += 1
-        else:
-            self.evaluated += 1
-        self.result = _merged(self.result, found)
-        return is_first_skip or (self.result is found and not found.passed)
-
-    @property
-    def is_power_of_two(self) -> bool:
-        """Whether this was the first, second, fourth, eighth … call."""
-        total = self.evaluated + self.skipped
-        return total & (total - 1) == 0
-
-    def message(self, *, is_last: bool = False) -> CheckResult:
-        """Return the result with the number of calls. Only the last message is sure of it."""
-        assert self.result is not None
-        least = "" if is_last else "at least "
-        notes = [self.result.note, f"{least}{self.evaluated:,} {'call' if self.evaluated == 1 else 'calls'} checked"]
-        if self.skipped:
-            notes.append(f"{least}{self.skipped:,} skipped")
-        return replace(self.result, note="; ".join(filter(None, notes)))
+    def _too_large(self) -> CheckOutcome:
+        return CheckOutcome(False, None, self.tolerance, note="the difference exceeds float64")
 
 
-class BrickChecks:
-    """Runs the checks of definitions, counts their outcomes, and announces them."""
-
-    def __init__(self, announce: Callable[[CheckResult], None]) -> None:
-        self._announce = announce
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin without results, as a forked child does. The lock is free afterwards."""
-        self._lock = threading.Lock()
-        self._checked: dict[HasChecks, int] = {}  # number of checked calls of each definition
-        self._past_first: set[HasChecks] = set()  # definitions with at least FIRST checked calls
-        self._tallies: dict[tuple[str, str], _CheckTally] = {}  # by the names of brick and check
-        self._of: dict[HasChecks, list[tuple[Check, _CheckTally]]] = {}
-        self._begun_ns = self._spent_ns = 0
-        self._due_ns = 0.0  # from this time on, the checks have used less than their share
-
-    def announce_last(self) -> None:
-        """Announce all results with the exact numbers of calls, because no check follows."""
-        for tally in list(self._tallies.values()):  # a copy, because another thread may still run its first checks
-            if tally.result is not None:
-                self._announce(tally.message(is_last=True))
-
-    def is_due(self, definition: HasChecks) -> bool:
-        """Return whether to check the call of `definition` that has just ended."""
-        if definition not in self._past_first and (
-            len(self._checked) < MAX_RESULTS or self._checked.get(definition, FIRST) < FIRST
-        ):
-            return True
-        return clock.perf_counter_ns() > self._due_ns
-
-    def evaluate(self, definition: HasChecks, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run the checks of `definition` for a call, unless another thread is running checks."""
-        lock = self._lock  # `forget` makes a new one
-        if not lock.acquire(blocking=False):
-            return
-        try:
-            begun_ns = clock.perf_counter_ns()
-            self._begun_ns = self._begun_ns or begun_ns
-            if definition not in self._past_first:
-                self._count_first(definition)
-            for check, tally in self._of.get(definition) or self._tallies_of(definition):
-                self._check(check, tally, output, args, kwargs)
-            self._spent_ns += clock.perf_counter_ns() - begun_ns
-            self._due_ns = self._begun_ns + self._spent_ns / SHARE
-        finally:
-            lock.release()
-
-    def _count_first(self, definition: HasChecks) -> None:
-        if definition in self._checked or len(self._checked) < MAX_RESULTS:
-            checked = self._checked[definition] = self._checked.get(definition, 0) + 1
-            if checked >= FIRST:
-                self._past_first.add(definition)
-
-    def _tallies_of(self, definition: HasChecks) -> list[tuple[Check, _CheckTally]]:
-        """Return the checks of `definition` with their tallies. Checks beyond MAX_RESULTS are left out."""
-        found = []
-        for check in definition.checks:
-            about = definition.name, check.name
-            if about in self._tallies or len(self._tallies) < MAX_RESULTS:
-                found.append((check, self._tallies.setdefault(about, _CheckTally(*about))))
-        if len(self._of) < MAX_RESULTS:
-            self._of[definition] = found
-        return found
-
-    def _check(
-        self, check: Check, tally: _CheckTally, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        try:
-            outcome = check.evaluate(output, args, kwargs)
-            is_counted = tally.count_passed(outcome)
-            found = None if is_counted else _result(tally, outcome)
-        except Exception as error:  # noqa: BLE001 - a check of the host failed: its result says why
-            reraise_host_error(error)
-            why = f"{type(error).__name__}: {error}"
-            found = CheckResult(tally.brick, tally.name, True, None, None, skipped=why)
-        is_news = found is not None and tally.count(found)
-        if is_news or tally.is_power_of_two:
-            self._announce(tally.message())
-
-
-def _result(tally: _CheckTally, found: CheckOutcome) -> CheckResult:
-    max_error, tolerance = _finite_or_none(found.max_error), _finite_or_none(found.tolerance)
-    return CheckResult(
-        tally.brick, tally.name, bool(found.passed), max_error, tolerance, found.not_finite, "", found.note
-    )
-
-
-def _merged(before: CheckResult | None, found: CheckResult) -> CheckResult:
-    """Return the result of a check from its result `before` and that of the latest call. A failure stays."""
-    if before is None or before.skipped:
-        return found
-    if not before.passed or found.skipped:
-        return before
-    if found.passed and before.max_error is not None:
-        return replace(found, max_error=max(before.max_error, found.max_error or 0.0))
-    return found
-
-
-def _finite_or_none(number: Any) -> float | None:
-    """Return `number` as a float, or None if a message cannot contain it."""
-    return None if number is None or not math.isfinite(number) else float(number)
-
-
-def _arrays(output: Any) -> Iterator[Any]:
+def arrays_of(output: Any) -> Iterator[Any]:
     """Yield the arrays of an output: itself, or those in its tuples and lists.
 
-    Raises TypeError if there are none, or if one hides values.
+    Raises TypeError if it contains no array, or if an array hides values.
     """
     if isinstance(output, tuple | list):
         for one in output:
-            yield from _arrays(one)
+            yield from arrays_of(one)
     elif hasattr(output, "mask"):  # numpy.ma leaves the values under a mask out of every comparison
         raise TypeError(f"a {type(output).__name__} hides values; return its data, or check `filled()` of it")
-    elif _library_of(output) is None:
+    elif library_of(output) is None:
         raise TypeError(f"a {type(output).__name__} is no array of {', '.join(LIBRARIES)}")
     else:
         yield output.detach() if hasattr(output, "detach") else output
 
 
-def _library_of(array: Any) -> Any:
+def library_of(array: Any) -> Any:
     """Return numpy, torch or cupy if `array` is an array of this module, else None."""
     name = type(array).__module__
     if name in LIBRARIES:  # an array itself; what follows is for subclasses
@@ -337,7 +237,7 @@ def _library_of(array: Any) -> Any:
 
 def _not_finite(array: Any) -> str:
     """Return "NaN" or "infinity" if a value is not finite, else ""."""
-    library = _library_of(array)
+    library = library_of(array)
     if bool(library.isfinite(array).all()):
         return ""
     return "NaN" if bool(library.isnan(array).any()) else "infinity"
@@ -348,7 +248,7 @@ def _difference(array: Any, expected: Any) -> tuple[float, float]:
 
     If float64 rounds the difference of integers to 0, the difference is computed in their own type.
     """
-    library, own = _library_of(array), (array, expected)
+    library, own = library_of(array), (array, expected)
     is_complex = _is_complex(array) or _is_complex(expected)
     numpy = sys.modules.get("numpy")
     with nullcontext() if numpy is None else numpy.errstate(over="ignore", invalid="ignore"):  # the caller tests this
@@ -357,6 +257,35 @@ def _difference(array: Any, expected: Any) -> tuple[float, float]:
     if not difference and largest >= EXACT_BELOW and not is_complex:
         difference = float((library.maximum(*own) - library.minimum(*own)).max())
     return difference, largest
+
+
+def _finiteness(tensor: Any) -> tuple[Any, Any]:
+    """Return whether all values are finite, and whether one is NaN, as tensors on the device."""
+    torch = library_of(tensor)
+    return torch.isfinite(tensor).all(), torch.isnan(tensor).any()
+
+
+def _first_not_finite(figures: Sequence[float]) -> str:
+    """Return "NaN" or "infinity" for the first pair of `_finiteness` that is not finite, else ""."""
+    for is_finite, has_nan in zip(figures[::2], figures[1::2], strict=True):
+        if not is_finite:
+            return "NaN" if has_nan else "infinity"
+    return ""
+
+
+def _device_difference(tensor: Any, expected: Any) -> tuple[Any, Any, Any]:
+    """Return the numbers of `_difference`, and the difference in the tensors' own type, as tensors on the device."""
+    is_complex = _is_complex(tensor) or _is_complex(expected)
+    widened, expected_widened = (_widened(one, is_complex=is_complex) for one in (tensor, expected))
+    difference, largest = abs(widened - expected_widened).max(), abs(expected_widened).max()
+    if any(one.is_complex() or one.is_floating_point() or one.element_size() < 8 for one in (tensor, expected)):
+        return difference, largest, difference
+    torch = library_of(tensor)
+    return difference, largest, (torch.maximum(tensor, expected) - torch.minimum(tensor, expected)).max()
+
+
+def _relative(difference: float, largest: float) -> float:
+    return difference / largest if largest > 0 else difference
 
 
 def _is_complex(array: Any) -> bool:

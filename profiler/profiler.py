@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from cbtop.profiler.analysis.graph.nodes import Function, Layer
-from cbtop.profiler.checks import BrickChecks
+from cbtop.profiler.brick_checks import BrickChecks
 from cbtop.profiler.clocks import DeviceClock, HostClock
 from cbtop.profiler.counts import amount_of_call, shown, whole
 from cbtop.profiler.definitions import BrickDefinition
@@ -237,13 +237,13 @@ class BrickProfiler:
         because other code runs while they wait. Inside these, use `with profiler.brick(...)`.
         """
 
-        return timed(self._path, brick, elements, self._checks.is_due, self.check)
+        return timed(self._path, brick, elements, self._checks, self._evaluate)
 
     def check(self, definition: BrickDefinition, output: Any, *args: Any, **kwargs: Any) -> None:
         """Run the checks of a definition on `output`, the result of a call with these arguments.
 
         `timed` does this by itself. After `with profiler.brick(definition):`, call it yourself. Does nothing if the
-        step is not recorded, or while the checks have used up their share of the time (checks.py).
+        step is not recorded, or while the checks have used up their share of the time (brick_checks.py).
         """
         if self.recording and definition.checks and self._checks.is_due(definition):
             self._evaluate(definition, output, args, kwargs)
@@ -565,7 +565,7 @@ class BrickProfiler:
         """In a forked child, start recording anew, outside of the parent's bricks and steps."""
         self._scopes.after_fork()
         self._pending.after_fork()
-        self._checks.forget()  # the child has no results, and its lock is free
+        self._checks.after_fork()  # the child has no results, and no thread that runs checks
         self._ended_why = ""
         try:
             self._steps.after_fork()

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.protocol import clock
 from cbtop.protocol.signals import reraise_host_error
 
 if TYPE_CHECKING:
+    from cbtop.profiler.brick_checks import BrickChecks
     from cbtop.profiler.graph_recorder import Brick
     from cbtop.profiler.path import Path
 
@@ -22,15 +24,17 @@ def timed(
     path: Path,
     brick: Brick,
     elements: int | Callable[Arguments, int],
-    is_due: Callable[[BrickDefinition], bool],
-    check: Callable[..., None],
+    checks: BrickChecks,
+    check: Callable[[BrickDefinition, Any, tuple[Any, ...], dict[str, Any]], None],
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Return a decorator that times each call as `brick` (see `BrickProfiler.timed`).
 
-    If the definition has checks and `is_due` returns true, `check` is called after a recorded call, with the
-    definition, the result and the call's arguments.
+    If the definition has checks, `check` is called after a recorded call with the definition, the result, and the
+    call's arguments and keywords, except while `checks` have used up their share of the time.
     """
     checked = brick if isinstance(brick, BrickDefinition) and brick.checks else None
+    # Most calls are not checked. A call of `checks.is_due` would double their cost.
+    past_first, now_ns = checks.past_first, clock.perf_counter_ns
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         name = getattr(function, "__name__", type(function).__name__)
@@ -52,8 +56,8 @@ def timed(
                     count = error
             with path.brick(brick, count):
                 result = function(*args, **kwargs)
-            if checked is not None and is_due(checked):
-                check(checked, result, *args, **kwargs)
+            if checked is not None and (checked not in past_first or now_ns() > checks.due_ns) and path.recording:
+                check(checked, result, args, kwargs)
             return result
 
         setattr(timed_function, "__brick__", brick)  # noqa: B010 - `cbtop verify` reads it; mypy knows no such name

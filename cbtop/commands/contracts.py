@@ -21,7 +21,7 @@ DESCRIPTION = (
 EPILOG = """\
 examples:
   cbtop contracts lint contracts/               every .yaml file in a folder
-  cbtop contracts lint rms_norm.yaml
+  cbtop contracts lint rms_norm.yaml softmax.yaml
   cbtop contracts lint contracts/ --bricks my_norms    and each has a brick in my_norms.py
   cbtop contracts lint contracts/ --format json
   cbtop contracts lint contracts/ --format sarif    for code hosts: each fault next to its line
@@ -35,7 +35,7 @@ SCHEMA = "cbtop.contracts-lint/1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("lint",), help="what to do")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder, or one file")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="a folder, or a file")
     parser.add_argument(
         "--bricks", action="append", default=[], metavar="MODULE",
         help="a contract that no brick of this module has is a fault; may be given several times",
@@ -50,11 +50,14 @@ def run(options: argparse.Namespace) -> int:
     from cbtop.compute.errors import ContractError
     from cbtop.compute.own_bricks import bound_contracts, contract_files, lint
 
-    if not options.folder.exists():
-        raise UsageError(f"{options.folder}: No such file or directory")
-    files = contract_files(options.folder)
-    if not files:
-        raise UsageError(f"{options.folder} has no contract file; their names end with .yaml")
+    files: list[Path] = []
+    for folder in options.folders:
+        if not folder.exists():
+            raise UsageError(f"{folder}: No such file or directory")
+        if not (found := contract_files(folder)):
+            raise UsageError(f"{folder} has no contract file; their names end with .yaml")
+        files += found
+    files = list(dict.fromkeys(files))  # a file may also be in one of the folders
     sys.path.insert(0, os.getcwd())  # references are modules of the user
     faults = {str(path): lint(path) for path in files}
     if options.bricks:
@@ -70,10 +73,10 @@ def run(options: argparse.Namespace) -> int:
     elif options.format == "sarif":
         sys.stdout.write(lint_sarif(faults))
     else:
-        for path, found in faults.items():
-            sys.stdout.write(f"{'✗' if found else '✓'} {path}\n" + "".join(f"  {fault}\n" for fault in found))
+        for path, wrong in faults.items():
+            sys.stdout.write(f"{'✗' if wrong else '✓'} {path}\n" + "".join(f"  {fault}\n" for fault in wrong))
     sys.stdout.flush()
-    wrong = [path for path, found in faults.items() if found]
-    if wrong:
-        raise FailedCheckError(f"{len(wrong)} of {counted(len(files), 'contract')} failed: {', '.join(wrong[:3])}")
+    failed = [path for path, wrong in faults.items() if wrong]
+    if failed:
+        raise FailedCheckError(f"{len(failed)} of {counted(len(files), 'contract')} failed: {', '.join(failed[:3])}")
     return 0

@@ -37,17 +37,21 @@ examples:
   cbtop export --pid 4242 --format dot | dot -Tsvg -o graph.svg
 """
 
+STDOUT = Path("-")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a recording")
     parser.add_argument("--pid", type=int, help="export the ring of this process, instead of a recording")
     parser.add_argument("--format", choices=[*EXPORTERS, HTML], required=True, help="format of the output")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="output file (default: stdout)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="output file (default, and -: stdout)")
     parser.add_argument("--force", action="store_true", help="overwrite the file")
     parser.add_argument("--source", metavar="PID|KEY", help="only this process of the recording")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.output == STDOUT:
+        options.output = None
     if (options.file is None) == (options.pid is None):
         raise UsageError("a recording or --pid is wanted, and not both")
     if options.format == HTML:

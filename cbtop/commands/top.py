@@ -31,6 +31,7 @@ from cbtop.commands.shared.show import (
     window_s,
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
+from cbtop.protocol.process import process_start
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import DEVICES, HTML, SOURCES, TIMELINE
 
@@ -270,12 +271,18 @@ def _why_nothing(feed: Feed, live: list[SourceRecord], options: argparse.Namespa
         asked = " or ".join(f"pid {one}" if one.isdecimal() else one for one in options.source)
         return (
             f"no instrumented process is {asked}; `cbtop ls` lists what there is, and `cbtop run -- COMMAND` "
-            "instruments a torch program"
+            f"instruments a torch program{_attach_hint(options.source)}"
         )
     if not live:
         return f"nothing is running: {how_to_start()}"
     busy = ", ".join(f"pid {pid_of(one)} is {one.activity.name or 'there'}" for one in live)
     return f"{busy}, but no {_wanted(options)} has come yet; raise --timeout (now {options.timeout:g} s)"
+
+
+def _attach_hint(asked: Sequence[str]) -> str:
+    """Return a hint to `cbtop attach` if one of the sources is the id of a process of this user's machine."""
+    pid = next((one for one in asked if one.isdecimal() and process_start(int(one)) is not None), "")
+    return f"; `cbtop attach {pid}` instruments a Python process that runs already" if pid else ""
 
 
 def _wanted(options: argparse.Namespace) -> str:

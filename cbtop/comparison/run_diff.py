@@ -164,7 +164,7 @@ def _why_not(base: Run, now: Run, *, anyway: bool, may_lack_records: bool) -> st
     """Return why two runs cannot be compared, or ""."""
     why_not = other_model(base.surroundings, now.surroundings, any_type=anyway)
     if not anyway and is_same_run(base, now):
-        why_not = f"both are the same run, {base.name}: of a run compared with itself nothing has ever changed"
+        why_not = f"both are the same run, {base.name}; pass two different runs"
     if not (why_not or anyway):
         why_not = ("" if may_lack_records else losses(base, now)) or other_machine(base, now)
     return why_not

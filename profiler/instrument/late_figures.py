@@ -17,7 +17,8 @@ class LateFigures:
     def __init__(self, figures: Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None
         if figures.is_cuda:
-            copy = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
+            # The host may have set another default device. Only memory of the CPU can be pinned.
+            copy = torch.empty(figures.shape, dtype=figures.dtype, device="cpu", pin_memory=True)
             copy.copy_(figures, non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record(torch.cuda.current_stream(figures.device))

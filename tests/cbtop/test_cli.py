@@ -295,6 +295,41 @@ def test_what_is_not_known_is_named_and_ends_with_2(
     assert complaint in capsys.readouterr().err
 
 
+def test_a_file_in_place_of_a_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("monday.cbtop", "train.py", "saved"):
+        Path(name).touch()
+    for word, said in (
+        ("monday.cbtp", "monday.cbtp: No such file or directory; did you mean monday.cbtop?"),
+        (str(tmp_path / "munday.cbto"), f"did you mean {tmp_path / 'monday.cbtop'}?"),
+        ("train.py", "train.py is not a command, but a file; `cbtop run -- python train.py` watches it"),
+        ("saved", "saved is not a command, but a file; `cbtop replay saved` shows a recording"),
+        ("no/such", "unknown command 'no/such'"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main([word])
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["replay"], ["export", "--format", "csv"]])
+def test_a_missing_recording_is_answered_with_the_nearest(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("monday.cbtop").touch()
+    assert main([*command, "mondy.cbtop"]) == 2
+    assert "mondy.cbtop: No such file or directory; did you mean monday.cbtop?" in capsys.readouterr().err
+    assert main([*command, "another.cbtop"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_process_without_cbtop_is_answered_with_attach(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(os.getpid()), "--headless", "--once", "--timeout", "0.1"]) == 3
+    assert f"`cbtop attach {os.getpid()}` instruments a Python process that runs" in capsys.readouterr().err
+
+
 def test_a_pid_is_the_process_to_show(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli._in_full(["12", "13", "--once"]) == ["--source=12", "--source=13", "--once"]
     assert main(["4194999", "--headless", "--once", "--timeout", "0.1"]) == 3

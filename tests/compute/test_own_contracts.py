@@ -85,6 +85,18 @@ def test_the_values_of_torch_are_checked_too(module: Any) -> None:
         assert keeps.evaluate(x / 0, (x, weight, 1e-6), {}).note == "postcondition finite(out)"
 
 
+def test_arrays_with_gaps_and_half_precision_are_checked_too(module: Any) -> None:
+    _, keeps = module.NORM.checks
+    x, weight, epsilon = call()
+    with_gaps = np.repeat(x, 2, axis=1)[:, ::2]
+    for given in (with_gaps, np.asfortranarray(x), x.astype(np.float16), x.astype(np.float64)):
+        right = module.fast_rms_norm(given, weight, epsilon)
+        assert keeps.evaluate(right, (given, weight, epsilon), {}).passed
+        broken = given.copy()
+        broken[1, 2] = np.nan
+        assert not keeps.evaluate(right, (broken, weight, epsilon), {}).passed
+
+
 def test_other_checks_of_a_definition_stay(module: Any, tmp_path: Path) -> None:
     definition = BrickDefinition(
         "Mine", BrickCategory.NORM, checks=module.SOFTMAX.checks, contract=tmp_path / "rms.yaml"

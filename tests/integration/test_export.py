@@ -47,10 +47,12 @@ def test_every_format_goes_to_a_file_or_to_stdout_alike(recording: Path, tmp_pat
     done = cbtop("export", str(recording), "--format", name, "-o", str(out))
     assert (done.returncode, done.stdout) == (0, "")
     assert "41 records" in done.stderr
-    command = [*CBTOP, "export", str(recording), "--format", name]
-    printed = subprocess.run(command, capture_output=True, check=True)
-    assert printed.stdout == out.read_bytes() != b""
-    assert printed.stderr == b""
+    for to_stdout in ([], ["-o", "-"]):
+        command = [*CBTOP, "export", str(recording), "--format", name, *to_stdout]
+        printed = subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
+        assert printed.stdout == out.read_bytes() != b""
+        assert printed.stderr == b""
+        assert not (tmp_path / "-").exists()
 
 
 @pytest.mark.parametrize("name", ["folded", "html"])

@@ -6,6 +6,7 @@ The results do not affect the program or the measured times.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from cbtop import Bounded, BrickCategory, BrickDefinition, BrickId, BrickProfiler, Equivalent, Finite
-from cbtop.profiler import checks
+from cbtop.profiler import brick_checks, checks
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import CheckResult
@@ -138,13 +139,13 @@ def test_checks_take_their_share_of_the_time_and_no_more(monkeypatch: pytest.Mon
         time.sleep(0.002)
         return x
 
-    monkeypatch.setattr(checks, "SHARE", 0.1)
+    monkeypatch.setattr(brick_checks, "SHARE", 0.1)
     profiler = BrickProfiler(recorder=Memory())
     own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(slow),))
     begun = time.perf_counter()
     while time.perf_counter() - begun < 0.3:
         profiler.check(own, np.ones(1), np.ones(1))
-    assert checks.FIRST <= len(calls) <= checks.FIRST + 0.3 * 0.1 / 0.002 + 1
+    assert brick_checks.FIRST <= len(calls) <= brick_checks.FIRST + 0.3 * 0.1 / 0.002 + 1
 
 
 def test_the_time_of_checks_is_in_no_brick() -> None:
@@ -246,9 +247,9 @@ def test_each_definition_of_one_name_gets_its_first_checks() -> None:
     memory = Memory()
     profiler = BrickProfiler(recorder=memory)
     query, key = (BrickDefinition("Own", BrickCategory.OTHER, label=label, checks=(Finite(),)) for label in "qk")
-    for _ in range(checks.FIRST):
+    for _ in range(brick_checks.FIRST):
         profiler.check(query, np.ones(1))
-    for _ in range(checks.FIRST):
+    for _ in range(brick_checks.FIRST):
         profiler.check(key, np.array([np.nan]))
     assert not _results(memory)[-1].passed
 
@@ -283,7 +284,7 @@ def test_a_forked_child_checks_its_own_first_calls() -> None:
     memory = Memory()
     profiler = BrickProfiler(recorder=memory)
     own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite(),))
-    for _ in range(2 * checks.FIRST):
+    for _ in range(2 * brick_checks.FIRST):
         profiler.check(own, np.ones(1))
     child = os.fork()
     if child == 0:
@@ -301,3 +302,106 @@ def test_a_check_whose_name_is_no_text_is_refused() -> None:
 
     with pytest.raises(TypeError, match="the name of the check"):
         BrickDefinition("Own", BrickCategory.OTHER, checks=(Own(),))  # type: ignore[arg-type]
+
+
+class Given:
+    """A check that returns the outcomes that it was given, one for each call."""
+
+    name = "given"
+
+    def __init__(self, *outcomes: Any) -> None:
+        self._outcomes = iter(outcomes)
+
+    def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> checks.CheckOutcome:
+        return next(self._outcomes)
+
+
+def test_an_outcome_returned_again_is_counted_and_announced_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brick_checks, "SHARE", 1e9)
+    passed, failed = checks.PASSED, checks.CheckOutcome(False, note="bad")
+    outcomes = [passed] * 9 + [failed] + [passed] * 7
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Given(*outcomes),))
+    for _ in outcomes:
+        profiler.check(own, np.ones(1))
+    said = [(one.passed, one.note) for one in _results(memory)]
+    assert said == [
+        (True, "at least 1 call checked"),
+        *[(True, f"at least {number} calls checked") for number in (2, 4, 8)],
+        *[(False, f"bad; at least {number} calls checked") for number in (10, 16)],
+    ]
+
+
+def test_an_outcome_that_its_author_changes_is_read_again() -> None:
+    class Mutable:
+        passed, max_error, tolerance, not_finite, note = True, None, None, "", ""
+
+    outcome = Mutable()
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    check = Given(*[outcome] * 3)
+    for number in range(3):
+        outcome.passed = number < 2
+        profiler.check(BrickDefinition("Own", BrickCategory.OTHER, checks=(check,)), np.ones(1))
+    assert [one.passed for one in _results(memory)] == [True, True, False]
+
+
+def test_definitions_beyond_the_limit_share_the_time_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brick_checks, "MAX_RESULTS", 1)
+    monkeypatch.setattr(brick_checks, "SHARE", 1e-12)
+    calls = []
+
+    def reference(x: Any) -> Any:
+        calls.append(x)
+        return x
+
+    profiler = BrickProfiler(recorder=Memory())
+    for name in "abc":
+        own = BrickDefinition(name, BrickCategory.OTHER, checks=(Equivalent(reference),))
+        timed = profiler.timed(own)(lambda x: x)
+        for _ in range(5):
+            timed(np.ones(1))
+    assert len(calls) == brick_checks.FIRST
+
+
+def test_a_call_that_ends_while_another_thread_checks_is_not_checked() -> None:
+    memory = Memory()
+    profiler = BrickProfiler(recorder=memory)
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Finite(),))
+    is_checking, may_end = threading.Event(), threading.Event()
+
+    class Waits:
+        name = "waits"
+
+        def evaluate(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> checks.CheckOutcome:
+            is_checking.set()
+            assert may_end.wait(30)
+            return checks.PASSED
+
+    waiting = BrickDefinition("Waits", BrickCategory.OTHER, checks=(Waits(),))
+    other = threading.Thread(target=profiler.check, args=(waiting, np.ones(1)))
+    other.start()
+    assert is_checking.wait(30)
+    profiler.check(own, np.ones(1))
+    assert not _results(memory)
+    may_end.set()
+    other.join()
+    profiler.check(own, np.ones(1))
+    assert [one.brick for one in _results(memory)] == ["Waits", "Own"]
+
+
+def test_a_call_that_ends_recording_is_not_checked() -> None:
+    profiler = BrickProfiler(recorder=Memory())
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(pytest.fail),))
+    profiler.timed(own)(lambda x: profiler.disable())(np.ones(1))
+
+
+def test_two_checks_with_one_name_are_counted_apart() -> None:
+    memory = Memory()
+    own = BrickDefinition("Own", BrickCategory.OTHER, checks=(Equivalent(double), Equivalent(double, 1e-9)))
+    BrickProfiler(recorder=memory).check(own, np.array([2.00001]), np.ones(1))
+    assert [(one.assertion, one.passed, one.note) for one in _results(memory)] == [
+        ("equals double", True, "at least 1 call checked"),
+        ("equals double (2)", False, "at least 1 call checked"),
+    ]

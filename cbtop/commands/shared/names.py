@@ -5,6 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+
+# as in `cbtop.protocol.recording.SUFFIX`; importing that would load msgpack
+RECORDING_SUFFIX = ".cbtop"
+MAX_FILES = 10_000  # most files of a folder that are looked at
+FILE_CUTOFF = 0.75  # names of recordings are long and alike, so only a typing error counts
 
 
 def one_of(what: str, names: Iterable[str]) -> Callable[[str], str]:
@@ -32,6 +39,30 @@ def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str
     found = nearest(text.casefold(), meant)
     hint = f"did you mean {meant[found]}? " if found else ""
     return f"unknown {what} {text!r}; {hint}there are {', '.join(names) or 'none'}"
+
+
+def file_hint(word: str) -> str:
+    """Return an error text for a word in place of a command that is probably a file, or "" for any other word.
+
+    It is probably a file if a file has this name, or if a recording in its folder has nearly this name.
+    """
+    path = Path(word)
+    if path.is_file():
+        is_program = path.suffix == ".py"
+        way = f"cbtop run -- python {word}` watches it" if is_program else f"cbtop replay {word}` shows a recording"
+        return f"{word} is not a command, but a file; `{way}"
+    found = nearest_recording(path)
+    return f"{word}: No such file or directory; did you mean {found}?" if found else ""
+
+
+def nearest_recording(path: Path) -> str:
+    """Return the recording in the folder of `path` with the nearest name, or "" if no name is near."""
+    try:
+        names = [one.name for one in islice(path.parent.iterdir(), MAX_FILES) if one.suffix == RECORDING_SUFFIX]
+    except OSError:  # the folder is missing, or this user may not read it
+        return ""
+    near = get_close_matches(path.name, names, n=1, cutoff=FILE_CUTOFF)
+    return str(path.with_name(near[0])) if near else ""
 
 
 def nearest(text: str, known: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Checks of the results of library calls: residuals of decompositions, Parseval's theorem, moments of random numbers.
 
 Each compares a relative error with a tolerance in units of n eps, with the largest side n of the arrays and the
-precision eps of the result. A check runs after recorded calls (profiler/checks.py has the rules), only on request.
+precision eps of the result. Checks run after recorded calls, only on request (profiler/brick_checks.py).
 """
 
 from __future__ import annotations

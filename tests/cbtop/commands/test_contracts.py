@@ -268,3 +268,16 @@ def test_modules_of_bricks_print_to_stderr_while_contracts_are_linted(
     assert printed.err == "mine\n"
     assert main(["contracts", "lint", ".", "--bricks", "leaving"]) == 2
     assert "--bricks leaving: importing it calls sys.exit(0)" in capsys.readouterr().err
+
+
+def test_each_of_several_files_and_folders_is_linted_once(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other.yaml"
+    other.write_text((tmp_path / "rms.yaml").read_text().replace("finite(out)", "finit(out)"))
+    assert main(["contracts", "lint", "other.yaml", ".", "rms.yaml"]) == 4
+    said = capsys.readouterr()
+    assert [line for line in said.out.splitlines() if line[0] in "✓✗"] == ["✗ other.yaml", "✓ rms.yaml"]
+    assert "1 of 2 contracts failed: other.yaml" in said.err
+    assert main(["contracts", "lint", "rms.yaml", "missing.yaml"]) == 2
