@@ -87,11 +87,16 @@ class _Batch:
         self._resolved = device.create_buffer(size=WORD * SLOTS, usage="QUERY_RESOLVE|COPY_SRC")
         self._mapped = device.create_buffer(size=WORD * SLOTS, usage="MAP_READ|COPY_DST")
         self.read_ns = 0  # the host's time when the device had filled the buffer
-        self.has_failed = False
+        self._words: memoryview | None = None
 
         @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
         def mapped(status: int, _text: object, _first: object, _second: object) -> None:
-            self.has_failed = status != lib.WGPUMapAsyncStatus_Success
+            # Copy here, because reading later ends the process if the host has destroyed the device in between.
+            if status == lib.WGPUMapAsyncStatus_Success:
+                buffer, size = self._mapped._internal, WORD * self._count
+                words = ffi.buffer(lib.wgpuBufferGetConstMappedRange(buffer, 0, size), size)
+                self._words = memoryview(bytes(words)).cast("Q")
+                lib.wgpuBufferUnmap(buffer)
             self.read_ns = now_ns()
             _awaited.discard(self)
 
@@ -102,7 +107,7 @@ class _Batch:
         """Prepare for new marks."""
         self.marks: dict[int, WgpuMark] = {}
         self.slots = itertools.count()  # its `next` is atomic, so a signal handler that interrupts gets another slot
-        self.read_ns, self.has_failed = 0, False
+        self.read_ns, self._words = 0, None
 
     def resolve(self, encoder: Any) -> None:
         """Copy the timestamps into the buffer that the host reads, as commands in `encoder`."""
@@ -117,11 +122,8 @@ class _Batch:
         lib.wgpuBufferMapAsync(self._mapped._internal, lib.WGPUMapMode_Read, 0, WORD * self._count, info[0])
 
     def ticks(self) -> dict[int, int]:
-        """Return the timestamp of each slot, and release the mapping."""
-        buffer, size = self._mapped._internal, WORD * self._count
-        words = memoryview(bytes(ffi.buffer(lib.wgpuBufferGetConstMappedRange(buffer, 0, size), size))).cast("Q")
-        lib.wgpuBufferUnmap(buffer)
-        return {slot: words[slot] for slot in self.marks}
+        """Return the timestamp of each slot. Empty if the device was lost."""
+        return {slot: self._words[slot] for slot in self.marks} if self._words else {}
 
     @property
     def _count(self) -> int:
@@ -419,8 +421,7 @@ class WgpuClock:
             lib.wgpuDevicePoll(self._device._internal, False, ffi.NULL)
             for batch in [batch for batch in self._in_flight if batch.read_ns]:
                 self._in_flight.remove(batch)
-                if not batch.has_failed:
-                    self._read(batch)
+                self._read(batch)
                 self._release(batch)
 
     def _read(self, batch: _Batch) -> None:

@@ -327,3 +327,14 @@ def test_a_lost_device_ends_recording_but_not_the_host(caplog: pytest.LogCapture
     profiler.finalize()
     assert [line for line in caplog.messages if "nothing is recorded from here on" in line]
     clock.close()
+
+
+def test_a_batch_that_was_filled_before_the_device_was_lost_is_read() -> None:
+    work = Work(ADAPTER.request_device_sync(required_features=["timestamp-query"]))
+    clock = WgpuClock(work.device)
+    mark = clock.mark()
+    clock.is_reached(mark)  # starts reading
+    work.wait()  # wgpu fills the batch
+    work.device.destroy()  # from here on, wgpu ends the process if a mapped buffer is read
+    assert clock.is_reached(mark)
+    clock.close()
