@@ -98,6 +98,15 @@ def test_the_example_for_a_gpu_says_what_it_needs(runtime: Path) -> None:
     assert "needs an NVIDIA GPU" in _run("cuda_stream").stderr
 
 
+def test_the_example_for_wgpu_times_bricks_or_says_what_it_needs(runtime: Path) -> None:
+    pytest.importorskip("wgpu", reason="wgpu is not installed: pip install 'cbtop[wgpu]'")
+    done = _run("wgpu_bricks", "5")
+    if done.returncode:
+        assert "this example needs" in done.stderr
+    else:
+        assert {"RmsNorm", "DownProjection"} <= set(re.findall(r"RmsNorm|DownProjection", done.stdout)), done.stdout
+
+
 @pytest.mark.slow
 def test_the_gate_records_base_runs_and_judges_a_new_one(runtime: Path, tmp_path: Path) -> None:
     command = [str(EXAMPLES / "gate.sh"), str(EXAMPLES / "loop.py"), str(tmp_path / "base")]
