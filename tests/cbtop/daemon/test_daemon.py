@@ -252,7 +252,7 @@ def test_a_daemon_inside_sends_an_update_when_its_viewer_took_the_last(
     sent_s: list[float] = []
     now_s = [100.0]
     monkeypatch.setattr(daemon, "publish", lambda: sent_s.append(now_s[0]))
-    monkeypatch.setattr(daemon_module.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     daemon.is_drawn = Event()
     for at, is_taken in enumerate((False, True, True, False, False, True)):
         now_s[0] = 100 + PUBLISH_S * at
