@@ -31,9 +31,12 @@ class DaemonIfNone:
             self._start()
 
     def check(self, *, is_silent: bool) -> None:
-        """Start a daemon in this process if the other one has fallen silent. Both read the same files, so no data is
-        lost.
+        """Let the daemon in this process send its next update, because the last one was taken.
+
+        Start one if the other daemon has fallen silent. Both read the same files, so no data is lost.
         """
+        if self.inside is not None:
+            self.inside.tell_drawn()
         alone = self._own and self.inside is None and is_silent
         if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
             self._tried_s = time.monotonic()

@@ -68,6 +68,9 @@ from cbtop.version import __version__
 # time.
 LOOK_S = 0.1
 PUBLISH_S = 0.25  # Seconds between two updates of the viewers. No screen is drawn more often.
+# A daemon inside a viewer also waits until this viewer has drawn the last update, but at most this many seconds, for
+# the sake of other viewers. Half of the updates of a screen that is drawn every 0.5 s would never be seen.
+MAX_PUBLISH_INSIDE_S = 0.5
 DISCOVER_S = 0.2
 # When a job is due, others that become due soon also run: those with at most this part of their period left.
 EARLY = 0.2
@@ -99,8 +102,8 @@ _log = logging.getLogger("cbtop.daemon")
 class Daemon:
     """Serves `endpoint` from the rings in `directory` until it is stopped.
 
-    `run` calls each of the jobs `discover`, `read`, `read_filling`, `publish`, `publish_devices`, `beat` and
-    `keyframe` at its own period, and `answer` in between. Only one thread may call them.
+    `run` calls each of the jobs `discover`, `update`, `read_filling`, `publish_devices`, `beat` and `keyframe` at its
+    own period, and `answer` in between. Only one thread may call them.
 
     The messages of the last `history_s` seconds are stored in `history` for viewers (0: none). Raises EndpointError
     if the address is taken, and KeysError if it must not be served with these `keys`.
@@ -128,6 +131,9 @@ class Daemon:
         self._complaints: set[str] = set()
         self._joins_due_s = 0.0
         self._read_ns = time.perf_counter_ns()  # all records that ended before this time were read
+        # Set when the viewer in this process has drawn the last update. None without such a viewer.
+        self.is_drawn: threading.Event | None = None
+        self._updated_s = 0.0
         self._history_s = history_s
         self.history = History(history_s)
         # The version of each source at the last keyframe of the history.
@@ -146,8 +152,7 @@ class Daemon:
                 self.keyframe: KEYFRAME_S,
                 self.discover: DISCOVER_S,
                 self.read_filling: LOOK_S,
-                self.read: PUBLISH_S,
-                self.publish: PUBLISH_S,
+                self.update: PUBLISH_S,
                 self.publish_devices: PUBLISH_S,
                 self.beat: HEARTBEAT_S,
                 self._publisher.shut_out_revoked: SHUT_OUT_S,
@@ -325,6 +330,17 @@ class Daemon:
                 self.publish()
                 waiting = 0
 
+    def update(self) -> None:
+        """Read all rings and publish the new data, unless the viewer in this process has not drawn the last data."""
+        now_s = time.monotonic()
+        if self.is_drawn is not None:
+            if not self.is_drawn.is_set() and now_s - self._updated_s < MAX_PUBLISH_INSIDE_S * (1 - EARLY):
+                return
+            self.is_drawn.clear()
+        self._updated_s = now_s
+        self.read()
+        self.publish()
+
     def publish(self) -> None:
         """Publish all new data.
 
@@ -454,6 +470,7 @@ class DaemonInside:
     def __init__(self, endpoint: str, directory: Path | None = None, history_s: float = MAX_HISTORY_S) -> None:
         self._stop = threading.Event()
         self._daemon = Daemon(endpoint, directory, history_s=history_s)
+        self._daemon.is_drawn = self._is_drawn = threading.Event()
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="cbtop-daemon", daemon=True)
         self._thread.start()
@@ -462,6 +479,10 @@ class DaemonInside:
     def endpoint(self) -> str:
         """The address that the daemon serves."""
         return self._daemon.endpoint
+
+    def tell_drawn(self) -> None:
+        """Say that the viewer in this process has taken the last update, so the next one may come."""
+        self._is_drawn.set()
 
     def close(self) -> None:
         """Stop the daemon, and wait until the daemon's address is free."""

@@ -345,8 +345,8 @@ class Feed(Views):
         self._kept_roofs = StoredRoofs()
         self._marks: Marks | None = None
         self._heard_ns = 0
-        # view -> its baselines, shown verdicts and withheld verdicts, as of the last heartbeat
-        self._verdicts: dict[object, tuple[Sequence[Snapshot], _Judged]] = {}
+        # view -> the second in which its verdicts were made, its baselines then, and these verdicts
+        self._verdicts: dict[object, tuple[int, Sequence[Snapshot], _Judged]] = {}
         self.links = Links(endpoints, window_s, self.keys, history_s)
 
     def poll(self, timeout_ms: int = 0) -> None:
@@ -363,7 +363,6 @@ class Feed(Views):
         if heard_ns is None or heard_ns == self._heard_ns:
             return
         self._heard_ns = heard_ns
-        self._verdicts.clear()
         if self._marks is None or heard_ns < self._marks.begin_ns:
             self._marks = Marks(heard_ns)
         self._marks.look(heard_ns, (seen.record for seen in self.seen().values()))
@@ -378,7 +377,7 @@ class Feed(Views):
         """Return the view of a source since its start, or with `window` of its recent window. Without `key`, of the
         first source.
 
-        Verdicts are made once per heartbeat, because a text that changes twice a second is hard to read.
+        Verdicts are made once a second, because a text that changes twice a second is hard to read.
         """
         view = super().view(key, phase, window=window)
         if view is None or self._marks is None:
@@ -393,12 +392,18 @@ class Feed(Views):
         return view
 
     def _judged(self, view: SourceView) -> _Judged:
-        """Return the verdicts (problems with advice) on `view`. New verdicts are made once per heartbeat."""
+        """Return the verdicts (problems with advice) on `view`.
+
+        New verdicts are made in each second of the source's clock, as the pictures of bricks and layers are, because
+        both need the same figures. Without a clock, they are made at each heartbeat.
+        """
         what = view.key, view.phase, view.window is None, frozenset(self.silenced)
+        second = self._heard_ns if view.second is None else view.second
         known = self._verdicts.get(what)
-        if known is None or known[0] is not self.baselines:
-            known = self._verdicts[what] = self.baselines, _Judged(view.verdicts, view.withheld)
-        return known[1]
+        if known is None or known[0] != second or known[1] is not self.baselines:
+            known = second, self.baselines, _Judged(view.verdicts, view.withheld)
+            self._verdicts = {key: one for key, one in self._verdicts.items() if one[0] == second} | {what: known}
+        return known[2]
 
     def watched(self) -> TimeView | None:
         """Return the time bar of the last minutes with its notable events. It begins when this viewer connected."""

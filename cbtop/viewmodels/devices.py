@@ -155,9 +155,17 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
     )[-MAX_BUSY:]
     shown = sources.keys() | {key for percent, key in busy if percent >= LEAST_BUSY_PERCENT}
     found += [(None, process) for key, process in on_host.items() if key in shown and key not in on_gpus]
-    seen = {key: tuple(kept) for known in store.devices.values() for key, kept in known.of_processes.items()}
-    made = [_process(row, process, sources, on_host, seen) for row, process in found]
+    made = [_process(row, process, sources, on_host, _history(store, process)) for row, process in found]
     return tuple(sorted(made, key=_order))
+
+
+def _history(store: Store, process: DeviceProcess) -> tuple[ProcessMoment, ...]:
+    """Return the recent moments of a process. Only those of shown processes are copied, because this is done for each
+    frame, and the daemon samples every process of the machine that was busy.
+    """
+    key = process.pid, process.process_start
+    known = [one.of_processes[key] for one in store.devices.values() if key in one.of_processes]
+    return tuple(known[-1]) if known else ()
 
 
 def _order(row: ProcessRow) -> tuple[bool, float, int, str]:
@@ -198,7 +206,7 @@ def _process(
     process: DeviceProcess,
     sources: dict[tuple[int, int], str],
     on_host: dict[tuple[int, int], DeviceProcess],
-    seen: dict[tuple[int, int], tuple[ProcessMoment, ...]],
+    history: tuple[ProcessMoment, ...],
 ) -> ProcessRow:
     key = process.pid, process.process_start
     host = on_host.get(key)
@@ -217,7 +225,7 @@ def _process(
         memory_limit_bytes=host.memory_limit_bytes if host else None,
         throttled_percent=host.throttled_percent if host else None,
         private_bytes=host.private_bytes if host else None,
-        history=seen.get(key, ()),
+        history=history,
     )
 
 

@@ -280,14 +280,13 @@ class OverviewDrawing(SourceDrawing):
         since = part(_baseline, max(1, min(compared, 2)), compared)
         known = pictures.drawn("layers known", lambda: _bricks_in_layers(source))
 
-        def drawn_layers(source: SourceView, width: int, height: int) -> list[Line]:
-            return pictures.drawn(("layers", width, height), lambda: _layers(source, width, height))
-
-        layers = part(drawn_layers, 2, 0 if known is None else 6, _layer_links)
-        shown = min(len(source.bricks), _COSTLIEST if height >= _ROOMY else 1)
-        bricks = part(_bricks, 1 + shown, 1 + len(source.bricks) if source.bricks else 0, _brick_links)
+        layers = _each_second(pictures, part(_layers, 2, 0 if known is None else 6, _layer_links), "layers")
+        count = pictures.drawn("bricks known", lambda: len(source.bricks))
+        shown = min(count, _COSTLIEST if height >= _ROOMY else 1)
+        bricks = _each_second(pictures, part(_bricks, 1 + shown, 1 + count if count else 0, _brick_links), "bricks")
         count = _device_count(source)
-        devices = part(_devices, 2, 1 + count if count else 0, _device_links)
+        moved = pictures.drawn("moved", lambda: _moved(source))
+        devices = part(partial(_devices, moved), 2, 1 + count if count else 0, _device_links)
         if width < TWO_COLUMNS:
             order = (speed, phases, served, since, step, sampled, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, bricks, served, verdicts, since, speed, cost, sampled, layers, devices)
@@ -309,6 +308,18 @@ class OverviewDrawing(SourceDrawing):
         aside = verdicts, bricks, devices, meanwhile, cost
         second = linked_lines(aside, (*first_of, meanwhile), right, height)
         return [_Pane(first, 0, left), _Pane(second, left + len(GAP), right)]
+
+
+def _each_second(pictures: Pictures, part: ScreenPart, name: str) -> ScreenPart:
+    """Return `part` with lines and links that are made once a second. The verdicts need the same figures then."""
+    links = part.links
+    assert links is not None
+    return ScreenPart(
+        lambda width, height: pictures.drawn((name, width, height), lambda: part.draw(width, height)),
+        part.least,
+        part.most,
+        lambda width, height: pictures.drawn((name, "links", width, height), lambda: links(width, height)),
+    )
 
 
 def _with_whole_verdict(pane: _Pane, current: OverviewRow, source: SourceView) -> _Pane:
@@ -502,18 +513,21 @@ def _device_count(source: SourceView) -> int:
     return sum(len(machine.devices) for machine in source.machines)
 
 
-def _devices(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line for each device. If not all devices fit, the last line has the number of the missing devices."""
+def _devices(moved: Line, source: SourceView, width: int, height: int) -> list[Line]:
+    """Return a line for each device. If not all devices fit, the last line has the number of the missing devices.
+
+    `moved` is the text about the memory bandwidth of the bricks.
+    """
     rows = [row for machine in source.machines for row in machine.devices]
     if not rows:
         return []
     shown = rows[: height - 1]
     left_out = len(rows) - len(shown)
     more: Line = ((f"{left_out} more: {Devices.title}", "faint"),) if left_out else BLANK
-    return [rule((("devices", "dim"),), width, more), *(_device(row, source, width) for row in shown)]
+    return [rule((("devices", "dim"),), width, more), *(_device(row, source, moved, width) for row in shown)]
 
 
-def _device(row: DeviceRow, source: SourceView, width: int) -> Line:
+def _device(row: DeviceRow, source: SourceView, moved: Line, width: int) -> Line:
     device = row.device
     is_cpu = device.kind is DeviceKind.CPU
     label: Line = ((f"  {'CPU' if is_cpu else f'GPU {clean(row.label)}'}".ljust(8), "accent"),)
@@ -523,7 +537,7 @@ def _device(row: DeviceRow, source: SourceView, width: int) -> Line:
         of = units.size_bytes(device.memory_total_bytes)
         parts.append(((units.size_bytes(device.memory_used_bytes), ""), (f" of {of}", "dim")))
     if is_cpu and not source.gpus:
-        parts.append(_moved(source))
+        parts.append(moved)
     if row.watts is not None:
         parts.append(((f"{units.whole(row.watts)} W", ""), *_of(device.power_limit_watts, "W")))
     if device.clock_mhz is not None:

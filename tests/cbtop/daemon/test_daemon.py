@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count, pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ import pytest
 from cbtop.client import collector as collector_module
 from cbtop.client.store import Store
 from cbtop.daemon import daemon as daemon_module
-from cbtop.daemon.daemon import Daemon, DaemonInside, _Timetable
+from cbtop.daemon.daemon import PUBLISH_S, Daemon, DaemonInside, _Timetable
 from cbtop.daemon.devices.sampling import NewestSamples
 from cbtop.daemon.history import History
 from cbtop.daemon.source import Source
@@ -243,6 +244,26 @@ def test_of_fifty_that_ended_those_are_read_that_a_viewer_shows(runtime: Path, r
             eventually(lambda: late.poll(20) or len(late.sources()) == 50)
             assert eventually(lambda: steps(late, keys[rings[30]])) == 31
         assert len(read) == known
+
+
+def test_a_daemon_inside_sends_an_update_when_its_viewer_took_the_last(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent_s: list[float] = []
+    now_s = [100.0]
+    monkeypatch.setattr(daemon, "publish", lambda: sent_s.append(now_s[0]))
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    daemon.is_drawn = Event()
+    for at, is_taken in enumerate((False, True, True, False, False, True)):
+        now_s[0] = 100 + PUBLISH_S * at
+        if is_taken:
+            daemon.is_drawn.set()
+        daemon.update()
+    # Nothing was taken at 100.75, and 101.0 is half a second after the last update.
+    assert sent_s == [100.0, 100.25, 100.5, 101.0, 101.25]
+    daemon.is_drawn = None
+    daemon.update()
+    assert len(sent_s) == 6
 
 
 def test_a_lost_update_of_an_ended_process_is_sent_again_if_it_is_asked_for(

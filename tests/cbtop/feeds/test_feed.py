@@ -15,7 +15,7 @@ from cbtop.viewmodels.verdicts import VERDICTS
 from tests.cbtop.made_machines import HELLO, source
 
 
-def test_verdicts_are_made_once_a_heartbeat_and_again_if_the_silenced_change(
+def test_verdicts_are_made_once_a_second_and_again_if_the_silenced_change(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
