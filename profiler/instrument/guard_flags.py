@@ -5,7 +5,7 @@ Rules
 - A flag shows a NaN (both values are NaN), an infinity, and a value over a bound. One kernel on the tensor's device
   computes it, and it cannot overflow. Nothing waits for the device.
 - A tensor that has not changed since it was last looked at is not looked at again. torch counts changes, except those
-  through `tensor.data` or by kernels that it does not know. So a tensor that a call got and returns is looked at again.
+  through `tensor.data` or by unknown kernels. So a tensor that a call got and returns is looked at again.
 - Other tensors are not looked at: subclasses, sparse, nested and complex tensors, integers.
 - Positions that the model's padding mask hides have a flag of their own, because some models leave NaN there
   (guard_padding.py).
