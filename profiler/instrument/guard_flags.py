@@ -4,7 +4,8 @@ tensor.
 Rules
 - A flag shows a NaN (both values are NaN), an infinity, and a value over a bound. One kernel on the tensor's device
   computes it, and it cannot overflow. Nothing waits for the device.
-- A tensor that has not changed since it was last looked at is not looked at again.
+- A tensor that has not changed since it was last looked at is not looked at again. torch counts changes, except those
+  through `tensor.data` or by unknown kernels. So a tensor that a call got and returns is looked at again.
 - Other tensors are not looked at: subclasses, sparse, nested and complex tensors, integers.
 - Positions that the model's padding mask hides have a flag of their own, because some models leave NaN there
   (guard_padding.py).
@@ -81,10 +82,13 @@ class FlagArray:
 class GuardedRun:
     """A call of a brick or layer in a step that the guard checks. `around` is the call that contains it."""
 
-    __slots__ = ("around", "call", "has_ended", "hiding", "inputs", "is_unsure", "others", "output", "values")
+    __slots__ = (
+        "around", "call", "given", "has_ended", "hiding", "inputs", "is_unsure", "others", "output", "values",
+    )  # fmt: skip
 
     def __init__(self, call: Any, around: GuardedRun | None, hiding: Hiding) -> None:
         self.call, self.around, self.hiding = call, around, hiding
+        self.given: list[int] = []  # the `id` of each tensor among the arguments
         self.inputs: Flag | None = None  # flag of the first tensor among the arguments
         self.others: list[Flag] = []  # flags of the other tensors among the arguments
         self.is_unsure = True  # whether a tensor among the arguments was not looked at, or there was none
@@ -124,6 +128,7 @@ class StepFlags:
         run = GuardedRun(call, self._running[-1] if self._running else None, hiding)
         self._running.append(run)
         tensors = list(_tensors_in(args if kwargs is None else (*args, *kwargs.values())))
+        run.given = [*map(id, tensors)]
         flags = [self._flag(tensor, hiding) for tensor in tensors[:MAX_TENSORS]]
         run.inputs = flags[0] if flags else None
         run.others = [flag for flag in flags[1:] if flag is not None]
@@ -140,6 +145,8 @@ class StepFlags:
         # without padding in the arguments, a module's result has no padding
         is_whole = run.inputs is not None and run.inputs.with_padding is None
         for tensor in _tensors_in((result,)):
+            if id(tensor) in run.given:
+                self._known.pop(id(tensor), None)
             run.output = self._flag(tensor, Hiding.NEVER if is_whole else run.hiding)
             break
         self.ended.append(run)

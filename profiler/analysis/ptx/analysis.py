@@ -13,6 +13,7 @@ from cbtop.profiler.analysis.ptx.lane_values import WARP_THREADS, LaneValue
 from cbtop.profiler.analysis.ptx.model import Module, PtxFunction, PtxInstruction, Variable
 from cbtop.profiler.analysis.ptx.opcodes import (
     address_in,
+    copied_bytes,
     is_block_barrier,
     is_end,
     is_plain_access,
@@ -252,13 +253,14 @@ class FunctionAnalysis:
 
     @cached_property
     def shared_accesses(self) -> list[SharedAccess]:
-        """The first weak loads and stores of shared memory with known addresses and threads."""
+        """The first weak loads, stores and asynchronous copies of shared memory with known addresses and threads."""
         values = self.data.lane_values
         if values is None:
             return []
         found = []
         for at, one in self.reachable():
-            if not is_plain_access(one, "shared"):
+            copied = copied_bytes(one)
+            if not copied and not is_plain_access(one, "shared"):
                 continue
             address = self.address(at)
             if address is None or not any(name.startswith("shared:") for name in address.terms):
@@ -269,7 +271,7 @@ class FunctionAnalysis:
                 count = values.threads.count
                 offsets = address.lanes * count if len(address.lanes) == 1 else address.lanes
                 root = tuple(sorted(address.terms.items()))
-                found.append(SharedAccess(at, parsed.base == "st", root, offsets, parsed.bytes, threads))
+                found.append(SharedAccess(at, parsed.base != "ld", root, offsets, copied or parsed.bytes, threads))
                 if len(found) == MAX_SHARED_ACCESSES:
                     break
         return found

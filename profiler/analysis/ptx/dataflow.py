@@ -12,7 +12,7 @@ from functools import cached_property
 from cbtop.profiler.analysis.ptx.control_flow import ControlFlow
 from cbtop.profiler.analysis.ptx.lane_values import LaneValues, Threads, most_threads_of, threads_of
 from cbtop.profiler.analysis.ptx.model import PtxFunction, PtxInstruction, Variable
-from cbtop.profiler.analysis.ptx.opcodes import inputs, opcode, results
+from cbtop.profiler.analysis.ptx.opcodes import inputs, is_block_reduction, opcode, results
 
 _THREAD_IDS = ("%tid.x", "%laneid", "%warpid", "%lanemask")
 _OTHER_IDS = ("%tid.y", "%tid.z", "%clock", "%globaltimer", "%pm")
@@ -139,7 +139,7 @@ class Dataflow:
                     work += self._other_readers.get(name, ())
                 continue
             at = work.pop()
-            if at in done or at in self._shared:
+            if at in done or at in self._shared or is_block_reduction(instructions[at]):
                 continue
             done.add(at)
             names += self.writes[at]

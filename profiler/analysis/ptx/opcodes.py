@@ -22,6 +22,7 @@ _WARP_SYNC = re.compile(
     r"(?:shfl|vote|match|redux|elect)\.sync|bar\.warp\.sync|(?:mma|wmma|ldmatrix|stmatrix|wgmma)\."
 )
 _ORDERING = re.compile(r"(?:bar|barrier|mbarrier|atom|red|call|cp|multimem|clusterlaunchcontrol|tcgen05|wgmma)\b")
+_OWN_COPY = re.compile(r"cp\.async\.(?:ca|cg|commit_group|wait_group|wait_all)\b")
 _IDENTIFIER = re.compile(r"[a-zA-Z_$%][\w$#]*")
 
 
@@ -96,6 +97,16 @@ def is_block_barrier(one: PtxInstruction) -> bool:
     return len(one.operands) == (1 if "sync" in parts else 3)
 
 
+def is_block_reduction(one: PtxInstruction) -> bool:
+    """Whether this barrier of the whole block gives all threads the same result, as `__syncthreads_count` does."""
+    return "red" in opcode(one.opcode).parts and is_block_barrier(one)
+
+
+def is_cluster_arrival(one: PtxInstruction) -> bool:
+    """Whether all threads of a cluster, and so of a block, must execute this arrival at the cluster's barrier."""
+    return one.opcode.startswith("barrier.cluster.arrive")
+
+
 def may_diverge_at(one: PtxInstruction) -> bool:
     """Whether threads of a warp may run a barrier at different instructions: `barrier.sync` without `.aligned`."""
     parts = opcode(one.opcode).parts
@@ -111,6 +122,8 @@ def may_order(one: PtxInstruction) -> bool:
     """Whether the instruction can order the memory accesses of threads in different warps, for example a barrier."""
     if is_warp_sync(one) and not one.opcode.startswith(("wgmma", "tcgen05")):
         return False
+    if _OWN_COPY.match(one.opcode):
+        return False  # these copy, and wait for the copies of their own thread
     return _ORDERING.match(one.opcode) is not None or is_strong(one)
 
 
@@ -124,6 +137,13 @@ def is_plain_access(one: PtxInstruction, space: str) -> bool:
     """Whether the instruction is an ordinary (weak) load or store of a state space."""
     parsed = opcode(one.opcode)
     return parsed.base in ("ld", "st") and parsed.space == space and not is_strong(one)
+
+
+def copied_bytes(one: PtxInstruction) -> int:
+    """Return how many bytes of shared memory a thread writes by `cp.async`, or 0 for other instructions."""
+    if not one.opcode.startswith(("cp.async.ca.shared", "cp.async.cg.shared")) or len(one.operands) < 3:
+        return 0
+    return int(one.operands[2]) if one.operands[2].isdecimal() else 0
 
 
 def matrix_rows(one: PtxInstruction) -> int:

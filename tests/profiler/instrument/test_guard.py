@@ -176,6 +176,21 @@ def test_an_input_that_was_faulty_is_told_from_one_that_the_brick_spoilt(memory:
     assert (fault(memory).module, fault(memory).given, fault(memory).kind) == ("0", FAULTY, "NaN")
 
 
+def test_a_change_that_torch_does_not_count_is_found_in_the_next_brick(memory: Memory) -> None:
+    """docs/guard.md says so in its limits."""
+
+    class Spoilt(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            x = self[0](x)
+            x.data.mul_(math.nan)
+            return self[2](self[1](x))
+
+    model = Spoilt(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    guarded(model, memory)
+    model(torch.ones(2, 4))
+    assert (fault(memory).module, fault(memory).given) == ("1", FINITE)
+
+
 def test_negative_infinity_is_a_fault_only_where_it_becomes_one(memory: Memory) -> None:
     class Mask(nn.Module):
         def forward(self, x: Any) -> Any:
@@ -191,6 +206,8 @@ def test_negative_infinity_is_a_fault_only_where_it_becomes_one(memory: Memory) 
             return self.last(self.mask(self.first(x).relu()))
 
     model = Masked()
+    with torch.no_grad():
+        model.first.bias[0] = 100.0  # so that each row has a positive number
     guarded(model, memory)
     for _ in range(5):
         model(torch.randn(3, 4))

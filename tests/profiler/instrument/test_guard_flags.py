@@ -95,6 +95,18 @@ def test_a_tensor_is_looked_at_again_only_after_a_change() -> None:
     assert len(runs[-1].others) == 1
 
 
+def test_a_call_that_changes_its_argument_uncounted_is_looked_at() -> None:
+    """torch does not count a change through `.data`, nor one by a kernel of Triton."""
+    flags, tensor = StepFlags(), torch.ones(3)
+    run: Any = flags.begin("call", (tensor,), None)
+    before = tensor._version
+    tensor.data.mul_(math.nan)
+    assert tensor._version == before
+    flags.end(run, tensor)
+    figures: Any = flags.figures().read()
+    assert [fault_at(figures, flag, math.inf) for flag in (run.inputs, run.output)] == ["", NAN]
+
+
 def test_a_tensor_of_inference_mode_is_looked_at_each_time() -> None:
     flags = StepFlags()
     with torch.inference_mode():

@@ -22,6 +22,7 @@ from cbtop.profiler.analysis.ptx.lints.local_memory import LOCAL_MEMORY
 from cbtop.profiler.analysis.ptx.lints.loop_split import SPLIT_LOOP
 from cbtop.profiler.analysis.ptx.lints.mbarriers import MBARRIER_COUNT
 from cbtop.profiler.analysis.ptx.lints.missing_barrier import MISSING_BARRIER, MISSING_WARP_SYNC
+from cbtop.profiler.analysis.ptx.lints.named_barriers import BARRIER_COUNT
 from cbtop.profiler.analysis.ptx.lints.predicates import PREDICATE_PRESSURE
 from cbtop.profiler.analysis.ptx.lints.reachability import NO_EXIT, UNREACHABLE
 from cbtop.profiler.analysis.ptx.lints.shared_addresses import GENERIC_SHARED, SHARED_64_BIT, SHARED_NOT_CONVERTED
@@ -33,7 +34,7 @@ from cbtop.profiler.analysis.ptx.model import Module
 LINTS: tuple[Lint, ...] = (
     DIVERGENT_BARRIER, EXIT_BEFORE_BARRIER, MISSING_BARRIER, SHARED_NOT_CONVERTED, SHARED_BOUNDS, MBARRIER_COUNT,
     NO_EXIT, LOAD_TYPE, UNINITIALIZED, WEAK_SPIN, LAUNCH_SHAPE, PARTIAL_FRAGMENT,
-    MISALIGNED, SHARED_SIZE,
+    MISALIGNED, SHARED_SIZE, BARRIER_COUNT,
     MAYBE_DIVERGENT_BARRIER, MAYBE_EXIT_BEFORE_BARRIER, MISSING_WARP_SYNC, SHARED_64_BIT, UNREACHABLE,
     MAYBE_UNINITIALIZED, UNFENCED_FLAG, UNFENCED_WAIT,
     GENERIC_SHARED, LOCAL_MEMORY, PREDICATE_PRESSURE, NOT_FUSED, IDLE_BARRIER, EXITED_THREADS, SPLIT_LOOP,

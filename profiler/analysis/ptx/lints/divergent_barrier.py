@@ -9,7 +9,7 @@ from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.dataflow import Divergence
 from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.model import shown
-from cbtop.profiler.analysis.ptx.opcodes import is_block_barrier, is_branch, is_end
+from cbtop.profiler.analysis.ptx.opcodes import is_block_barrier, is_branch, is_cluster_arrival, is_end
 
 FIX = "move the barrier out of the branch, so that all threads of the block execute it"
 
@@ -48,18 +48,22 @@ def _condition(analysis: FunctionAnalysis, branch: int | None) -> str:
 
 def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]:
     """Yield barriers that depend on a divergent branch or condition. It is only advice if the other threads exit, and
-    the barrier does not wait for exited threads.
+    the barrier does not wait for exited threads. Arrivals at a cluster's barrier are yielded only if that is proved.
     """
-    barriers = {at for at, one in analysis.reachable() if is_block_barrier(one)}
+    barriers = {at for at, one in analysis.reachable() if is_block_barrier(one) or is_cluster_arrival(one)}
     seen: set[int] = set()
     for at in sorted(barriers):
         guard = analysis.instructions[at].guard
         if guard and analysis.data.divergence_of(guard):
             seen.add(at)
             is_proved = analysis.is_split_by_ids(guard)
+            if not is_proved and is_cluster_arrival(analysis.instructions[at]):
+                continue
             yield DivergentBarrier(at, None, LintSeverity.CORRECTNESS if is_proved else LintSeverity.LIKELY)
     flow = analysis.flow
     barrier_blocks = {flow.block_of[at] for at in barriers}
+    # A thread that waits for its cluster does not exit before the others have arrived.
+    waits = {flow.block_of[at] for at, one in analysis.reachable() if one.opcode.startswith("barrier.cluster.wait")}
     meeting = analysis.meeting_barriers
     for branch in analysis.divergent_branches if barriers else ():
         region = flow.influence(branch)
@@ -76,10 +80,11 @@ def divergent_barriers(analysis: FunctionAnalysis) -> Iterator[DivergentBarrier]
         both = all(side & barrier_blocks & region for side in analysis.sides(branch))
         is_proved = not is_loop and not both and analysis.is_split_by_ids(analysis.instructions[last].guard)
         severity = LintSeverity.CORRECTNESS if is_proved else LintSeverity.LIKELY
-        if not is_loop and not both and _others_only_exit(analysis, branch, barrier_blocks):
+        if not is_loop and not both and _others_only_exit(analysis, branch, barrier_blocks | waits):
             severity = LintSeverity.ADVICE
         for at in inside:
-            if is_proved or at not in meeting:
+            is_of_cluster = is_cluster_arrival(analysis.instructions[at])
+            if is_proved or (at not in meeting and not is_of_cluster):
                 seen.add(at)
                 yield DivergentBarrier(at, last, severity)
 
