@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast torch engines test-busy soak coverage mutants lint docs wheel gate bench screenshots clean
+.PHONY: help demo test test-fast torch engines test-busy soak coverage mutants lint docs wheel gate neon bench screenshots clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -53,10 +53,16 @@ test-busy: $(READY)  ## run the tests TIMES=10 times beside two processes that s
 
 soak: $(READY)  ## run the slow tests: ten minutes of load, memory flat, 1 GiB exported; properties with many examples
 	$(BIN)/python -m pytest -m 'slow or hypothesis' --hypothesis-profile soak -n 0 -o log_cli=true -o log_cli_level=INFO
+	@if command -v apt-get > /dev/null; then $(MAKE) neon; else echo "make soak: NEON is left out, see ci/neon.sh"; fi
 
 # These tests are left out of the coverage run. Kernels of compiled code get no names while a debugger or coverage
 # traces the thread. The tests of a full disk fail, because coverage cannot store its data on a full disk.
 UNTRACED := --ignore=tests/profiler/instrument/test_compiled_code.py -k 'not disk_is_full'
+
+# The kernels are compiled for aarch64, whose baseline contains NEON. This is slow: an emulated processor compiles them.
+NEON_TESTS ?= tests/compute/test_halves.py tests/compute/test_kernels.py -k 'halves or rms'
+neon: $(READY)  ## run tests of kernels on an emulated aarch64 (NEON): downloads 0.3 GB, needs apt-get of Debian 12
+	ci/neon.sh $(NEON_TESTS)
 
 coverage: $(READY)  ## run the tests and measure which lines they run: 90 % are wanted; what needs a GPU is excepted by mark
 	$(BIN)/coverage erase

@@ -8,7 +8,7 @@ setup(
         Extension(
             "cbtop.profiler._hot_path",
             ["profiler/_hot_path.c"],
-            depends=["profiler/_library_calls.h", "profiler/_model_steps.h"],
+            depends=["profiler/_counters.h", "profiler/_library_calls.h", "profiler/_model_steps.h"],
             include_dirs=[np.get_include()],
             # -fno-plt: call functions of Python directly by their addresses, without a jump table. Starting and
             # stopping a brick is 2 % faster with it.

@@ -3,7 +3,7 @@
    Rules
    - This file contains start, stop, the `with` form, the layer's scope, the timed calls of a host's modules and
      functions, the start and end of a model's steps (_model_steps.h), and calls of
-     libraries (_library_calls.h). All other cases call back into Python: a
+     libraries (_library_calls.h). Counters of the processor are in _counters.h. All other cases call back into Python: a
      new scope, a new position, a record without a ring, every error.
    - The GIL is held throughout. A thread reserves a record by incrementing the ring's cursor. It writes the record,
      and stores the record's tag last, with release order. No Python code runs meanwhile. So a record is either
@@ -120,6 +120,7 @@ typedef struct HotPath {
     PyObject *find; /* returns the caller's position */
     Scope *root;
     Py_buffer ring;
+    struct Counting *counting; /* the counters of bricks; NULL unless they are counted */
     PyObject *weak_references;
     Position *holders[SLOTS]; /* borrowed: the position of each slot; a freed position removes itself */
 } HotPath;
@@ -627,6 +628,8 @@ static PyType_Spec timer_spec = {
 
 /* ---- the hot path ---- */
 
+#include "_counters.h"
+
 static inline int
 read_clock(HotPath *self, int64_t *now_ns)
 {
@@ -832,6 +835,8 @@ begin(HotPath *self, PyObject *key, Position **position_found, Scope **scope_fou
         return PyErr_Occurred() ? -1 : 0;
     }
     enter(self, position, scope);
+    if (UNLIKELY(self->counting != NULL))
+        counters_begin(self->counting, scope, position);
     if (UNLIKELY(read_clock(self, start_ns) < 0)) {
         leave(position, scope);
         Py_DECREF(scope);
@@ -856,6 +861,8 @@ finish(HotPath *self, Position *position, Scope *scope, int64_t start_ns, PyObje
     FETCH_TO_WRITE(scope->module_after);
     int read = read_clock(self, &end_ns);
     int was_inside = leave(position, scope);
+    if (UNLIKELY(self->counting != NULL))
+        counters_end(self->counting, scope, position, !failed && was_inside && self->recording);
     if (UNLIKELY(read < 0))
         return give_up(self);
     if (!self->recording || UNLIKELY(!was_inside && start_ns <= self->forked_ns))
@@ -2107,9 +2114,33 @@ now_ns(HotPath *self, PyObject *Py_UNUSED(ignored))
 static PyObject *
 after_fork(HotPath *self, PyObject *Py_UNUSED(ignored))
 {
+    restart_counting(self->counting);
     if (read_clock(self, &self->forked_ns) < 0)
         return NULL;
     Py_RETURN_NONE;
+}
+
+static PyObject *
+count(HotPath *self, PyObject *args)
+{
+    PyObject *groups;
+    double share;
+    if (!PyArg_ParseTuple(args, "Od", &groups, &share))
+        return NULL;
+    Counting *counting = new_counting(groups, share);
+    if (counting == NULL)
+        return NULL;
+    free_counting(self->counting);
+    self->counting = counting;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+counted(HotPath *self, PyObject *Py_UNUSED(ignored))
+{
+    if (self->counting == NULL)
+        Py_RETURN_NONE;
+    return counts_so_far(self->counting);
 }
 
 static PyObject *
@@ -2262,6 +2293,7 @@ hot_path_dealloc(HotPath *self)
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs((PyObject *)self);
     hot_path_clear(self);
+    free_counting(self->counting);
     if (path_of_units == self)
         path_of_units = NULL;
     type->tp_free((PyObject *)self);
@@ -2293,6 +2325,15 @@ static PyMethodDef hot_path_methods[] = {
      "It does not move."},
     {"after_fork", (PyCFunction)after_fork, METH_NOARGS,
      "after_fork($self, /)\n--\n\nIn a child, where nobody is in what ran until now: the parent records that."},
+    {"count", (PyCFunction)count, METH_VARARGS,
+     "count($self, groups, share, /)\n--\n\n"
+     "Count events in a part of the bricks from now on. It takes up to this `share` of the time. `groups` has up to 2 "
+     "tuples of up to 4 events, each (type, config) of perf_event_open."},
+    {"counted", (PyCFunction)counted, METH_NOARGS,
+     "counted($self, /)\n--\n\n"
+     "Return (ns used, ns of a read, errno of each group, rows), or None if nothing is counted. A row has the node, its "
+     "counted calls, page faults, those that read a disk, voluntary and involuntary context switches, and for each "
+     "group its calls and 4 counts."},
     {"now_ns", (PyCFunction)now_ns, METH_NOARGS,
      "now_ns($self, /)\n--\n\nThe clock that everything here is timed with."},
     {"_new_position", (PyCFunction)new_position, METH_NOARGS, "_new_position($self, /)\n--\n\n"},

@@ -128,14 +128,6 @@ give(PyObject *object, int type, int slot, PyObject *value)
     Py_XDECREF(before);
 }
 
-static inline int64_t
-monotonic_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 /* Return 1 if a slot holds an integer of at most 63 bits, and store it in `value`. */
 static inline int
 number_in(PyObject *number, int64_t *value)

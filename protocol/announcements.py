@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar, assert_never
 
+from cbtop.protocol.counter_messages import BrickCounters
 from cbtop.protocol.errors import LimitError
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
@@ -81,6 +82,7 @@ Announcement = (
     | EngineTimes
     | EngineWorker
     | CpuSamples
+    | BrickCounters
 )
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
@@ -115,7 +117,7 @@ def key_of(message: CatalogMessage) -> Key:
             about = None
         case Manifest() | HostHello() | Goodbye() | EngineTimes() | EngineSchedules() | EngineWorker():
             about = None
-        case CpuSamples():
+        case CpuSamples() | BrickCounters():
             about = None
         case _:
             assert_never(message)

@@ -22,6 +22,7 @@ from cbtop.protocol.attributes import (
     Work,
     quantity,
 )
+from cbtop.protocol.counter_messages import BrickCounters, CountedBrick
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import BrickHostTime, HostTimes, KernelBurst, KernelTimes
@@ -346,6 +347,7 @@ CatalogMessage = (
     | StructureMessage
     | ServingMessage
     | CpuSamples
+    | BrickCounters
     | Goodbye
 )
 DevicePart = Device | DeviceProcess | Unknown
@@ -363,6 +365,7 @@ Part = (
     | Latencies
     | SampledFunction
     | SampledPlace
+    | CountedBrick
     | DevicePart
 )
 

@@ -18,6 +18,7 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import TransferDirection
 from cbtop.reports import REPORTS
 from cbtop.reports.sources import sources_json
+from cbtop.viewmodels.counters import BrickCounts, CountersView
 from cbtop.viewmodels.cpu_samples import FunctionShare, SampledTimeView
 from cbtop.viewmodels.gradients import GradientFaultView, GradientNormView, GradientsView, LossScaleView
 from cbtop.viewmodels.graph import CriticalPathView
@@ -125,6 +126,7 @@ def rich_views() -> list[SourceView]:
             books, unattributed_us=books.wall_us / 2, adopted=copies, exceeded=(NamedTime("Layer 1", 2.0),)
         ),
         outside=copies,
+        counters=CountersView((BrickCounts("Down", None, 8, 2.0, 0.0, 0.1, 0.2, ipc=1.5),), "no counters", 0.1),
         sampled=(
             SampledTimeView(
                 "between steps", 100, 41.0, 2.0, 2.0, (FunctionShare("f", "a.py", 3, 60, 60.0, 50.2, 69.1, 0.0, ""),)

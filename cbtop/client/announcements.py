@@ -9,6 +9,7 @@ from typing import assert_never
 from cbtop.client.busy import BusySlices
 from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, comes_to_fail
+from cbtop.protocol.counter_messages import BrickCounters
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
@@ -89,6 +90,8 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.serving.take(message)
         case CpuSamples():
             record.cpu_samples = message
+        case BrickCounters():
+            record.counters = message
         case Goodbye():
             record.goodbye = message
         case _:

@@ -16,6 +16,7 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.protocol.counter_messages import BrickCounters
 from cbtop.protocol.guard_messages import GuardedSteps
 from cbtop.protocol.kernel_messages import HostTimes, KernelBurst
 from cbtop.protocol.memory_messages import BrickMemories, TrainingMemory
@@ -89,6 +90,7 @@ class SourceRecord:
     gradients: dict[tuple[type, str, str], GradientMessage] = field(default_factory=dict)
     contents: AnnouncedContents = field(default_factory=AnnouncedContents)
     serving: AnnouncedServing = field(default_factory=AnnouncedServing)
+    counters: BrickCounters | None = None  # the newest counters of bricks
     cpu_samples: CpuSamples | None = None  # the sampled functions of the newest time
     goodbye: Goodbye | None = None
     state: SourceState | None = None
@@ -147,8 +149,9 @@ class SourceRecord:
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
 
     def _sampled(self) -> int:
-        """Number of sampled places and functions."""
-        return sum(1 + len(place.functions) for place in self.cpu_samples.places) if self.cpu_samples else 0
+        """Number of sampled places and functions, and of counted bricks."""
+        counted = len(self.counters.bricks) if self.counters else 0
+        return counted + sum(1 + len(one.functions) for one in (self.cpu_samples.places if self.cpu_samples else ()))
 
     @property
     def size_bytes(self) -> int:
@@ -204,7 +207,7 @@ class SourceRecord:
         self.gradients.clear()
         self.contents = AnnouncedContents()
         self.serving = AnnouncedServing()
-        self.cpu_samples = None
+        self.cpu_samples = self.counters = None
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:

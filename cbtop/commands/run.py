@@ -71,6 +71,7 @@ OPTIONS: dict[str, tuple[str, str | None, str]] = {
 # The libraries with a table of functions, and the variable that tells the import hook their names.
 LIBRARIES, LIBRARIES_VARIABLE = ("numpy", "scipy", "sklearn", "cupy"), "CBTOP_LIBRARIES"
 RESIDUALS, RESIDUALS_VARIABLE = "--residuals", "CBTOP_RESIDUALS"
+COUNTERS, COUNTERS_VARIABLE = "--counters", "CBTOP_COUNTERS"
 QUIET = "--quiet"
 GUARD = "--guard"
 DEFAULT_GUARD = "log"
@@ -91,7 +92,7 @@ PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "cbtop run [--watch] [--quiet] [--guard[=WHAT]] [--overhead PERCENT] [--record FILE] "
-        "[--report FILE] [--libraries NAMES [--residuals]] -- COMMAND …"
+        "[--report FILE] [--counters] [--libraries NAMES [--residuals]] -- COMMAND …"
     )
     parser.add_argument(
         "--watch", action="store_true",
@@ -117,6 +118,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --libraries: check results in recorded calls: residuals of solvers and decompositions, Parseval, "
         "moments of normal random numbers; costs up to 1%% of the time",
     )  # fmt: skip
+    parser.add_argument(
+        COUNTERS, action="store_true",
+        help="count page faults, context switches and, if the system permits it, instructions per cycle, cache and "
+        "branch misses in a part of the bricks; costs up to a tenth of --overhead",
+    )  # fmt: skip
     parser.add_argument("command", nargs="...", metavar="-- COMMAND …", help="the program")
 
 
@@ -127,7 +133,7 @@ def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool,
     """
     given = {name: default for name, (_, default, _) in OPTIONS.items()}
     given[GUARD] = None
-    quiet = residuals = False
+    quiet = residuals = counters = False
     words = iter(arguments)
     for word in words:
         if word == "--":
@@ -137,6 +143,9 @@ def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool,
             continue
         if word == RESIDUALS:
             residuals = True
+            continue
+        if word == COUNTERS:
+            counters = True
             continue
         name, has_value, value = word.partition("=")
         if name == GUARD and not has_value:
@@ -148,7 +157,7 @@ def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool,
     command = list(words)
     try:
         record = given["--record"]
-        settings = _settings(given[GUARD], given["--libraries"], residuals)
+        settings = _settings(given[GUARD], given["--libraries"], residuals, counters)
         return (command, allowed_percent(given["--overhead"], record), record, quiet, settings) if command else None
     except UsageError:
         return None
@@ -159,7 +168,7 @@ def run(options: argparse.Namespace) -> int:
     if not command:
         raise UsageError("run what? cbtop run -- python serve.py")
     overhead_percent = allowed_percent(options.overhead, options.report if options.record is None else options.record)
-    settings = _settings(options.guard, options.libraries, options.residuals)
+    settings = _settings(options.guard, options.libraries, options.residuals, options.counters)
     if options.watch:
         if options.report is not None:
             raise UsageError("--report and --watch exclude each other; watch with `cbtop` in another terminal")
@@ -461,8 +470,8 @@ def allowed_percent(overhead: str | None, record: str | None) -> float:
     return _percent(overhead)
 
 
-def _settings(guard: str | None, libraries: str | None, residuals: bool) -> dict[str, str]:
-    """Return the variables for the guard (the check for wrong values such as NaN) and for libraries.
+def _settings(guard: str | None, libraries: str | None, residuals: bool, counters: bool) -> dict[str, str]:
+    """Return the variables for the guard (the check for wrong values such as NaN), for libraries and for counters.
 
     Raises UsageError if either is not valid.
     """
@@ -488,6 +497,8 @@ def _settings(guard: str | None, libraries: str | None, residuals: bool) -> dict
         if libraries is None:
             raise UsageError("--residuals checks calls of libraries: name them with --libraries numpy")
         settings[RESIDUALS_VARIABLE] = "1"
+    if counters:
+        settings[COUNTERS_VARIABLE] = "1"
     return settings
 
 

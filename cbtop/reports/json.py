@@ -28,6 +28,7 @@ from cbtop.units import NOT_MEASURED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
 from cbtop.viewmodels.checks import CheckRow
+from cbtop.viewmodels.counters import CountersView
 from cbtop.viewmodels.graph import CriticalPathView, GraphRow, tree_text
 from cbtop.viewmodels.lanes import Gap, TimelineSpan
 from cbtop.viewmodels.layers import LayersView
@@ -67,6 +68,7 @@ OTHER_ORIGINS = {
         "union_us",
         "at_once",
         "books",
+        "counters",
         "sampled",
         "outside_steps",
         "clock_offset_us",
@@ -171,6 +173,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "critical_path": _critical_path(view.critical_path),
         "books": _books(view.books),
         "not_instrumented": _not_instrumented(view),
+        "counters": _counters(view.counters),
         "sampled": [asdict(place) for place in view.sampled],
         "outside_steps": _beside(view.outside),
         "loss": _loss(view.loss),
@@ -547,6 +550,13 @@ def _trace(view: TraceView) -> dict[str, Any]:
         ],
         "anomalies": list(view.anomalies),
     }
+
+
+def _counters(found: CountersView | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    bricks = [asdict(one) | {"category": one.category and one.category.display_name} for one in found.bricks]
+    return asdict(found) | {"bricks": bricks}
 
 
 def _not_instrumented(view: SourceView) -> dict[str, Any] | None:

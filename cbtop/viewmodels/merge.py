@@ -506,6 +506,7 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
         books=None,
         outside=None,
         sampled=(),
+        counters=None,
         tokens_per_sec_history=slowest.tokens_per_sec_history,
         steps_per_sec_history=slowest.steps_per_sec_history,
         since_s=slowest.since_s,

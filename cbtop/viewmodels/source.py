@@ -18,6 +18,7 @@ from cbtop.viewmodels.brick_growth import BrickGrowth, brick_growth
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
 from cbtop.viewmodels.categories import CategoryRow, category_rows
 from cbtop.viewmodels.checks import CheckRow, check_rows
+from cbtop.viewmodels.counters import CountersView, counters_view
 from cbtop.viewmodels.cpu_samples import SampledTimeView, sampled_time
 from cbtop.viewmodels.devices import DeviceRow, MachineView
 from cbtop.viewmodels.graph import CriticalPathView, GraphRow, GraphRows, graph_rows
@@ -149,6 +150,8 @@ class SourceView:
     overhead: Sampling | None = None  # how much recording slows the process; None if not measured
     # The Python functions that ran in untimed places, by samples. Empty without a sampler, and in a merge.
     sampled: Lazy[tuple[SampledTimeView, ...]] = Lazy(())
+    # The counters of the bricks in this phase. None if nothing is counted, and in a merge.
+    counters: Lazy[CountersView | None] = Lazy(None)
     # The calls outside of all steps. None without any, or without steps.
     outside: Lazy[BesideView | None] = Lazy(None)
     stall: StallView | None = None  # why the process makes no progress; None if it does, or has ended
@@ -344,6 +347,7 @@ def _with_details(
         view,
         layer_times=LazyValue(lambda: layers_view(parts.totals)),
         outside=LazyValue(lambda: parts.outside),
+        counters=LazyValue(lambda: counters_view(record.counters, record.nodes, phase)),
         sampled=LazyValue(lambda: sampled_time(record.cpu_samples, record.nodes, phase)),
         training=LazyValue(lambda: training_view(record, parts.totals, lambda: parts.bricks)),
         traces=LazyValue(lambda: trace_views(record.traces.values())),

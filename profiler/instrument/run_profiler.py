@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from cbtop.profiler import cpu_sampling
+from cbtop.profiler import counting, cpu_sampling
 from cbtop.profiler.guard_setting import guard_setting
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.instrument.warm_up import WarmUps
@@ -90,7 +90,9 @@ def profiler_of_run(overhead_percent: float, nothing_yet: str) -> BrickProfiler:
     if not _made:
         recorder = LaunchedRecorder(nothing_yet)
         profiler = profiler_of(recorder, overhead_percent)
-        sampling = cpu_sampling.begin(recorder, overhead_percent / (100 + overhead_percent))
+        allowed_share = overhead_percent / (100 + overhead_percent)
+        sampling = cpu_sampling.begin(recorder, allowed_share)
+        counting.begin(recorder, profiler.parts.paths.host.hot_path, allowed_share)
         if isinstance(profiler, GovernedProfiler):
             profiler.governor.sampling = sampling
         if guard := os.environ.get("CBTOP_GUARD"):

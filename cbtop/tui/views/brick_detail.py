@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from cbtop import units
 from cbtop.protocol.vocabulary import Provenance
-from cbtop.text import module_text
+from cbtop.text import counters_text, module_text
 from cbtop.text.statistics import BRICK_PANEL, HOST_REPORT, Statistic
 from cbtop.tui.views.brick_pictures import durations, heading_line, kernels, layers_part, trend
 from cbtop.tui.views.looks import CATEGORY_LOOKS
@@ -78,18 +78,20 @@ def detail_lines(
     of_burst = [one for one in source.kernels if one.brick == brick.name]
     launched = ScreenPart(partial(kernels, of_burst), 2, sum(1 + len(one.kernels) for one in of_burst))
     module = _fixed(_modules(brick, each)) if brick.modules else _fixed([])
+    counted = _fixed(_counters(brick, source, each))
     groups = _groups(brick, source, each)
     if width >= TWO_COLUMNS:
         groups[0] = groups[0][: height - 1]  # rather cut the figures of time than leave them out
     time, work, budget, checks = (_fixed(lines) for lines in groups)
     drawn = (bars, layers, seconds, launched)
     if width < TWO_COLUMNS:
-        order = (bars, layers, seconds, budget, time, work, module, launched, checks)
-        by_rank = (bars, budget, time, module, layers, work, seconds, launched, checks)
+        order = (bars, layers, seconds, budget, time, work, counted, module, launched, checks)
+        by_rank = (bars, budget, time, module, layers, work, seconds, launched, counted, checks)
         if brick.budget_us_per_token is None:
-            by_rank = (bars, time, module, layers, work, seconds, launched, checks, budget)
+            by_rank = (bars, time, module, layers, work, seconds, launched, counted, checks, budget)
         return [head, *parts_lines(order, by_rank, width, height - 1)]
-    left = parts_lines((time, work, module, budget, checks), (time, budget, work, module, checks), each, height - 1)
+    by_use = (time, budget, work, module, counted, checks)
+    left = parts_lines((time, work, counted, module, budget, checks), by_use, each, height - 1)
     right = parts_lines(drawn, drawn, width - each - len(GAP), height - 1)
     return [head, *beside((left, right), (each, width - each - len(GAP)))]
 
@@ -117,6 +119,19 @@ def _modules(brick: BrickRow, width: int) -> list[Line]:
     lines = [heading_line("module", Provenance.STATIC.value, width)]
     for text in module_text.modules(brick.modules):
         lines += wrap_line((("  ", ""),), ((clean(text), ""),), width)
+    return lines
+
+
+def _counters(brick: BrickRow, source: SourceView, width: int) -> list[Line]:
+    """Return the counters of the brick in a mean call, and why others are missing. Empty if nothing is counted."""
+    counters = source.counters
+    counted = counters.of(brick.key) if counters else None
+    if counters is None or counted is None:
+        return []
+    facts = [(title, value, "") for title, value in counters_text.facts(counted, brick.avg_inclusive_us)]
+    lines = group_lines("counters in a call", "measured and derived", facts, width)
+    if counters.why_not:
+        lines += wrap_line((("  ", ""),), ((f"n/a: {clean(counters.why_not)}", "dim"),), width)
     return lines
 
 

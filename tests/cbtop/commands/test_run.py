@@ -301,6 +301,7 @@ OPTIONS = st.sampled_from(
         "--guard=stop",
         "--libraries numpy",
         "--libraries=scipy --residuals",
+        "--counters",
     ]
 )
 WORDS = st.sampled_from(
