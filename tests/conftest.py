@@ -52,6 +52,7 @@ def _on_its_own() -> None:
     os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # Compiling the kernels takes 30 s. The cache is shared by test runs but not with the user.
     os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")
+    os.environ["CUPY_CACHE_DIR"] = str(Path(__file__).parents[1] / ".pytest_cache" / "cupy")
 
 
 _on_its_own()

@@ -263,13 +263,14 @@ def compare(part: str) -> bool:
     rows, unknown, others = launched(MODELS[part]())
     print(f"{'kernel':{MAX_NAME}} {'threads':>7} {'registers':>9} {'shared B':>8} {'cbtop':>5} {'driver':>6}")
     for row in sorted(rows):
-        differs = (row.cbtop, row.registers) != (row.driver, row.driver_registers)
+        differs = row.cbtop != row.driver
         print(
             f"{row.name[:MAX_NAME]:{MAX_NAME}} {row.threads:>7} {row.registers:>9} {row.shared_bytes:>8} "
             f"{'n/a' if row.cbtop is None else row.cbtop:>5} {row.driver:>6}"
-            + (f"  DIFFERS (registers by the driver: {row.driver_registers})" if differs else "")
+            + ("  DIFFERS" if differs else "")
+            + (f"  ({row.driver_registers} registers by the driver)" if row.registers != row.driver_registers else "")
         )
-    equal = sum((row.cbtop, row.registers) == (row.driver, row.driver_registers) for row in rows)
+    equal = sum(row.cbtop == row.driver for row in rows)
     names = len({row.name for row in rows})
     passes = 0 < len(rows) == equal and not unknown
     print(
@@ -329,7 +330,10 @@ def main(parts: list[str]) -> int:
         results[part] = subprocess.run(command, check=False).returncode
         print(f"({part}: {time.monotonic() - begun_s:.0f} s)", flush=True)
     failed = [part for part, code in results.items() if code]
-    print(f"{'FAIL' if failed else 'PASS'}: {len(results) - len(failed)} of {len(results)} parts pass", *failed)
+    outcome = "FAIL" if failed else "PASS"
+    print(
+        f"{outcome}: {len(results) - len(failed)} of {len(results)} parts pass", *(f"{one} fails" for one in failed)
+    )
     return bool(failed)
 
 

@@ -11,6 +11,9 @@ from cbtop.units import count, percent
 
 ALIKE_CLOCK = 0.03  # GPU clocks are equal up to this relative difference.
 ALIKE_PACE = 0.10  # The new run's pace may be this far outside of the baseline's range (relative).
+# If at most one step in RARELY is recorded, the steps' times do not depend on
+# how many are. That number follows the cost of recording, so it is rarely the same in two runs.
+RARELY, ALIKE_SAMPLING = 8, 0.25
 # Processor loads are equal up to this many percentage points.
 ALIKE_LOAD_POINTS = 15
 
@@ -70,4 +73,6 @@ def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, 
     """Yield (name, old value, new value) of what differs in the machine or the sampling and affects times."""
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
-    yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)
+    rarest, most_often = (of_both(then.sample_every, now.sample_every) for of_both in (max, min))
+    if most_often < RARELY and rarest > (1 + ALIKE_SAMPLING) * most_often:
+        yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)

@@ -111,7 +111,6 @@ class Attachment(ModelHandle):
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
         self.engine = engine
-        self._how_measured = ""  # how captured graphs are timed; "" until it is known
         self.is_attached = True
         self._follow(root, plan, timing)
 
@@ -236,12 +235,13 @@ class Attachment(ModelHandle):
         self._models.ceilings = ceilings
 
     def _say_measured(self, how: str) -> None:
-        self._how_measured = f"; {how}"
-        if self._is_named and self._models.manifest is not None:
+        self._models.measured[self.model] = f"; {how}"
+        if self._models.manifest is not None:
             self._announce(self._models.manifest)
 
     def _announce(self, manifest: Manifest) -> None:
-        self.profiler.announce(replace(manifest, backend=manifest.backend + self._how_measured))
+        how = self._models.how_measured(manifest.steps_of)
+        self.profiler.announce(replace(manifest, backend=manifest.backend + how))
 
     def begin(self) -> None:
         compilations.tell(self.profiler)

@@ -67,6 +67,15 @@ class Models:
         self.rank = (False, -1)
         self.manifest: Manifest | None = None
         self.ceilings: dict[str, Ceiling] = {}
+        self.measured: dict[str, str] = {}  # name of a model -> how the times of its steps are measured on the device
+
+    def how_measured(self, model: str) -> str:
+        """Return how the device's times of `model` are measured, or "".
+
+        Two encoders that train together have steps of one of them. So a model without steps has the words of others.
+        """
+        others = set(self.measured.values())
+        return self.measured.get(model) or (others.pop() if len(others) == 1 else "")
 
 
 _models: weakref.WeakKeyDictionary[BrickProfiler, Models] = weakref.WeakKeyDictionary()

@@ -35,7 +35,7 @@ from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow,
 from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.capturing import OTHER, captures, keys_inside, place
 from cbtop.profiler.instrument.communication_times import StepCommunication
-from cbtop.profiler.instrument.governor import FLOOR
+from cbtop.profiler.instrument.governor import FLOOR, FLOOR_SHARE
 from cbtop.profiler.instrument.kernel_bursts import bursts_of, close_at_exit, node_at
 from cbtop.profiler.instrument.kernel_steps import KEPT, STEADY, TOLD_EVERY, parts_from, together
 from cbtop.profiler.instrument.step_clock import Parts
@@ -91,6 +91,7 @@ MOST_RUNNING = 64  # most steps that may be unfinished on the device
 MOST_STAYS = 16  # maximum number of measured waits (parts in WAITS) in one step
 SETTLE_S = 1.0  # longest wait for the device, in seconds, before a step is recorded
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
+FIRST_NS = 15_000_000_000  # windows of several steps may cost FLOOR_SHARE of this time until FLOOR steps are recorded
 
 
 class StepKernels(StepCalls):
@@ -421,7 +422,8 @@ class GpuTrainingSteps(TrainingSteps):
             begins.append((next_ns, ended_ns))
         for (one, burst), (begun_ns, ended_ns) in zip(each, reversed(begins), strict=True):
             one.steps.record_kernels(one, burst, begun_ns, ended_ns)
-        self.restart(0)
+        if window.steps:
+            self.restart(0)
         self._pay_for(window, whole)
         for one in window.steps:
             one.steps.restart(self._due_ns)
@@ -436,7 +438,8 @@ class GpuTrainingSteps(TrainingSteps):
         if model is not None:
             self._count_paid(model, paid_ns, closed_ns, len(window.steps))
         if not whole.lost:
-            self._most = window.most_next(whole.launches, plain_ns, paid_ns, FLOOR - self._recorded)
+            left_ns = FLOOR_SHARE * FIRST_NS - self._paid_ns
+            self._most = window.most_next(whole.launches, plain_ns, paid_ns, FLOOR - self._recorded, left_ns)
         self._due_ns = min(max(self._due_ns, closed_ns + LEAST_PAUSE_NS), closed_ns + MOST_PAUSE_NS)
 
     def restart(self, due_ns: int) -> None:

@@ -86,15 +86,17 @@ class TrainingWindow(KernelRecording):
         paid_ns = ended_ns - self.begun_ns - len(self.steps) * plain_ns + closed_ns - self.closing_ns
         return max(0, round(paid_ns))
 
-    def most_next(self, launches: int, plain_ns: float, paid_ns: int, missing: int) -> int:
+    def most_next(self, launches: int, plain_ns: float, paid_ns: int, missing: int, left_ns: float) -> int:
         """Return how many steps the next window may have, after this one, whose steps had `launches`.
 
-        While steps are `missing` for reliable figures, a window has as many as possible. Later, it has so many that
-        they cost as much as opening and closing.
+        While steps are `missing` for reliable figures, a window has as many as possible within `left_ns`, which
+        recording may still cost. Later, it has so many that they cost as much as opening and closing.
         """
         count = max(1, len(self.steps))
         fixed_ns = self.opened_ns - self.begun_ns + clock.perf_counter_ns() - self.closing_ns
-        wanted = missing if missing > 0 else -(-fixed_ns * count // max(1, paid_ns - fixed_ns))
+        wanted = -(-fixed_ns * count // max(1, paid_ns - fixed_ns))
+        if missing > 0:
+            wanted = min(missing, round(left_ns * count // max(1, paid_ns)))
         by_time = MOST_OPEN_NS // max(1, round(plain_ns))
         by_records = MAX_RECORDS // 2 * count // max(1, RECORDS_PER_LAUNCH * launches)
         return max(1, min(MOST_STEPS, wanted, by_time, by_records))

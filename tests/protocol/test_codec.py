@@ -38,6 +38,7 @@ from cbtop.protocol.training_messages import (
     TrainingTimes,
 )
 from cbtop.protocol.vocabulary import BrickId, NodeKind, Provenance, TransferDirection
+from tests.protocol.counter_strategies import COUNTED
 from tests.protocol.sample_strategies import SAMPLED
 from tests.protocol.serving_strategies import SERVING
 
@@ -191,8 +192,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
     if kind is LossScale:
         counts = st.lists(st.integers(0, 20), min_size=3, max_size=3)
         return st.builds(loss_scale, values(str), st.lists(st.floats(0, 1e30), min_size=2), counts, STEPS)
-    if kind in STRUCTURE | SERVING | SAMPLED:
-        return (STRUCTURE | SERVING | SAMPLED)[kind]
+    if kind in STRUCTURE | SERVING | SAMPLED | COUNTED:
+        return (STRUCTURE | SERVING | SAMPLED | COUNTED)[kind]
     if kind is GuardedSteps:
         steps = st.tuples(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
         names, more = st.tuples(*[values(str)] * 4), st.tuples(*[values(str)] * 3)

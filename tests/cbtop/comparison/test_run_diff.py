@@ -557,6 +557,18 @@ def test_another_host_another_gpu_and_another_sampling_are_said() -> None:
         assert diff(base, elsewhere, anyway=True).why_not == ""
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "is_alike"),
+    [(96, 97, True), (8, 400, True), (4, 5, True), (1, 1, True), (1, 2, False), (4, 8, False), (400, 4, False)],
+)
+def test_runs_with_few_recorded_steps_are_compared(before: int, now: int, is_alike: bool) -> None:
+    runs = [
+        replace(run, surroundings=replace(run.surroundings, sample_every=every))
+        for run, every in ((made_run(1, STEADY, 40), before), (made_run(2, STEADY, 40), now))
+    ]
+    assert (diff(*runs).why_not == "") is is_alike
+
+
 def test_notes_name_what_each_part_left_out_or_failed_and_what_work_it_is_of() -> None:
     base, new = made_run(1, STEADY, 40), made_run(2, STEADY, 40)
     (before,), (now,) = base.parts, new.parts

@@ -33,7 +33,7 @@ READ = {
         "verdicts",
         "withheld",
     },
-    "Bricks": {"baseline", "bricks", "categories", "kernels", "layer_times", "outside", "training"},
+    "Bricks": {"baseline", "bricks", "categories", "counters", "kernels", "layer_times", "outside", "training"},
     "Layers": {"baseline", "layer_times"},
     "Timeline": {"timeline"},
     "Roofline": {"baseline", "roofline"},

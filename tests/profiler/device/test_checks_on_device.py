@@ -6,6 +6,7 @@ Those on a GPU have the mark `gpu`. There, no check of tensors of torch waits fo
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def torch() -> Iterator[Any]:
     if not module.cuda.is_available():
         pytest.skip("there is no CUDA device")
     module.cuda.synchronize()
-    module.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # torch warns that this mode may change
+        module.cuda.set_sync_debug_mode("error")
     yield module
     module.cuda.set_sync_debug_mode("default")
 

@@ -33,6 +33,7 @@ from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
 from cbtop.profiler.instrument.training import EndedStep, StepTimes, training_here  # noqa: E402
 from cbtop.profiler.instrument.training_kernels import IdleTimes, StepEvents  # noqa: E402
 from cbtop.profiler.instrument.training_windows import TrainingWindow  # noqa: E402
+from cbtop.protocol import clock  # noqa: E402
 from cbtop.protocol.memory_messages import BrickMemories, TrainingMemory  # noqa: E402
 from cbtop.protocol.messages import Manifest, Node, Sampling  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
@@ -380,6 +381,28 @@ def test_models_that_train_in_turns_share_windows_and_pauses(
         host.step()
         other.step()
     assert len(windows) == count
+
+
+def test_of_two_models_of_a_step_the_announced_one_is_timed_by_kernels(world: bursts.World) -> None:
+    host = Host(world)
+    other = nn.Sequential(nn.Linear(64, 4096), nn.Linear(4096, 64))  # the larger model is announced, and steps are counted for the first
+    attach(other, host.profiler)
+    first = host.model.forward
+    host.model.forward = lambda input_ids: first(input_ids) + other(torch.ones(2, 4, 64)).mean()
+    host.train_until_recorded(2)
+    manifest = host.said(Manifest)[-1]
+    assert manifest.architecture == "Sequential"
+    assert BY_KERNELS in manifest.backend
+
+
+def test_windows_of_dear_steps_have_few_of_them() -> None:
+    window = TrainingWindow.__new__(TrainingWindow)
+    window.opened_ns, window.begun_ns, window.closing_ns = 0, 0, clock.perf_counter_ns()
+    for paid_ms, most in ((10, 8), (140, 4), (400, 1), (2_000, 1)):
+        window.steps = [NotImplemented]
+        assert window.most_next(1_000, 45e6, paid_ms * 1_000_000, 19, 6e8) == most
+        window.steps = [NotImplemented] * 4
+        assert window.most_next(4_000, 45e6, paid_ms * 4_000_000, 19, 6e8) == most
 
 
 def test_weights_are_bit_equal_with_and_without_cbtop(world: bursts.World) -> None:
