@@ -459,8 +459,15 @@ class TrainingSteps:
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
         self._count_paid(model, paid_ns, now_ns)
 
+    def _pause_ns(self, pause_ns: int) -> int:
+        """Return the time until the next step is recorded, if its cost alone would make it `pause_ns`."""
+        return pause_ns
+
     def _count_paid(self, model: TimedModel, paid_ns: int, now_ns: int, steps: int = 1) -> None:
-        """Count recorded steps. Their total cost `paid_ns` decides when the next step is recorded."""
+        """Count recorded steps. Their total cost `paid_ns` decides when the next step is recorded.
+
+        The time until then has to pay for these steps, so it is a part of the time that the cost is a share of.
+        """
         self._recorded += steps
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)
@@ -471,8 +478,9 @@ class TrainingSteps:
         plain = statistics.median(self._plain_ns) * self._seen / lived_ns if self._plain_ns else 0.0
         share = governor.share_of(model.model, self._recorded, now_ns, self.steady)
         used = max(LEAST_USED * share, USED * share - plain - governor.sampled_share)
-        self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
-        percent = 100 * (self._paid_ns / lived_ns + governor.sampled_share)
+        pause_ns = self._pause_ns(round(paid_ns / used)) if used else NEVER_NS
+        self._due_ns = now_ns + pause_ns
+        percent = 100 * (self._paid_ns / (lived_ns + (pause_ns if used else 0)) + governor.sampled_share)
         every = max(1, round(self._seen / max(1, self._recorded)))
         model.profiler.announce(
             Sampling(every, percent, *interval_of(percent, self._costs_ns), governor.allowed_percent)

@@ -57,7 +57,7 @@ from cbtop.profiler.instrument.training_calls import (
     layers_of,
     renamed,
 )
-from cbtop.profiler.instrument.training_windows import TrainedStep, TrainingResults, TrainingWindow
+from cbtop.profiler.instrument.training_windows import FIRST_NS, TrainedStep, TrainingResults, TrainingWindow
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
@@ -91,7 +91,6 @@ MOST_RUNNING = 64  # most steps that may be unfinished on the device
 MOST_STAYS = 16  # maximum number of measured waits (parts in WAITS) in one step
 SETTLE_S = 1.0  # longest wait for the device, in seconds, before a step is recorded
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
-FIRST_NS = 15_000_000_000  # windows of several steps may cost FLOOR_SHARE of this time until FLOOR steps are recorded
 
 
 class StepKernels(StepCalls):
@@ -440,7 +439,9 @@ class GpuTrainingSteps(TrainingSteps):
         if not whole.lost:
             left_ns = FLOOR_SHARE * FIRST_NS - self._paid_ns
             self._most = window.most_next(whole.launches, plain_ns, paid_ns, FLOOR - self._recorded, left_ns)
-        self._due_ns = min(max(self._due_ns, closed_ns + LEAST_PAUSE_NS), closed_ns + MOST_PAUSE_NS)
+
+    def _pause_ns(self, pause_ns: int) -> int:
+        return min(max(pause_ns, LEAST_PAUSE_NS), MOST_PAUSE_NS)
 
     def restart(self, due_ns: int) -> None:
         """Measure the device's times again from the next step on. The next window is due at `due_ns`, or later."""

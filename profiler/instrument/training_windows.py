@@ -12,26 +12,30 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cbtop.profiler.device.kernel_burst import MAX_RECORDS, KernelBurstResults, Keys, LaunchedKernel
-from cbtop.profiler.instrument.kernel_bursts import KernelRecording
+from cbtop.profiler.instrument.kernel_bursts import KernelRecording, Owner
 from cbtop.profiler.instrument.kernel_steps import MOST_STEPS, RECORDS_PER_LAUNCH
 from cbtop.protocol import clock
 
 if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
     from cbtop.profiler.instrument.training import EndedStep
-    from cbtop.profiler.instrument.training_kernels import GpuTrainingSteps, StepKernels
 
+# Windows of several steps may cost FLOOR_SHARE of this time until FLOOR steps are recorded.
+FIRST_NS = 15_000_000_000
 MOST_OPEN_NS = 1_000_000_000  # a window that has been open for this time gets no further step
 
 
 class TrainedStep(NamedTuple):
-    """A training step that has ended in an open window. Its kernels are known when the window is closed."""
+    """A training step that has ended in an open window. Its kernels are known when the window is closed.
 
-    steps: GpuTrainingSteps
+    `steps` are the `GpuTrainingSteps` of the step's model, and `calls` the `StepKernels` of the step.
+    """
+
+    steps: Any
     model: TimedModel
     name: str
     ended: EndedStep
-    calls: StepKernels
+    calls: Any
 
 
 class TrainingResults(KernelBurstResults):
@@ -63,7 +67,7 @@ class TrainingResults(KernelBurstResults):
 class TrainingWindow(KernelRecording):
     """Records the kernels of up to `most` training steps. `begun_ns` is when cbtop began to open CUPTI."""
 
-    def __init__(self, steps: GpuTrainingSteps, window: Any, stream: int, most: int, begun_ns: int) -> None:
+    def __init__(self, steps: Owner, window: Any, stream: int, most: int, begun_ns: int) -> None:
         super().__init__(steps, window, 0, stream)
         self.most = most
         self.begun_ns, self.opened_ns, self.closing_ns = begun_ns, clock.perf_counter_ns(), 0
