@@ -80,6 +80,10 @@ add_array(CallKey *key, PyArrayObject *array)
     add_number(key, 'a', PyArray_NDIM(array));
     add_number(key, 'd', PyArray_DESCR(array)->type_num);
     add_bytes(key, PyArray_DIMS(array), PyArray_NDIM(array) * sizeof(npy_intp));
+    int64_t repeated = 0; /* the axes with a stride of 0, whose elements are stored once */
+    for (int i = 0; i < PyArray_NDIM(array); i++)
+        repeated |= (int64_t)(PyArray_STRIDE(array, i) == 0) << (i & 63);
+    add_number(key, 'z', repeated);
 }
 
 static void

@@ -81,7 +81,7 @@ class RunningSteps:
         ends = np.flatnonzero(inside.is_end)
         fate = self._fate(inside, ends)
         node, duration_ns, closing = inside.node, inside.duration_ns, fate.closing
-        shared_ns = self._shared_ns(inside.group, inside.outer, inside.start_ns, inside.end_ns)
+        shared_ns = self._shared_ns(inside, _instances(inside, fate, len(ends)), fate.follows)
         left_ns = self._left_ns(inside, fate, ends, shared_ns, sparse)
         np.add.at(closed_ns, node[closing], duration_ns[closing])
         sparse.add("cancelled_ns", node[fate.dropped], duration_ns[fate.dropped])
@@ -173,15 +173,18 @@ class RunningSteps:
         self._ended[group] = int(inside.end_ns[at]), is_cancelled, left_ns
         return concerned
 
-    def _shared_ns(self, group: Column, outer: Column, start_ns: Column, end_ns: Column) -> Column:
-        """Return how long each record overlaps earlier parts of the same `outer` node. 0 in the shared lane, where
-        records of different steps cannot be told apart.
+    def _shared_ns(self, inside: _Inside, instance: Column, follows: NDArray[np.bool_]) -> Column:
+        """Return how long each record overlaps earlier parts of the same `outer` node in the same step.
+
+        0 in the shared lane, where records of different steps cannot be told apart. Steps of one lane may overlap
+        if each is one call of a library, in several threads. This is no overlap of their parts.
         """
+        group, outer, start_ns, end_ns = inside.group, inside.outer, inside.start_ns, inside.end_ns
         found = np.zeros(len(group), np.int64)
         parts = np.flatnonzero((outer > 0) & (group % LANES != LANES - 1))
         if not len(parts):
             return found
-        key = group[parts] * (int(outer.max()) + 1) + outer[parts]
+        key = instance[parts] * (int(outer.max()) + 1) + outer[parts]
         order = np.argsort(key, kind="stable")
         at, key = parts[order], key[order]
         begun, ended = start_ns[at], end_ns[at]
@@ -191,8 +194,9 @@ class RunningSteps:
         nothing = 0, 0
         before = [nothing] * len(firsts)
         if self._last:
-            around = zip(group[at[firsts]].tolist(), outer[at[firsts]].tolist(), strict=True)
-            before = [self._last.get(one, {}).get(inside, nothing) for one, inside in around]
+            stored = np.where(follows[at[firsts]], -1, group[at[firsts]])  # -1: its step began in this batch
+            around = zip(stored.tolist(), outer[at[firsts]].tolist(), strict=True)
+            before = [self._last.get(one, {}).get(node, nothing) for one, node in around]
             which |= np.array([ended_ns for _, ended_ns in before]) > np.minimum.reduceat(begun, firsts)
         lasts = np.append(firsts[1:], len(at))
         for one in np.flatnonzero(which).tolist():
@@ -236,6 +240,12 @@ class RunningSteps:
         if len(self._open) > MAX_OPEN_GROUPS:
             # A real host has fewer running steps, so drop the parts of the oldest one.
             del self._open[next(iter(self._open))]
+
+
+def _instances(inside: _Inside, fate: _Fate, ends: int) -> Column:
+    """Return a number for the step of each record, the same for all records of one step in a batch with `ends`."""
+    is_known = (fate.closing | fate.dropped) & (fate.follows | ~fate.late)
+    return np.where(is_known, fate.ended_in, ends + inside.group)
 
 
 def _inside(batch: Batch, step_of: Column, part_of: Column) -> _Inside:

@@ -33,6 +33,7 @@ SMALL_NS = 10_000  # calls that take less are counted; the wrapper takes about 1
 MAX_AMOUNT = 1 << 62  # the largest amount of a record
 MAX_KNOWN = 1024  # combinations of shapes of one function; if there are more, all are forgotten
 FIRST_SAID = 1024  # number of small calls of a function that is announced first
+_PLAIN = (bool, int, float, complex, str)  # values of these types may be kept in a key
 _REAL = {"complex64": "float32", "complex128": "float64", "complex256": "float128"}
 
 
@@ -213,7 +214,7 @@ class LibraryCalls:
         try:
             key = None if has_failed else self._key(args, kwargs, result)
             known = None if key is None else self._known.get(key)
-        except TypeError:  # an argument is neither an array nor hashable
+        except TypeError:  # an argument is neither an array nor a plain value
             key = known = None
         if known is None:
             known = self._learn(args, kwargs, result, has_failed)
@@ -239,11 +240,17 @@ class LibraryCalls:
         parts = self.row.parts
         if parts and hasattr(value, parts[0]) and not hasattr(value, "strides"):
             return type(value), *[getattr(getattr(value, part), "shape", None) for part in parts], value.shape
-        return (value.shape, value.dtype) if hasattr(value, "dtype") else value
+        if isinstance(value, _ndarray()):
+            return value.shape, value.dtype, tuple([not stride for stride in value.strides])
+        if type(value) is tuple:
+            return tuple(map(self._part, value))
+        if value is None or type(value) in _PLAIN:
+            return type(value), value
+        raise TypeError("a key would keep an object of the host")
 
     def _learn(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, has_failed: bool) -> Any:
         flops, moved_bytes = NOTHING_KNOWN
-        if not has_failed and not any(map(_is_foreign, args)):
+        if not has_failed and not any([_is_foreign(one) or _has_objects(one) for one in args]):
             try:
                 flops, moved_bytes = self.row.amounts(args, kwargs, result)
             except Exception as error:  # noqa: BLE001 - arguments that the table does not know; their work is unknown
@@ -270,6 +277,11 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _has_objects(value: Any) -> bool:
+    """Return whether an array has Python objects, whose work is unknown."""
+    return getattr(getattr(value, "dtype", None), "kind", "") == "O"
+
+
 def _is_foreign(value: Any) -> bool:
     """Return whether NumPy hands a call with this argument over to a different library, such as CuPy."""
     function = getattr(type(value), "__array_function__", None)
@@ -278,9 +290,14 @@ def _is_foreign(value: Any) -> bool:
 
 @functools.cache
 def _own_function() -> Any:
+    return _ndarray().__array_function__
+
+
+@functools.cache
+def _ndarray() -> Any:
     from numpy import ndarray
 
-    return ndarray.__array_function__
+    return ndarray
 
 
 def _dtype_of(args: Sequence[Any], result: Any) -> str:

@@ -24,8 +24,8 @@ def _methods(of: str, names: str) -> list[LibraryFunction]:
             "numpy.random",
             f"{of}.{name}",
             f"numpy.random.{of}.{name}",
-            amounts.written,
-            key_from=KeyFrom.RESULT,
+            amounts.shuffled if name == "shuffle" else amounts.written,
+            key_from=KeyFrom.ARGUMENTS if name == "shuffle" else KeyFrom.RESULT,
             checks=residuals.MOMENTS if name == "normal" else (),
         )
         for name in names.split()
@@ -58,17 +58,20 @@ NUMPY: tuple[LibraryFunction, ...] = (
     *functions_of("numpy", amounts.vdot, "vdot", smallest=_SMALLEST),
     *functions_of("numpy", amounts.tensordot, "tensordot"),
     *functions_of("numpy", amounts.einsum, "einsum"),
-    *functions_of("numpy", amounts.each, "outer kron"),
+    *functions_of("numpy", amounts.each_product, "outer kron"),
     *functions_of("numpy", amounts.convolve, "convolve correlate"),
-    *functions_of("numpy", amounts.each, "add subtract multiply divide maximum minimum", smallest=_SMALLEST),
+    *functions_of("numpy", amounts.each, "add subtract maximum minimum", smallest=_SMALLEST),
+    *functions_of("numpy", amounts.each_product, "multiply", smallest=_SMALLEST),
+    *functions_of("numpy", amounts.each_quotient, "divide", smallest=_SMALLEST),
     *functions_of(
         "numpy",
-        amounts.moved,
-        "sqrt exp expm1 exp2 log log2 log10 log1p sin cos tan arcsin arccos arctan arctan2 sinh cosh tanh "
-        "power hypot",
+        amounts.moved_by(1),
+        "sqrt exp expm1 exp2 log log2 log10 log1p sin cos tan arcsin arccos arctan sinh cosh tanh",
         smallest=_SMALLEST,
     ),
-    *functions_of("numpy", amounts.each_read, "sum prod mean max min cumsum"),
+    *functions_of("numpy", amounts.moved_by(2), "arctan2 power hypot", smallest=_SMALLEST),
+    *functions_of("numpy", amounts.each_read, "sum mean max min cumsum"),
+    *functions_of("numpy", amounts.each_factor, "prod"),
     *functions_of(
         "numpy",
         amounts.moved,

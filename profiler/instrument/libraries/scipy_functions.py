@@ -5,7 +5,7 @@ from __future__ import annotations
 from cbtop.profiler.checks import Check
 from cbtop.profiler.instrument.libraries import amounts, residuals
 from cbtop.profiler.instrument.libraries.amounts import AmountsOf
-from cbtop.profiler.instrument.libraries.functions import LibraryFunction, functions_of
+from cbtop.profiler.instrument.libraries.functions import KeyFrom, LibraryFunction, functions_of
 
 # The public functions of scipy.fft choose a backend. These are the functions of SciPy's own one.
 _FFT = "scipy.fft._basic_backend"
@@ -28,7 +28,16 @@ def _ffts(of: AmountsOf, names: str, checks: tuple[Check, ...] = ()) -> list[Lib
 def _products(method: str, name: str, of: AmountsOf) -> list[LibraryFunction]:
     shown = f"scipy.sparse {name}"
     return [
-        LibraryFunction(module, f"{kind}.{method}", shown, of, after="scipy.sparse", parts=_PARTS)
+        LibraryFunction(
+            module,
+            f"{kind}.{method}",
+            shown,
+            of,
+            after="scipy.sparse",
+            parts=_PARTS,
+            # The work of diagonals depends on their places, too.
+            key_from=KeyFrom.NOTHING if kind == "_dia_base" else KeyFrom.ARGUMENTS,
+        )
         for module, kind in _SPARSE
     ]
 
@@ -44,7 +53,7 @@ SCIPY: tuple[LibraryFunction, ...] = (
     *functions_of("scipy.linalg", amounts.cholesky, "cholesky", checks=residuals.CHOLESKY),
     *functions_of("scipy.linalg", amounts.cholesky, "cho_factor"),
     *functions_of("scipy.linalg", amounts.lu, "lu lu_factor det"),
-    *functions_of("scipy.linalg", amounts.solve, "solve", checks=residuals.SOLVED),
+    *functions_of("scipy.linalg", amounts.scipy_solve, "solve", checks=residuals.SOLVED),
     *functions_of("scipy.linalg", amounts.solve_positive, "cho_solve lu_solve"),
     *functions_of("scipy.linalg", amounts.solve_triangular, "solve_triangular"),
     *functions_of("scipy.linalg", amounts.inverse, "inv"),
@@ -56,7 +65,7 @@ SCIPY: tuple[LibraryFunction, ...] = (
     *functions_of("scipy.linalg", amounts.eigen, "eig eigvals"),
     *functions_of("scipy.linalg", amounts.moved, "lstsq pinv expm logm sqrtm schur solve_banded solve_toeplitz"),
     *functions_of("scipy.signal", amounts.convolve_by_either, "convolve correlate"),
-    *functions_of("scipy.signal", amounts.convolve_n, "convolve2d correlate2d"),
+    *functions_of("scipy.signal", amounts.convolve_inside, "convolve2d correlate2d"),
     *functions_of("scipy.signal", amounts.fft_convolve, "fftconvolve"),
     *functions_of(
         "scipy.signal",

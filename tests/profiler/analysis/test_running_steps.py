@@ -224,3 +224,15 @@ def test_a_long_step_keeps_its_overlap_however_many_batches_it_takes() -> None:
     assert stats.rare("overlap_ns", [2]) == 0  # the step has not ended
     stats.add(records((1, 0, 30_000)), *LAYERED)
     assert stats.rare("overlap_ns", [2]) == 3 * MAX_OPEN_PARTS * 30
+
+
+@pytest.mark.parametrize("cut", range(7))
+def test_calls_in_several_threads_are_steps_without_overlap(cut: int) -> None:
+    """A call of a library is a step with one brick, in the first lane, although other threads' calls overlap it."""
+    rows = [(2, 100, 200), (1, 100, 200), (2, 110, 210), (1, 110, 210), (2, 90, 400), (1, 90, 400)]
+    stats, whole = NodeStats(), records(*rows)
+    stats.grow(3)
+    for part in (np.arange(6) < cut, np.arange(6) >= cut):
+        stats.add(whole.only(part), *STEP_AND_BRICK)
+    assert stats.column("closed_ns")[2] == 100 + 100 + 310
+    assert stats.rare("overlap_ns", [1]) == stats.rare("over_ns", [1]) == 0

@@ -35,6 +35,36 @@ CASES: list[tuple[str, Callable[[], Any], float | None, float | None]] = [
     ("numpy.linalg.qr", lambda: np.linalg.qr(ONES((10, 4))), 2 * (2 * 10 * 16 - 2 / 3 * 64), None),
     ("numpy.linalg.svd", lambda: np.linalg.svd(ONES((4, 10)), full_matrices=False), 14 * 10 * 16 + 8 * 64, None),
     ("numpy.linalg.eigh", lambda: np.linalg.eigh(EYE), 9 * 512, 512 + 64 + 512),
+    ("numpy.linalg.solve", lambda: np.linalg.solve(EYE, ONES((7, 8, 2))), 7 * (2 / 3 * 512 + 256), 512 + 2 * 896),
+    ("numpy.linalg.solve", lambda: np.linalg.solve(EYE, ONES((8, 2)) * 1j), 4 * (2 / 3 * 512 + 256), 512 + 2 * 256),
+    ("numpy.linalg.qr", lambda: np.linalg.qr(ONES((10, 4)), mode="raw"), 2 * 160 - 2 / 3 * 64, None),
+    ("numpy.linalg.qr", lambda: np.linalg.qr(ONES((4, 10))), 2 * 160 - 2 / 3 * 64 + 4 / 3 * 64, None),
+    (
+        "numpy.linalg.qr",
+        lambda: np.linalg.qr(ONES((10, 4)), mode="complete"),
+        2 * 160 - 2 / 3 * 64 + 4 * (400 - 160 + 64 / 3),
+        None,
+    ),
+    ("numpy.linalg.svd", lambda: np.linalg.svd(ONES((10, 4))), 4 * 400 + 8 * 160 + 9 * 64, None),
+    ("numpy.fft.rfftn", lambda: np.fft.rfftn(ONES((16, 32)), (-1, -1), (0, 1)), 2.5 * 512 * 9, None),
+    (
+        "numpy.matmul",
+        lambda: np.matmul(ONES((40, 64, 5)), ONES((64, 30, 5)), axes=[(0, 1)] * 3),
+        2 * 5 * 40 * 64 * 30,
+        None,
+    ),
+    ("numpy.add", lambda: np.add(ONES(5000), ONES(5000), np.empty(5000)), 5000, 3 * 40_000),
+    ("numpy.add", lambda: np.add(ONES(5000), np.broadcast_to(1.0, 5000)), 5000, 2 * 40_000 + 8),
+    ("numpy.add", lambda: np.add(ONES(5000) * 1j, 1j), 2 * 5000, None),
+    ("numpy.multiply", lambda: np.multiply(ONES(5000), 1j), 6 * 5000, None),
+    ("numpy.divide", lambda: np.divide(ONES(5000), 1j), None, None),
+    ("numpy.add", lambda: np.add(ONES(5000, object), 1), None, None),
+    ("numpy.sum", lambda: np.sum(ONES(5000) * 1j), 2 * 5000, None),
+    ("numpy.exp", lambda: np.exp(ONES(5000), np.empty(5000)), None, 2 * 40_000),
+    ("numpy.concatenate", lambda: np.concatenate([ONES(5000), ONES(10)]), None, 2 * 40_080),
+    ("numpy.linalg.multi_dot", lambda: np.linalg.multi_dot([EYE, EYE, EYE]), None, 4 * 512),
+    ("numpy.random.Generator.shuffle", lambda: np.random.default_rng(1).shuffle(ONES(100)), None, 2 * 800),
+    ("numpy.convolve", lambda: np.convolve(ONES(2), ONES(9), "same"), 2 * 17, None),
     ("numpy.convolve", lambda: np.convolve(ONES(10), ONES(4)), 2 * 40, 8 * (10 + 4 + 13)),
     ("numpy.convolve", lambda: np.convolve(ONES(10), ONES(4), "valid"), 2 * 28, 8 * (10 + 4 + 7)),
     ("numpy.exp", lambda: np.exp(ONES(5000)), None, 2 * 40_000),
@@ -105,7 +135,41 @@ def test_convolutions_of_scipy_count_their_products(monkeypatch: pytest.MonkeyPa
     signal, ndimage = pytest.importorskip("scipy.signal"), pytest.importorskip("scipy.ndimage")
     image, kernel = ONES((20, 20)), ONES((3, 3))
     same = amounts_of("scipy.signal.convolve2d", lambda: signal.convolve2d(image, kernel, "same"), monkeypatch)
-    assert same[0] == 2 * 2 * 400 * 9
+    assert same[0] == 2 * 2 * 58 * 58  # each row and column has 3 products for a value, except for 2 at the ends
+    full = amounts_of("scipy.signal.convolve2d", lambda: signal.convolve2d(image, kernel), monkeypatch)
+    assert full[0] == 2 * 2 * 400 * 9
+    wrapped = lambda: signal.convolve2d(image, kernel, "same", "wrap")  # noqa: E731
+    assert amounts_of("scipy.signal.convolve2d", wrapped, monkeypatch)[0] == 2 * 2 * 400 * 9
     assert amounts_of("scipy.ndimage.convolve", lambda: ndimage.convolve(image, kernel), monkeypatch)[0] == 14_400
     blurred = amounts_of("scipy.ndimage.gaussian_filter", lambda: ndimage.gaussian_filter(image, 1.0), monkeypatch)
     assert blurred[0] == 2 * 2 * 400 * (9 + 9)
+    few = lambda: ndimage.gaussian_filter(image, 1.0, radius=2, axes=(0,))  # noqa: E731
+    assert amounts_of("scipy.ndimage.gaussian_filter", few, monkeypatch)[0] == 2 * 2 * 400 * 5
+
+
+def test_diagonals_count_their_values_inside_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    matrices = [sparse.dia_array((ONES((2, 50)), (0, offset)), shape=(50, 50)) for offset in (1, 40, -40)]
+    for matrix, values in zip(matrices, (99, 60, 60), strict=True):
+        flops, _ = amounts_of("scipy.sparse SpMV", lambda matrix=matrix: matrix @ ONES(50), monkeypatch)
+        assert flops == 2 * 2 * values
+
+
+def test_pivots_are_no_q_and_a_structure_has_unknown_flop(monkeypatch: pytest.MonkeyPatch) -> None:
+    linalg = pytest.importorskip("scipy.linalg")
+    pivoted = lambda: linalg.qr(ONES((10, 4)), mode="r", pivoting=True)  # noqa: E731
+    assert amounts_of("scipy.linalg.qr", pivoted, monkeypatch)[0] == 2 * round(2 * 160 - 2 / 3 * 64)
+    positive = lambda: linalg.solve(EYE, ONES(8), assume_a="pos")  # noqa: E731
+    assert amounts_of("scipy.linalg.solve", positive, monkeypatch)[0] is None
+
+
+def test_repeated_elements_are_told_from_stored_ones(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "SMALL_NS", 0)
+    profiler = BrickProfiler()
+    with cbtop.instrument("numpy", profiler=profiler):
+        for array in (ONES(5000), np.broadcast_to(1.0, 5000)) * 2:
+            np.sum(array)
+    stats = profiler.stats_for("numpy.sum")
+    profiler.close()
+    assert stats is not None
+    assert stats.bytes == 2 * (40_000 + 8 + 8 + 8)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -149,3 +151,20 @@ def test_an_error_in_the_work_of_a_call_makes_it_unknown(run: TimedLibraries) ->
     assert unknown is not None
     assert stats.flops == 5 * 64 * 6
     assert unknown.flops is None
+
+
+def test_an_object_of_the_host_does_not_outlive_its_call(run: TimedLibraries) -> None:
+    integrate = pytest.importorskip("scipy.integrate")
+
+    class Owner:
+        def value(self, at: float) -> float:
+            return at
+
+    owner = Owner()
+    reference = weakref.ref(owner)
+    with cbtop.instrument("scipy"):
+        integrate.quad(owner.value, 0, 1)
+    del owner
+    gc.collect()
+    assert reference() is None
+    assert counted(run) == {"scipy.integrate.quad": 1}

@@ -78,3 +78,78 @@ def test_results_are_checked_on_request_alone(implementation: str, monkeypatch: 
 
 def test_each_check_of_the_table_has_a_case_here() -> None:
     assert {row.checks for row in NUMPY if row.checks} == {checks for checks, _, _ in CASES}
+
+
+SINGLE = SIGNAL.astype(np.complex64).repeat(2048, 1)  # 524,288 points
+BATCH = np.stack([POSITIVE * 1e9, POSITIVE])
+
+
+@pytest.mark.parametrize("factor", [1e200, 1e-200])
+def test_residuals_of_large_and_small_numbers_are_compared(factor: float) -> None:
+    matrix, (check,) = POSITIVE * factor, residuals.SOLVED
+    output = np.linalg.solve(matrix, RIGHT * factor)
+    assert check.evaluate(output, (matrix, RIGHT * factor), {}).passed
+    assert not check.evaluate(output * 1.001, (matrix, RIGHT * factor), {}).passed
+
+
+def test_a_small_matrix_of_a_batch_is_checked_next_to_large_ones() -> None:
+    (check,) = residuals.SOLVED
+    output = np.linalg.solve(BATCH, MATRIX)
+    assert check.evaluate(output, (BATCH, MATRIX), {}).passed
+    output[1] *= 1 + 1e-9
+    assert not check.evaluate(output, (BATCH, MATRIX), {}).passed
+
+
+def test_a_large_batch_does_not_raise_the_tolerance() -> None:
+    few, many = np.broadcast_to(POSITIVE, (2, 30, 30)), np.broadcast_to(POSITIVE, (5000, 30, 30))
+    found = [residuals.EIGEN[0].evaluate(np.linalg.eigh(one), (one,), {}) for one in (few, many)]
+    assert found[0].tolerance == found[1].tolerance
+
+
+def test_long_transforms_in_single_precision_are_checked() -> None:
+    (check,) = residuals.PARSEVAL
+    output = np.fft.fft(SINGLE)
+    assert output.dtype == np.complex64
+    assert check.evaluate(output, (SINGLE,), {}).passed
+    assert not check.evaluate(output * np.float32(1.001), (SINGLE,), {}).passed
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_a_matrix_of_numpy_is_checked_as_an_array() -> None:
+    matrix = np.asmatrix(TALL)
+    assert residuals.SINGULAR[0].evaluate(np.linalg.svd(matrix), (matrix,), {}).passed
+
+
+def test_eigenvalues_of_the_upper_triangle_are_compared_with_it() -> None:
+    upper = np.triu(POSITIVE)
+    for args, options in (((upper, "U"), {}), ((upper,), {"UPLO": "U"})):
+        output = np.linalg.eigh(*args, **options)
+        assert residuals.EIGEN[0].evaluate(output, args, options).passed
+
+
+def test_calls_that_change_or_read_parts_of_arguments_are_skipped() -> None:
+    linalg = pytest.importorskip("scipy.linalg")
+    for checks, call, args, options in (
+        (residuals.SOLVED, linalg.solve, (MATRIX, RIGHT), {"transposed": True}),
+        (residuals.SOLVED, linalg.solve, (np.triu(POSITIVE), RIGHT), {"assume_a": "pos"}),
+        (residuals.SOLVED, linalg.solve, (MATRIX.copy(order="F"), RIGHT), {"overwrite_a": True}),
+        (residuals.SOLVED, linalg.solve, (MATRIX.copy(order="F"), RIGHT, False, True), {}),
+        (residuals.FACTORED, linalg.qr, (MATRIX,), {"pivoting": True}),
+        (residuals.FACTORED, linalg.qr, (MATRIX,), {"mode": "r", "pivoting": True}),
+        (residuals.FACTORED, np.linalg.qr, (MATRIX,), {"mode": "raw"}),
+        (residuals.FACTORED, linalg.qr, (MATRIX.copy(order="F"), True), {}),
+        (residuals.CHOLESKY, linalg.cholesky, (POSITIVE.copy(order="F"), True, True), {}),
+        (residuals.SINGULAR, linalg.svd, (MATRIX.copy(order="F"), True, True, True), {}),
+        (residuals.EIGEN, linalg.eigh, (POSITIVE, POSITIVE), {}),
+    ):
+        with pytest.raises(ValueError, match=r"changes its arg|may |a part is read|generalized|no Q and R"):
+            checks[0].evaluate(call(*args, **options), args, options)
+
+
+def test_arguments_with_nan_are_skipped_and_results_with_nan_fail() -> None:
+    (check,) = residuals.PARSEVAL
+    broken = SIGNAL.copy()
+    broken[0, 0] = np.nan
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        check.evaluate(np.fft.fft(broken), (broken,), {})
+    assert not check.evaluate(np.fft.fft(SIGNAL) * np.nan, (SIGNAL,), {}).passed
