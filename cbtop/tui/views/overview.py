@@ -413,7 +413,8 @@ def _phases(source: SourceView, width: int, height: int) -> list[Line]:
     """Return a line for each phase. The shown phase comes first."""
     rows = _phases_in_order(source)
     placed = place(phase_columns(rows), width - 2)
-    marks = ["▸" if steps.phase == source.phase else " " for steps in rows]
+    # One phase needs no mark of the shown phase. It would look like a cursor.
+    marks = ["▸" if len(rows) > 1 and steps.phase == source.phase else " " for steps in rows]
     lines: list[Line] = [((mark, "accent"), *row_line(placed, row)) for mark, row in zip(marks, rows, strict=True)]
     return lines if height <= len(rows) else [((" ", ""), *head_line(placed, "", descending=True)), *lines]
 
