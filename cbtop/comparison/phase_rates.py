@@ -26,7 +26,7 @@ from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.vocabulary import is_training
 
 TOKENS, STEPS, SAMPLES, IN_STEPS = "tokens_per_sec", "steps_per_sec", "samples_per_sec", "in_steps"
-RATE_UNITS = {TOKENS: "tokens/s", STEPS: "steps/s", SAMPLES: "samples/s", IN_STEPS: "tokens/s in steps"}
+RATE_UNITS = {TOKENS: "tokens/s", STEPS: "steps/s", SAMPLES: "samples/s", IN_STEPS: "tokens/s without pauses"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ def run_markdown(found: RunDiff) -> str:
 
 
 def _rate_lines(found: RunDiff) -> list[str]:
-    """Return a line for the rates of each phase, such as `decode: 27.62 tokens/s, 61.75 tokens/s in steps`. Phases
-    without known rates are left out.
+    """Return a line for the rates of each phase, such as `decode: 27.62 tokens/s, 61.75 tokens/s without pauses`.
+
+    Phases without known rates are left out.
     """
     lines = []
     for rates in found.now.rates:

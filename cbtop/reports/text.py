@@ -253,8 +253,8 @@ def _in_steps(view: SourceView, steps: StepsView) -> str:
     if steps.is_training:  # all rates of training are rates in steps
         return f"  rates of the time in training steps: {ran}{at_once}"
     if _is_without_tokens(steps) and steps.union_us:
-        return f"  {units.number(steps.count / steps.union_us * 1e6)} steps/s in steps: {ran}{at_once}"
-    return f"  {units.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}{_a_token(steps)}"
+        return f"  {units.number(steps.count / steps.union_us * 1e6)} steps/s without pauses: {ran}{at_once}"
+    return f"  {units.number(steps.tokens_per_sec_in_steps)} tok/s without pauses: {ran}{at_once}{_a_token(steps)}"
 
 
 def _a_token(steps: StepsView) -> str:

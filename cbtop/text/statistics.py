@@ -259,7 +259,7 @@ STATISTICS = (
     Statistic("budget_met", "met", "yes or no", Origin.MEASUREMENTS, "whether it meets its budget"),
     Statistic("checks_passed", "passed", "count", Origin.MEASURED, "checks against the reference that passed"),
     Statistic("checks_failed", "checks", "count", Origin.MEASURED,
-              "checks against the reference that failed (✗), next to those that passed (✓)"),
+              "checks against the reference that failed; if none did, those that passed (`2 ok`)"),
     Statistic("on_critical_path", "path", "yes or no", Origin.MEASUREMENTS,
               "whether it is on the critical path, the chain of work that determines the total time",
               (Of.NODE,)),

@@ -116,8 +116,8 @@ def shown_rates(paced: Paced, name: str, *, window: bool) -> dict[str, float]:
         found = {"header": below.split()[0], "text": in_text}
         found["ls"] = re.findall(r"  ([\d.]+) +[\d.]+ +[\d.]+ ms$", sources_text([row]), re.MULTILINE)[0]
     else:
-        (in_text,) = re.findall(r"([\d,.]+) tok/s in steps", text)
-        at = above.index("tok/s in steps")
+        (in_text,) = re.findall(r"([\d,.]+) tok/s without pauses", text)
+        at = above.index("tok/s no pauses")
         found = {"header": below[at:].split()[0], "text": in_text}
     listed = json.loads(sources_json([row]))["sources"][0][name]
     return {"JSON": said[name], "JSON of ls": listed, **{where: float(value) for where, value in found.items()}}

@@ -228,7 +228,7 @@ def test_a_prompt_that_leaves_the_window_keeps_the_rate_it_had_inside_of_it() ->
         # Only the last second of the prefill is in the window of the last seconds.
         assert view.time_range.in_steps_us == 1e6
         text = REPORTS["text"]([view], ["bricks"])
-        assert "1,000 tok/s in steps: steps ran 1.00 s of 10.00 s, and 7.00 s before" in text
+        assert "1,000 tok/s without pauses: steps ran 1.00 s of 10.00 s, and 7.00 s before" in text
 
 
 # A random event: a step of random length ends, then the daemon reads or publishes, and some time passes.

@@ -42,8 +42,8 @@ def _rank(row: BrickRow, width: int) -> Line:
 
 def _checks(row: BrickRow) -> Line:
     if row.checks_failed:
-        return ((f"✗{row.checks_failed}", "bad"),)
-    return ((f"✓{row.checks_passed}", "good"),) if row.checks_passed else (("–", "faint"),)
+        return ((f"{row.checks_failed} fail", "bad"),)
+    return ((f"{row.checks_passed} ok", "good"),) if row.checks_passed else (("–", "faint"),)
 
 
 def _budget(row: BrickRow) -> Line:

@@ -138,7 +138,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
     if gpu := _gpu_tile(source):
         tiles.insert(len(latencies), gpu)
     if steps and steps.tokens_per_sec_in_steps is not None and not steps.is_training:
-        tiles.insert(5, _Tile("tok/s in steps", ((units.number(steps.tokens_per_sec_in_steps), ""),)))
+        tiles.insert(5, _Tile("tok/s no pauses", ((units.number(steps.tokens_per_sec_in_steps), ""),)))
     if steps and not steps.has_tokens and steps.samples_per_sec is not None:
         tiles.insert(0, _Tile("samples/s", ((rate_text.rate(source, steps.samples_per_sec), "strong"),)))
     if steps and steps.overlap:

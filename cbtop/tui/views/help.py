@@ -35,7 +35,7 @@ WORDS = (
     ("steps inside", "a gap: steps that ran inside a step, which have a breakdown of their own"),
     ("overlap", "time in which two bricks or layers ran, as on two streams of a device: in both, so it is taken off"),
     ("tokens/s", "tokens a second of wall-clock time, pauses included; the curve is the same, second by second"),
-    ("in steps", "tokens a second of the time in which at least one of the steps that ended ran (tok/s in steps)"),
+    ("no pauses", "tokens a second of the time in which at least one of the ended steps ran (tok/s without pauses)"),
     ("between steps", "wall-clock time in which no step of any phase ran: what the host does between two of them"),
     ("at once", "how many steps ran at the same time, on average; a step's time is its own, waiting included"),
     ("lost", "records lost since the daemon looked: with any, totals are too low"),

@@ -65,8 +65,8 @@ PHASE_COLUMNS: tuple[Column[StepsView], ...] = (
            stretch=1, max_width=20),
     Column("tokens/s", 9, 1, lambda row, _: figure(units.number(row.tokens_per_sec), "strong good"),
            "tokens of wall-clock time: pauses between steps count"),
-    Column("in steps", 9, 6, lambda row, _: figure(units.number(row.tokens_per_sec_in_steps)),
-           "tokens/s of the time in which steps ran"),
+    Column("no pauses", 9, 6, lambda row, _: figure(units.number(row.tokens_per_sec_in_steps)),
+           "tokens/s of the time in which steps ran, without the pauses between them"),
     Column("p50 ms/tok", 10, 2, lambda row, _: figure(units.milliseconds(row.us_per_token_p50), "strong"),
            "half of the steps took at most this for a token; n/a if they differ in tokens or not all report them"),
     Column("p99", 8, 3, lambda row, _: figure(units.milliseconds(row.us_per_token_p99)),
@@ -413,7 +413,8 @@ def _phases(source: SourceView, width: int, height: int) -> list[Line]:
     """Return a line for each phase. The shown phase comes first."""
     rows = _phases_in_order(source)
     placed = place(phase_columns(rows), width - 2)
-    marks = ["▸" if steps.phase == source.phase else " " for steps in rows]
+    # One phase needs no mark of the shown phase. It would look like a cursor.
+    marks = ["▸" if len(rows) > 1 and steps.phase == source.phase else " " for steps in rows]
     lines: list[Line] = [((mark, "accent"), *row_line(placed, row)) for mark, row in zip(marks, rows, strict=True)]
     return lines if height <= len(rows) else [((" ", ""), *head_line(placed, "", descending=True)), *lines]
 

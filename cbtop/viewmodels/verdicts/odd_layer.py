@@ -40,21 +40,22 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _because_of(odd: OddModule | None) -> str:
-    """Return what differs in a module of the layer as text, such as `; its down_proj is Quantized, slow.py:10 …`.
+    """Return what differs in a module of the layer as text, such as "; its `down_proj` is `Quantized`, slow.py:10 …".
 
     Only facts that differ are named.
     """
     if odd is None:
         return ""
     here, usual = odd.module, odd.usual
+    weight = f"; the weight of its `{odd.label}` is"
     if here.module_class != usual.module_class:
         source = f", {here.module_source}" if here.module_source else ""
-        return f"; its {odd.label} is `{here.module_class}`{source}; the others are `{usual.module_class}`"
+        return f"; its `{odd.label}` is `{here.module_class}`{source}; the others are `{usual.module_class}`"
     if here.weight_dtype != usual.weight_dtype:
-        return f"; the weight of its {odd.label} is {here.weight_dtype}; those of the others are {usual.weight_dtype}"
+        return f"{weight} {here.weight_dtype}; those of the others are {usual.weight_dtype}"
     if here.weight_shape != usual.weight_shape:
-        return f"; the weight of its {odd.label} is {here.weight_shape}; those of the others are {usual.weight_shape}"
-    return f"; its {odd.label} runs {here.module_source}; the others run {usual.module_source}"
+        return f"{weight} {here.weight_shape}; those of the others are {usual.weight_shape}"
+    return f"; its `{odd.label}` runs {here.module_source}; the others run {usual.module_source}"
 
 
 ODD_LAYER = Rule(
@@ -66,6 +67,6 @@ ODD_LAYER = Rule(
     f"layer's median (lower end of its interval) is {100 * ODD - 100:.0f} % above the median layer and is an outlier "
     f"(modified z-score above {OUTLIER_Z:g}). At most {100 * ODD_PART:.0f} % of the layers (not counting the first) "
     "are half as far above it.",
-    advice="Compare its bricks with those of its neighbours in the graph: device, format and shape of the weights.",
+    advice="Make it like its neighbours: in the graph, compare device, format and shape of the weights.",
     find=_find,
 )

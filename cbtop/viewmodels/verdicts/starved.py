@@ -97,6 +97,6 @@ STARVED = Rule(
     f"waits may explain {100 * EXPLAINED:g} % of what the longer steps take more.",
     advice="See in Devices which program has the processors. Stop it, or give the process its own processors "
     "(taskset, a larger container limit). Or it has too many threads (torch.set_num_threads). "
-    "Verdicts on speed wait.",
+    "Until then, verdicts on latency are withheld.",
     find=_find,
 )

@@ -124,7 +124,8 @@ def test_the_rate_of_a_batch_is_of_its_own_steps_and_the_time_before_them() -> N
     assert judged_as(found, "decode[batch=6].samples_per_sec>=1").said.startswith(f"{rate:.1f} samples/s (")
     assert six.step.now
     in_steps = 1e6 / six.step.now.time.mean
-    assert judged_as(found, "decode[batch=6].in_steps>=1").said.startswith(f"{in_steps:.1f} tokens/s in steps (")
+    said = judged_as(found, "decode[batch=6].in_steps>=1").said
+    assert said.startswith(f"{in_steps:.1f} tokens/s without pauses (")
     said = judged_as(found, "decode[batch=6].tokens_per_sec>=1x").said
     assert said.startswith(f"{six.wall.before / six.wall.now:.2f}× (")
     assert said.endswith(f"), {number(1e6 / six.wall.before)} → {number(1e6 / six.wall.now)} tokens/s")
@@ -192,7 +193,7 @@ def test_a_rate_without_a_phase_is_that_of_the_phase_a_screen_shows_first() -> N
     assert judged_as(found, "tokens_per_sec>=900").about == "decode"
     assert judged_as(found, "tokens_per_sec>=1100").outcome is Outcome.BROKEN
     assert judged_as(found, "prefill.tokens_per_sec>=90000").outcome is Outcome.HOLDS
-    assert judged_as(found, "decode.in_steps>=1900").said.startswith("2,000 tokens/s in steps (")
+    assert judged_as(found, "decode.in_steps>=1900").said.startswith("2,000 tokens/s without pauses (")
     with pytest.raises(UsageError, match="there is no phase 'verify'; there are prefill, decode"):
         judge(parse("verify.tokens_per_sec>=1"), found)
 

@@ -41,13 +41,13 @@ QUANTIZED = replace(USUAL, module_class="Quantized", module_source="slow.py:10")
 @pytest.mark.parametrize(
     ("odd", "said"),
     [
-        (QUANTIZED, "; its down_proj is `Quantized`, slow.py:10; the others are `torch.nn.Linear`"),
+        (QUANTIZED, "; its `down_proj` is `Quantized`, slow.py:10; the others are `torch.nn.Linear`"),
         (
             replace(USUAL, weight_dtype="float64"),
-            "; the weight of its down_proj is float64; those of the others are float32",
+            "; the weight of its `down_proj` is float64; those of the others are float32",
         ),
-        (replace(USUAL, weight_shape="9x9"), "; the weight of its down_proj is 9x9; those of the others are 4x8"),
-        (replace(USUAL, module_source="other.py:1"), "; its down_proj runs other.py:1; the others run linear.py:9"),
+        (replace(USUAL, weight_shape="9x9"), "; the weight of its `down_proj` is 9x9; those of the others are 4x8"),
+        (replace(USUAL, module_source="other.py:1"), "; its `down_proj` runs other.py:1; the others run linear.py:9"),
         (USUAL, ""),
         (NO_MODULE, ""),
     ],

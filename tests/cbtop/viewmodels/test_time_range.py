@@ -103,7 +103,7 @@ def test_a_warm_up_has_no_rates_over_a_time_that_is_not_its_own(tmp_path: Path) 
     assert view.steps.tokens_per_sec_in_steps == 50
     text = REPORTS["text"]([view], ["bricks"])
     assert "reward prefill (warm-up): 1 step, 100 tokens, n/a tokens/s, step p50 2.00 s" in text
-    assert "50.00 tok/s in steps: steps ran 2.00 s; ms/token" in text
+    assert "50.00 tok/s without pauses: steps ran 2.00 s; ms/token" in text
 
 
 def test_the_rates_of_a_process_with_only_a_warm_up_stay(tmp_path: Path) -> None:

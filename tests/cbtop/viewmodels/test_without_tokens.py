@@ -77,7 +77,7 @@ def test_text_json_and_summary_have_the_rates_of_steps_and_samples(runtime: Path
         text = REPORTS["text"]([view], [section])
         assert "forward: 20 steps, 500.0 steps/s, 4,000 samples/s, step p50" in text
         assert "tok/s" not in text
-        assert "steps/s in steps: steps ran" in text
+        assert "steps/s without pauses: steps ran" in text
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     assert source["steps"]["tokens_per_sec"] is None
     assert source["steps"]["steps_per_sec"] == pytest.approx(STEPS_PER_SEC)

@@ -274,3 +274,13 @@ def test_a_low_panel_of_a_brick_has_the_figures_of_its_time(height: int) -> None
     assert "exclusive" in text
     assert "of the step" in text
     assert "none set" not in text
+
+
+@pytest.mark.parametrize(
+    ("passed", "failed", "cell"), [(4, 0, "4 ok"), (4, 1, "1 fail"), (0, 12, "12 fail"), (0, 0, "–")]
+)
+def test_the_cell_of_checks_says_in_words_whether_they_failed(passed: int, failed: int, cell: str) -> None:
+    (column,) = [one for one in brick_columns(100.0, budgets=False, checks=True) if one.title == "checks"]
+    row = replace(DOWN, checks_passed=passed, checks_failed=failed)
+    assert plain(column.cell(row, column.width)) == cell
+    assert len(cell) <= column.width

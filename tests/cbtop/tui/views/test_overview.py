@@ -122,6 +122,14 @@ def test_a_warm_up_that_is_not_shown_takes_no_line_of_the_first_screen() -> None
     assert drawn(warmed, 80, 19) == drawn(SLOW, 80, 19)
 
 
+def test_only_several_phases_have_a_mark_of_the_shown_one() -> None:
+    phases = samples.LIVE.phases
+    assert len(phases) > 1
+    assert "▸decode" in "\n".join(drawn(samples.LIVE, 120, 33))
+    # A mark of the only phase would look like the cursor.
+    assert "▸" not in "\n".join(drawn(replace(samples.LIVE, phases=phases[:1]), 120, 33))
+
+
 LONG = replace(FOUND, sentence=FOUND.sentence + " by its median call" * 9, advice=FOUND.advice + ", one by one" * 20)
 
 
@@ -333,7 +341,7 @@ def test_each_brick_has_its_limit_if_the_roofs_are_known() -> None:
 ODD_CLASS = replace(
     ODD,
     sentence="Layer 4 is 8.7× the median layer (6.91 ms against 794.6 µs), most of it in DownProjection (+4.44 ms a "
-    "step); its down is `Int8Linear`, odd_class.py:8; the others are `torch.nn.Linear`",
+    "step); its `down` is `Int8Linear`, odd_class.py:8; the others are `torch.nn.Linear`",
 )
 
 

@@ -163,7 +163,7 @@ def header(screen: str, source: dict[str, Any]) -> Iterator[Number]:
         "p99": (steps["us_per_token"]["p99"], 1e3),
         "max": (steps["us_per_token"]["max"], 1e3),
         "steps": (steps["count"], 1.0),
-        "tok/s in steps": (steps["tokens_per_sec_in_steps"], 1.0),
+        "tok/s no pauses": (steps["tokens_per_sec_in_steps"], 1.0),
         "tokens ": (steps["tokens"], 1.0),
         "lost": (loss["dropped"] - loss["dropped_before_attach"], 1.0),
     }
@@ -186,7 +186,7 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
         }
         for one in phases
     ]
-    keys = {"tokens/s": "tokens_per_sec", "in steps": "tokens_per_sec_in_steps", "max step": "max", "steps": "count",
+    keys = {"tokens/s": "tokens_per_sec", "no pauses": "tokens_per_sec_in_steps", "max step": "max", "steps": "count",
             "tokens": "tokens", "p50 ms/tok": "p50 ms", "p99": "p99 ms"}  # fmt: skip
     lines = [line[: SIZE[0] * 3 // 5] for line in screen.splitlines()]
     at = next(index for index, line in enumerate(lines) if line.strip().startswith("phase "))
@@ -206,8 +206,8 @@ def overview(screen: str, text: str, source: dict[str, Any], _: dict[str, Any]) 
             f"phases in the text, {one['phase']}",
             rf"{one['phase']}: ({NUMBER}) steps?, ({NUMBER}) tokens, ({NUMBER}) tokens/s, step p50 ({NUMBER}), "
             rf"p95 ({NUMBER}), p99 ({NUMBER}), min ({NUMBER}), max ({NUMBER})\n"
-            rf"\s+({NUMBER}) tok/s in steps: steps ran ({NUMBER}) of ({NUMBER})[^\n]*; ms/token p50 ({NUMBER}), "
-            rf"p99 ({NUMBER}), max ({NUMBER})",
+            rf"\s+({NUMBER}) tok/s without pauses: steps ran ({NUMBER}) of ({NUMBER})[^\n]*; ms/token p50 "
+            rf"({NUMBER}), p99 ({NUMBER}), max ({NUMBER})",
             text, (one["count"], 1), (one["tokens"], 1), (one["tokens_per_sec"], 1), *wall,
             (one["tokens_per_sec_in_steps"], 1), (ran_us, 1), (source["stretch"]["wall_us"], 1),
             *((a_token[key], 1e3) for key in ("p50", "p99", "max")),
