@@ -183,7 +183,7 @@ def key_of_place(place: int, nodes: Sequence[Node]) -> PlaceKey | None:
 def sampled_places(
     places: Iterable[Place], lines: Iterable[Line], keys: dict[int, PlaceKey]
 ) -> tuple[SampledPlace, ...]:
-    """Add up the samples of the places with the same key, those with most samples first."""
+    """Add up the samples that have the same key. The largest sums come first."""
     counts: dict[PlaceKey, list[int]] = {}
     of_key: dict[PlaceKey, list[Line]] = {}
     for place, *figures in places:

@@ -361,7 +361,7 @@ class RingRecorder:
             self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
-        """Write the nodes that are not in the catalog yet, including those that an interrupted call has left."""
+        """Write the nodes that the catalog does not have yet, including nodes that an interrupted call has left."""
         # A signal handler has interrupted this method and called it again. The interrupted call will write the new
         # nodes.
         if self._is_writing_nodes:

@@ -46,7 +46,7 @@ def scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:
     return scope
 
 
-# For a step inside a call: the scope around the step, the position, and its lane.
+# For a step inside a call: the surrounding scope, the position in it, and its lane.
 Inside = tuple[Any, Any, int]
 
 

@@ -143,7 +143,7 @@ def not_allowed(keys: ViewerKeys) -> str:
 
 
 def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
-    """Return the reason why a viewer with `keys` cannot connect to `endpoint`, and whether waiting is useless.
+    """Return why a viewer with `keys` cannot connect to `endpoint`, and whether waiting is useless.
 
     Waiting is useless if a person must change something first. The result may be wrong while a daemon restarts.
     """

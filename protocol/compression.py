@@ -37,7 +37,7 @@ def compressed(parts: Iterable[bytes]) -> bytes:
 
 
 def decompressed(payload: bytes) -> Iterator[bytes]:
-    """Yield what `payload` contains, in non-empty pieces: of zstd frames, or of one zlib stream.
+    """Decompress `payload`, which is zstd frames or one zlib stream, and yield non-empty pieces.
 
     Raises DecodeError if the payload is cut short or becomes too large, and one of ERRORS if it is damaged.
     """

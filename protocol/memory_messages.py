@@ -83,7 +83,7 @@ class TrainingMemory:
     unused_bytes: int = 0  # memory that was reserved but not allocated, when the most memory was allocated
     # The peak that torch itself counts since the process started, or since the program reset the peak.
     torch_peak_bytes: int = 0
-    # The most bytes that the process can reserve, with what it has reserved already; 0: unknown.
+    # The most bytes that the process can have reserved, including what it has reserved already; 0 if unknown.
     limit_bytes: int = 0
     retries: int = 0  # how often torch had no memory and emptied its cache, in the latest `counted_steps` steps
     counted_steps: int = 0

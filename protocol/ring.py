@@ -116,7 +116,7 @@ FLAG_AMOUNTS = 1 << 27
 FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS
 UNKNOWN_AMOUNT = -1  # unknown FLOP or bytes in a FLAG_AMOUNTS record
 LANE_SHIFT = 28  # The lane number in a record tells apart steps that run at the same time.
-LANES = 16  # the last lane is shared by all steps that find the other lanes in use
+LANES = 16  # the last lane is shared by all steps that found no free lane
 # The record is a step that is timed as a whole, without records of its bricks.
 FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT
 SEQUENCE_SHIFT = 32

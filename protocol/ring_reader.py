@@ -1,4 +1,4 @@
-"""Reads a ring: the records that a process wrote, the node that each of its threads is in, and its newest time.
+"""Reads a ring: the records of a process, the current node of each of its threads, and its newest time.
 
 Rules
 - The reader never writes to the file and never maps it. So if the file is cut short during a read, that is an error

@@ -14,7 +14,7 @@ IN_NO_BRICK = "not instrumented"  # the place of samples in a recorded step, out
 
 @dataclass(frozen=True, slots=True)
 class SampledFunction:
-    """A Python function that ran at a place, and the line that had most of its samples.
+    """A Python function that was sampled, and its line with the most samples.
 
     `asleep` is how many of its samples found the thread asleep: it waited for a lock, a file, a socket or a time.
     `called_from` is the line of the program that led there, `file:line function`, if the function is a library's.
@@ -36,7 +36,7 @@ class SampledFunction:
 
 @dataclass(frozen=True, slots=True)
 class SampledPlace:
-    """The samples of one sort of untimed time: between steps, or of a phase and model outside of bricks.
+    """The samples of one kind of untimed time: between steps, or outside of bricks in a phase of a model.
 
     `name` is BETWEEN_STEPS, IN_NO_BRICK, the row of a module's own operations, or a part of a training step. In
     `unread` samples the function is not known, and in `own` samples a function of cbtop ran.

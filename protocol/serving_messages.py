@@ -134,7 +134,7 @@ class EngineWorker:
 class EngineQueue:
     """The schedules of an engine after which requests still waited for `reason` (see QueueReason).
 
-    `running` and `waiting` are sums over these schedules: the requests that ran, and those that waited.
+    `running` and `waiting` are sums over these schedules: the requests that ran, and the requests that waited.
     `cache_percent` is the mean use of the KV cache, or None if unknown.
     """
 

@@ -189,7 +189,7 @@ def is_training(phase: str) -> bool:
 
 
 def shows_training(phase: str) -> bool:
-    """Whether a phase is one of training steps. `phase` is its name on screens, such as `Net 2 train`."""
+    """Whether a phase consists of training steps. `phase` is its name on screens, such as `Net 2 train`."""
     words = phase.split(" ")
     return any(is_training(" ".join(words[at:])) for at in range(len(words)))
 

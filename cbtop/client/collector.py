@@ -46,7 +46,7 @@ class Collector:
         self._boot_id = boot_id()
         self._other_version = ""
         self._waiting: deque[bytes] = deque()  # messages that arrived and are not applied yet
-        # the last request for the data of an ended process: the key of the process, and the time of the request
+        # the last request for the data of an ended process: the process's key and when it was asked for
         self._asked_for, self._asked_s = "", 0.0
         self._subscriber = Subscriber(endpoint, keys)
 

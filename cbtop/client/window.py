@@ -47,9 +47,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Number of records since the daemon found the process: those that it wrote (`seen`), and those that were lost
-    (`lost`).
-    """
+    """Number of records since the daemon found the process: `seen` were written, `lost` were lost."""
 
     lost: int = 0
     seen: int = 0
@@ -81,7 +79,7 @@ class _Slice:
 
 
 def reaches_back_s(length_s: float) -> float:
-    """Return the maximum number of seconds between now and the begin of a window of `length_s` seconds."""
+    """Return the longest wait in seconds until a window of `length_s` seconds begins."""
     return length_s + 3 * _spacing_s(length_s)
 
 

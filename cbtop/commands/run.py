@@ -277,7 +277,7 @@ def _has_pythons_locale() -> bool:
 def _record_beside(path: str, held: int | None = None, *, is_temporary: bool = False) -> bool:
     """Start a recorder that ends with this process, and wait until the recording has begun.
 
-    It is detached, so that the command has no unexpected child, and has its own session, so that typed keys do not
+    It is detached, so that the command has no unexpected child. It has its own session, so that typed keys do not
     reach it. It reports its start on a separate descriptor, because stdout may have text of a `sitecustomize` or a
     .pth file.
     """

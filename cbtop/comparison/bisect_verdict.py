@@ -56,7 +56,7 @@ class Assessment:
     def keys(self, judged: Sequence[Judged]) -> set[tuple[str, str]]:
         """Return (rule, place) for each judged result.
 
-        The place is what the threshold is about. Without thresholds, it is the brick that causes the slowdown.
+        The place is what the threshold limits. Without thresholds, it is the brick that causes the slowdown.
         """
         if self.is_of_thresholds:
             return {(one.rule, one.about) for one in judged}

@@ -1,4 +1,4 @@
-"""List what changed between two runs and may explain a change of times: versions, settings, kernel launches.
+"""List differences between two runs that can explain different times: versions, settings, kernel launches.
 
 Only what both runs have recorded is compared.
 """
@@ -104,7 +104,7 @@ class Causes:
 
 
 def causes_of(base: Run, now: Run) -> Causes:
-    """Return what changed from the run `base` to the run `now` and may explain different times."""
+    """Return the changes from the run `base` to the run `now` that can explain different times."""
     befores, afters = _conditions(base), _conditions(now)
     conditions = tuple(
         ConditionChange(name, befores[name], value)

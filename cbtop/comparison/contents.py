@@ -45,7 +45,7 @@ TRANSFERS = (Total.H2D, Total.D2H, Total.D2D)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a step: a layer, brick, kernel or operation at one place.
+    """A piece of a step: one layer, brick, kernel or operation.
 
     `name` is "" if the piece is the layer or brick itself. The `dtype` of a brick is what it multiplies. The `dtype`
     of an operation is the type of its result. "" means unknown.

@@ -79,7 +79,7 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
 
 
 def _layers_of(phase: PhaseContents) -> dict[str, Place]:
-    """Return the layers with their own record. Each has its place, because a layer may be inside a brick."""
+    """Return the layers with their own record. Each has a position of its own, because a layer may be inside a brick."""
     return {piece.layer: piece.place for piece in phase.pieces if piece.kind is PieceKind.LAYER}
 
 

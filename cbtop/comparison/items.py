@@ -44,8 +44,8 @@ MIN_SHARING = 8
 
 @dataclass(frozen=True, slots=True)
 class PlaceTimes:
-    """The times in µs of one brick, layer, or brick in a layer: per unit (token or step), of a typical call, and
-    quantiles of all calls.
+    """The times in µs of one brick, layer, or brick in a layer: the time per token or step, the time of a typical
+    call, and quantiles of all calls.
 
     `calls` is per step. `call` is without inner bricks, and quantiles are with them. None: too few calls.
     """
@@ -65,9 +65,9 @@ def tells_pace(place: Place) -> bool:
 
 
 class PhasePlaces:
-    """All places of a phase: every brick, every brick in a layer, and every layer.
+    """All parts of a phase that are compared: every brick, every brick in a layer, and every layer.
 
-    A place has a list of nodes, and its time is the sum of their times.
+    A part can have several nodes. Its time is the sum of their times.
     """
 
     def __init__(self, totals: PhaseTotals) -> None:

@@ -359,9 +359,9 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
 def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
     """Return how far chance alone may change `now` towards `before`, computed from their ratio.
 
-    A brick that takes 100 times as long scatters about 100 times as much, so that with the usual error no difference
-    would exceed noise. The error of the ratio is made of both relative errors. inf if the times differ by less than
-    _LEAST_RATIO.
+    The noise of a brick grows with its time: a brick that takes 100 times as long varies about 100 times as much.
+    With the usual error, no difference would exceed this noise. The error of the ratio is made of both relative
+    errors. inf if the times differ by less than _LEAST_RATIO.
     """
     if min(before, now) <= 0:
         return inf

@@ -139,8 +139,8 @@ def _at_mean(figure: Figure | None, mean: float) -> Figure | None:
 
 
 def _cost(call: Figure, calls: Figure) -> Figure:
-    """Return the time of all calls in µs per step. Its error combines the errors of the number and of the time of
-    calls.
+    """Return the time of all calls in µs per step. Its error combines two errors: of the number of calls, and of the
+    time of a call.
     """
 
     def both(of_call: float, of_calls: float) -> float:

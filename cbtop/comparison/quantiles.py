@@ -44,8 +44,8 @@ class Quantile:
     """One quantile of the calls of each place (brick, layer, or brick in a layer).
 
     `figures` has µs per call for each place, or None with too few calls for an error. `us` has the quantile even with
-    few calls (0 without any). `typical_us`, (blocks, places), is the time of a block if every call took the quantile.
-    The error of its mean must be multiplied by `stretch`.
+    few calls (0 without any). `typical_us`, (blocks, places), is the time that a block would take if every call took
+    the quantile. The error of its mean must be multiplied by `stretch`.
     """
 
     figures: list[Figure | None]
@@ -57,8 +57,8 @@ class Quantile:
 class CallTimes:
     """The calls of `places` places in blocks of steps. Block i has `steps[i]` steps.
 
-    `by_block` counts calls by block and place. Each column in `place_of` maps a node to a place, or to -1. A node may
-    belong to several places, so there are several columns.
+    `by_block` counts calls by block and place. Each column in `place_of` maps a node to the brick or layer that it
+    belongs to, or to -1. A node may belong to several places, so there are several columns.
 
     `along` is a quantity of each block that makes calls longer, such as cached positions. The time of each call is
     converted to its mean. The slope is the median over all pairs of blocks (H. Theil, "A rank-invariant method of

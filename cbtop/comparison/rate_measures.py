@@ -1,4 +1,4 @@
-"""Compute the rate that a threshold limits, and its interval: of a phase, of the whole process, or of one batch
+"""Compute the rate that a threshold limits, and its interval. The rate is that of a phase, a process, or one batch
 size.
 """
 

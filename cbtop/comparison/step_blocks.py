@@ -71,7 +71,7 @@ class StepBlock:
 
 @dataclass(slots=True)
 class _Pile:
-    """The full blocks of one kind of work, and the steps of the unfinished block."""
+    """The full blocks of one kind of work, and the steps that do not fill a block yet."""
 
     each: int = STEPS_A_BLOCK
     blocks: list[StepBlock] = field(default_factory=list)

@@ -72,7 +72,7 @@ PUBLISH_S = 0.25  # Seconds between two updates of the viewers. No screen is dra
 # the sake of other viewers. Half of the updates of a screen that is drawn every 0.5 s would never be seen.
 MAX_PUBLISH_INSIDE_S = 0.5
 DISCOVER_S = 0.2
-# When a job is due, others that become due soon also run: those with at most this part of their period left.
+# If a job is due, other jobs that are almost due also run. Almost due means: at most this part of the period is left.
 EARLY = 0.2
 JOIN_S = 0.1  # Requests of new viewers within this many seconds are answered together.
 HEARTBEAT_S = 1.0

@@ -19,7 +19,7 @@ from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10
 LAST_RECORDS = 5
-STEPS_COMPARED = 64  # At most this many earlier steps are compared with the begin of the unfinished one.
+STEPS_COMPARED = 64  # At most this many earlier steps are compared with the start of the unfinished one.
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class Records:
     """The records of `chunks` in the order of their ends. Each iteration calls every function in `chunks` again."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        # Number of all records that were read, with those of amounts and of cancelled steps, which are not calls.
+        # Number of all records that were read. This includes amounts and cancelled steps, which are not calls.
         self.read = 0
         self._count = 0
         self._spans: list[_Span] = []

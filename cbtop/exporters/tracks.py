@@ -65,7 +65,7 @@ def ended_before(record: TimedRecord, around: list[TimedRecord]) -> Iterator[Tim
 
 
 class _Open(NamedTuple):
-    """An open record, which has not ended yet, and the number of records of each node that it already contains."""
+    """A record that has not ended yet, and how many records of each node it already contains."""
 
     record: TimedRecord
     held: dict[int, int]

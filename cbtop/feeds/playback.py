@@ -154,7 +154,7 @@ class Playback:
         return True
 
     def _enter(self, chosen: _Range, next_ns: int) -> None:
-        """If the frame at `next_ns` is after the begin of the range, tell the store that it begins."""
+        """If the frame at `next_ns` is after the start of the range, tell the store that it begins."""
         if chosen.from_ns is None and next_ns > chosen.begin_ns:
             chosen.from_ns = self._said_ns
             self.store.begin_range((chosen.end_ns - chosen.begin_ns) / 1e9)

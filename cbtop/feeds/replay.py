@@ -88,7 +88,7 @@ class ReplayFeed(StoreViews):
         return super().merged(mode, key, phase, window=window or self.range_s is not None)
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Return every visible source: the main one, then the others, the newest live one first.
+        """Return every visible source: the main one, then the others with the newest live one first.
 
         A daemon's history has no main source.
         """

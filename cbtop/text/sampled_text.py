@@ -17,7 +17,7 @@ def heading(view: SampledTimeView) -> str:
 
 
 def function_place(one: FunctionShare) -> str:
-    """Return the place of a function: `Tokenizer.encode tok/fast.py:88, from serve.py:12 main`."""
+    """Return the location of a function: `Tokenizer.encode tok/fast.py:88, from serve.py:12 main`."""
     caller = f", from {one.called_from}" if one.called_from else ""
     return f"{one.name} {one.file}:{one.line}{caller}{waits(one)}"
 

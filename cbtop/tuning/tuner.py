@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """The measured comparison of a candidate setting with the best setting: the times of whole requests, of prefill
+    """The comparison of a candidate setting with the best setting, measured: the times of whole requests, of prefill
     and of decode.
     """
 
@@ -325,9 +325,7 @@ def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]
 def named(
     setting: Setting, shares: Collection[Share], processors: int, has_int8: bool
 ) -> tuple[list[Candidate], list[Untried]]:
-    """Return the settings that the bricks suggest, the most promising first, and the settings that are not
-    suggested.
-    """
+    """Return the settings that the bricks suggest with the most promising first, and the other settings."""
     candidates, untried = [], []
     parallel = sum(share.part for share in shares if share.is_parallel)
     spread = f"{_percent(parallel)} of a request is in bricks that spread over threads"
@@ -362,8 +360,8 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # Settings that keep the results come first, then those that change them, each with the largest possible speed-up
-    # first.
+    # First come settings that keep the results, then settings that change them. In both groups, the largest possible
+    # speed-up comes first.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 
 

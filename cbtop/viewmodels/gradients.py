@@ -31,7 +31,7 @@ class GradientNormView:
 class GradientFaultView:
     """The first step with a NaN or Inf gradient.
 
-    `parameter` is the parameter with this gradient, the first one that the backward pass reached.
+    `parameter` is the parameter that got this gradient. It is the first one that the backward pass reached.
     """
 
     parameter: str | None  # name of the first such parameter that the backward pass reached; None if unknown

@@ -29,7 +29,7 @@ class GuardFaultView:
 
 @dataclass(frozen=True, slots=True)
 class GuardView:
-    """The steps of a model that the guard has checked, and the first fault."""
+    """How many steps of a model the guard has checked, and the first fault that it found."""
 
     model: str | None  # name of the model; None if the process runs only one model
     steps: int | None  # number of all steps, checked or not; None if not known

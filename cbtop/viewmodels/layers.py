@@ -144,9 +144,9 @@ class LayersView:
         A peer counts if its excess over the median is at least half the excess of `row`. If too many count, the
         result is 0, because the model is then built that way.
 
-        The first layer of a stack runs with cold caches, so it does not count for other layers. cbtop's code is cold
-        there, too, so this layer must exceed the limit by FIRST_US for each brick. In a training step it is never
-        odd, because it follows the optimizer, which has used all weights.
+        The first layer of a stack runs with cold caches, so other layers are not compared with it. cbtop's code is
+        cold there, too, so this layer must exceed the limit by FIRST_US for each brick. In a training step it is
+        never odd, because it follows the optimizer, which has used all weights.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS

@@ -19,8 +19,8 @@ PARTS = 5
 LEAST_POINTS = 2 * PARTS + 1  # of 20 s each: 3 min 20 s
 # 97.5 % quantile of Student's t distribution with PARTS - 1 degrees of freedom, for an interval of 95 %.
 STUDENT_T = 2.776
-# The interval of the rate reaches at most this share of it to either side, and the last part has at least this share
-# of the mean rate. A cache that fills up grows ever more slowly, and an allocator grows in one step.
+# The interval of the rate extends at most this share of the rate to either side. The last part has at least this
+# share of the mean rate. A cache that fills up grows ever more slowly, and an allocator grows in one step.
 STEADY = 0.5
 # In less time than shown, the memory must grow by this share of what it was, and by this many bytes.
 LEAST_SHARE, LEAST_BYTES = 0.01, 16 << 20

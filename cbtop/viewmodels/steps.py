@@ -282,7 +282,7 @@ def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
     """Return whether all `steps` had the same number of tokens. `squared` is the sum of the squares of these
     numbers.
     """
-    # Older daemons do not send `squared`. Without it, a mean that is not whole proves that the numbers differ. A
+    # Older daemons do not send `squared`. Without it, only a mean that is not whole proves that the numbers differ. A
     # whole mean proves nothing.
     if squared is None:
         return tokens % steps == 0

@@ -206,7 +206,7 @@ class _Records:
         return None
 
     def begin(self, recent: RecentRecords, newest: int | None) -> int:
-        """Return the begin of the shown time, if possible the start of a step."""
+        """Return the start of the shown time, if possible the start of a step."""
         start_ns = np.sort(self.batch.start_ns)
         enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
@@ -220,7 +220,7 @@ class _Records:
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Return the records of `at` after a pause, and the begin of this pause. `at` is sorted by start.
+        """Return the records of `at` after a pause, and when this pause began. `at` is sorted by start.
 
         It is the last pause before `moment_ns`. No record runs during it, so the others nest as before. Without a
         pause, returns all records and 0.

@@ -218,7 +218,7 @@ __device__ __forceinline__ void gated_in_turn(Matrix gate, Matrix up, float* out
 
 @dataclass(frozen=True, slots=True)
 class ThreadShape:
-    """The number of threads that share a row, and the part of the row that each thread has.
+    """How many threads share a row, and which part of the row each thread has.
 
     `warps` warps share a row. Each thread has `units` units (of 32 weights) of the row. Both numbers are template
     arguments.

@@ -44,7 +44,7 @@ class LibraryCheck:
 def verify_library(domain: str, contract: OwnContract, backend: str) -> list[LibraryCheck]:
     """Return a result for each case of the contract. `backend`, cpu or gpu, selects the binding.
 
-    The result is one skipped check without a binding, or if its library is not installed. Raises ContractError if an
+    The result is one skipped check if there is no binding or its library is not installed. Raises ContractError if an
     installed library lacks the function.
     """
     binding = contract.bindings[backend]

@@ -23,7 +23,7 @@ SPARSE = 8
 class Calls:
     """The statistics of a group of calls. Percentiles and `cv` come from histograms, and are exact to one percent.
 
-    They are None if the histograms do not have exactly these calls: for nodes after MAX_HISTOGRAM_NODES, or if the
+    They are None if the histograms have other calls than these: for nodes after MAX_HISTOGRAM_NODES, or if the
     histograms were full. In these cases, a result of NodeStats.since has no minimum and maximum either.
     """
 

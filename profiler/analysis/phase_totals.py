@@ -173,8 +173,8 @@ class PhaseTotals:
 def _own_rows(step: Node | None, table: NodeTable, inside: Inside, columns: dict[str, Column]) -> NDArray[np.bool_]:
     """Return a mask by node id: the own operations that are a row.
 
-    Those with the same name are one row, if they take LEAST_OWN_PERCENT of the time together. `columns` are those of
-    `PhaseTotals`.
+    Nodes with the same name become one row if together they take LEAST_OWN_PERCENT of the time. `columns` are those
+    of `PhaseTotals`.
     """
     found = np.zeros(len(table) + 1, np.bool_)
     ids = inside.ids if step is None else np.append(inside.ids, step.id)

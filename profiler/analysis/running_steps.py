@@ -19,7 +19,9 @@ MAX_OPEN_PARTS = 64  # add up the stored parts of a running step after this many
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """The records of a batch that belong to steps. They are grouped by step and lane, and in order of arrival."""
+    """The records of a batch that belong to steps. They are grouped by step and lane. In a group, they are in order
+    of arrival.
+    """
 
     node: Column
     step: Column  # the step around the record's node, or the node itself if it is a step
@@ -54,8 +56,8 @@ class RunningSteps:
     """
 
     def __init__(self) -> None:
-        # Group -> the end of its last step, whether this step was cancelled, and how much of its time is outside of
-        # its parts.
+        # Group -> the end of its last step, whether this step was cancelled, and how long it ran outside of its
+        # parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
         # Group -> node ids, and two rows of times: the whole time of each part, and its overlap with earlier parts.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}
@@ -174,8 +176,8 @@ class RunningSteps:
         return concerned
 
     def _shared_ns(self, group: Column, outer: Column, start_ns: Column, end_ns: Column) -> Column:
-        """Return how long each record overlaps earlier parts of the same `outer` node. 0 in the shared lane, where
-        records of different steps cannot be told apart.
+        """Return how long each record overlaps earlier parts of the same `outer` node. 0 in the shared lane, because
+        it mixes records of different steps.
         """
         found = np.zeros(len(group), np.int64)
         parts = np.flatnonzero((outer > 0) & (group % LANES != LANES - 1))

@@ -53,8 +53,8 @@ class TimeBreakdown:
     unmatched_calls: int  # number of calls that were stopped twice, out of order or after their step
     unmatched_ns: int
     cancelled: int  # number of steps that were cancelled, or renamed after bricks ran; their bricks are left out
-    # Number of steps in the lane that steps share when all others are in use. Its bricks cannot be assigned to single
-    # steps.
+    # Number of steps in the shared lane, which steps use when all other lanes are taken. Its bricks cannot be
+    # assigned to single steps.
     in_shared_lane: int
     # Work of other threads or tasks for this phase's steps; None without any.
     adopted: Beside | None

@@ -169,7 +169,7 @@ def keys_inside(around: Keys, key: Hashable) -> Keys:
 
 
 def place(keys: Keys, model_own: OwnOperations | None = None) -> Keys:
-    """Return the keys of the brick that gets the kernels of the innermost call in `keys`.
+    """Return the keys of the brick that the kernels of the innermost call in `keys` are counted for.
 
     `model_own` is the brick for kernels of the model itself.
     """

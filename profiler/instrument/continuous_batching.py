@@ -72,7 +72,8 @@ class Loop:
         self.log = log
         self.call: phases.Call | None = None  # describes the model's next call
         self.decoding: set[str] = set()  # requests whose prompt is in the cache
-        # Of the running `update_batch`: the requests that get a token, and those that have ended, with the reason.
+        # In the running `update_batch`: the requests that get a token, and the requests that have ended, each with
+        # the reason.
         self.updated: list[str] | None = None
         self.ended: list[tuple[str, str]] = []
 

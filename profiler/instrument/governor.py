@@ -414,7 +414,7 @@ class Governor:
     def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
         """Return the share of the time that `model` may spend on recording, if it chooses its recorded steps itself.
 
-        The model has recorded `recorded` steps, and the last one ended at `now_ns`. All models with recent recorded
+        The model has recorded `recorded` steps. The last of them ended at `now_ns`. All models with recent recorded
         steps divide the allowed share. Until `recorded` is FLOOR, the allowed share is at least FLOOR_SHARE. After
         that, only the fraction `steady` of it is used.
         """

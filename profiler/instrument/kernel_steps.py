@@ -1,9 +1,9 @@
 """Records some steps of an eager model on a CUDA device by the kernels that CUPTI sees.
 
 Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. Therefore CUPTI
-records the kernels of some steps. The time of a brick is the sum of its kernels. The time of a step is that of the
-plain step before it, or the sum of all its kernels if that is longer. In the rest of a step, the device is idle if it
-was idle when the step began. Otherwise the device may run earlier work in that time.
+records the kernels of some steps. The time of a brick is the sum of its kernels. The time of a step is the time of
+the plain step before it. If the step's kernels take longer in sum, it is their sum. In the rest of a step, the device
+is idle if it was idle when the step began. Otherwise the device may run earlier work in that time.
 
 Rules
 - All other steps are plain. Each step is counted once.
@@ -64,7 +64,7 @@ RECORDS_PER_LAUNCH = 5
 ALONE = 8
 LEAST_WINDOWS = LEAST_OF_INTERVAL  # the cost of windows has an interval after this many of them
 LEAST_TOLD = 3  # an idle device is announced only after this many windows
-MOSTLY = 0.8  # an idle device is announced if it was idle at the begin of at least this share of windows
+MOSTLY = 0.8  # an idle device is announced if it was idle at the start of at least this share of windows
 KEPT = 3  # number of newest recorded steps with kernels that are shown
 TOLD_EVERY = 8  # kernels are announced after KEPT windows, and then once in this number of windows
 
@@ -127,7 +127,7 @@ class KernelSteps:
         with self._lock:
             try:
                 return self._begin(key, call)
-            except BaseException:  # a signal handler has interrupted the begin of the step
+            except BaseException:  # a signal handler has interrupted the start of the step
                 self.abandon()
                 raise
 
@@ -156,7 +156,7 @@ class KernelSteps:
         return None if self._recording is None else self._recording.steps[-1]
 
     def abandon(self) -> None:
-        """Close the window of the calling thread, because the begin of a step was interrupted."""
+        """Close the window of the calling thread, after an interruption while a step began."""
         recording = self._recording
         if recording is not None and recording.thread == get_ident():
             recording.abandon()

@@ -1,4 +1,4 @@
-"""Finds the class of a module, the place of its `forward`, and its weight, for the details of a brick.
+"""Finds the class of a module, the source line of its `forward`, and its weight, for the details of a brick.
 
 Rules
 - Everything is read once, when a model is planned, and never while it runs.
@@ -55,7 +55,7 @@ def class_name(kind: type) -> str:
 
 
 def source_of(kind: type) -> str:
-    """Return the place of the `forward` of a class, such as `torch/nn/modules/linear.py:134`, or "" if unknown.
+    """Return where the `forward` of a class is defined, such as `torch/nn/modules/linear.py:134`, or "" if unknown.
 
     The path begins at the folder that Python imports from, so it names no home folder.
     """

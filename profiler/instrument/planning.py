@@ -98,7 +98,8 @@ class Section:
 
 
 class _Pattern(NamedTuple):
-    """The plan of one layer. It is used for all similar layers: those in the same stack with the same build.
+    """The plan of one layer. It is used for all similar layers, which are layers in the same stack with the same
+    build.
 
     A module is given by its index in `modules_of(layer)`.
     """

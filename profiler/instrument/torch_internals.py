@@ -41,7 +41,8 @@ is_tracing = _is_tracing
 dispatch_modes = _len_torch_dispatch_stack
 #: Returns the active dispatch mode with the given key (see SYMBOLIC_MODES), or None.
 dispatch_mode = _get_dispatch_mode
-#: : The keys of two sorts of modes: modes that give tensors no contents, and the mode of `make_fx`, which traces.
+# : : The keys of two sorts of modes: modes in which tensors have no contents, and the mode of `make_fx`, which
+# traces.
 SYMBOLIC_MODES = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY)
 
 #: Returns torch's precision setting for float32, by backend and operator. It is None in torch before 2.9.

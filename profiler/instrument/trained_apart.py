@@ -129,7 +129,7 @@ class TrainedApart:
 def are_apart(modules: list[nn.Module], trained: set[int]) -> bool:
     """Return whether an optimizer of the weights `trained` (ids) tells that `modules` are models, not layers.
 
-    It trains some of them completely, and the others not at all. If there are more than two, all have weights that
+    It trains some of them completely, and others not at all. If there are more than two, all have weights that
     require gradients, because the first of many layers may be frozen.
     """
     if not 2 <= len(modules) <= MAX_MODELS:
@@ -163,7 +163,7 @@ def trainable_weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 def depends_on(tensors: Iterable[Tensor], weights: set[int]) -> bool:
-    """Return whether autograd has computed one of `tensors` from one of `weights` (ids).
+    """Return whether autograd has computed one of `tensors` from one of `weights`, which are ids.
 
     Returns True if more than MAX_OPERATIONS operations were needed to compute them.
     """

@@ -515,9 +515,9 @@ def end_step(here: ThreadTraining, phase: str, now_ns: int) -> None:
 def is_in_training(model: TimedModel) -> bool:
     """Return whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
 
-    It does if a part of a training step is running. It also does if gradients are enabled and a training step has
-    begun, or if gradients are enabled and the model is in the same mode (training or evaluation) as when an optimizer
-    last changed it.
+    It does if a part of a training step is running. While gradients are enabled, it also does in two cases: a
+    training step has begun, or the model is in the same mode (training or evaluation) as when an optimizer last
+    changed it.
     """
     if not model.profiler.enabled:
         return False

@@ -250,8 +250,8 @@ class IdleTimes:
         """Return the idle times of the last measured step, in ns by part.
 
         Returns None if no step was measured, or if the device still runs the measured step. If `follows` is False, an
-        evaluation or the end of an epoch came between the begin of the measurement and the begin of the step. Such a
-        step counts as not measured.
+        evaluation or the end of an epoch came after the measurement began and before the step began. Such a step
+        counts as not measured.
         """
         if self._is_measured:
             self.changed(TrainingPart.FORWARD)  # this ends a running wait, because the part FORWARD is not in WAITS
@@ -498,7 +498,9 @@ class GpuTrainingSteps(TrainingSteps):
             self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(step.wall_ns)
 
     def length_ns(self, phase: str, burst: KernelBurstResults) -> int:
-        """Return the time in ns of a recorded step: that of a plain step, or of all its kernels if that is longer."""
+        """Return the time of a recorded step in ns. It is the time of a plain step, or the sum of all kernels of the
+        recorded step if that is longer.
+        """
         busy_ns = sum(durations.sum_ns for durations in burst.kernels.values())
         walls = self._walls_ns.get(phase)
         return max(busy_ns, round(statistics.fmean(walls))) if walls else busy_ns

@@ -29,7 +29,7 @@ NAMESPACES = ("mnt", "pid")
 
 @dataclass(frozen=True, slots=True)
 class AttachableProcess:
-    """A process that cbtop may attach to, and the addresses of the functions that an attachment calls."""
+    """A process that cbtop may attach to, with the addresses of the functions to call in it."""
 
     pid: int
     functions: Mapping[str, int]

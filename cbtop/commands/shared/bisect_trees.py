@@ -71,9 +71,7 @@ class Repository:
         return Repository(Path(os.fsdecode(root)), below, Path(os.fsdecode(common)) / STATE)
 
     def ends(self, good: str, bad: str) -> tuple[str, str]:
-        """Return the full hashes of two commits: the one that GOOD names, and the one that BAD names. Raises
-        UsageError if GOOD is not an ancestor of BAD.
-        """
+        """Return the full hashes of the commits GOOD and BAD. Raises UsageError if GOOD is not an ancestor of BAD."""
         first, last = commit_of(good, self.root), commit_of(bad, self.root)
         if first == last:
             raise UsageError(f"GOOD and BAD are the same commit, {first[:SHORT]}")

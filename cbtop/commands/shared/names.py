@@ -66,7 +66,7 @@ def nearest_recording(path: Path) -> str:
 
 
 def nearest(text: str, known: Iterable[str]) -> str:
-    """Return the first name that begins with `text`, or the name that is most like it, or "" if none is."""
+    """Return the first name that begins with `text`, else the most similar name, else ""."""
     names = tuple(known)
     begun = [name for name in names if text and name.startswith(text)]
     return next(iter(begun or get_close_matches(text, names, n=1)), "")

@@ -148,7 +148,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """Return the number of the rank that made the others end: if possible a killed one, else one with an error, else
+    """Return the number of the rank that made the others end: preferably a killed one, then one with an error, then
     one that still runs.
     """
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):

@@ -73,7 +73,7 @@ class Rates:
 
 
 class Figures:
-    """The figures of one device. Each is queried by itself, so that a failure does not affect the others.
+    """The figures of one device. Each device is queried by itself, so that one failure does not affect the others.
 
     `reason` makes a text from an error. If the whole device does not answer, it raises an error.
     """

@@ -280,7 +280,7 @@ class Notice(Drawing):
         self._show()
 
     def show_progress(self, what: str, done: float | None = None) -> None:
-        """Show the progress of a request of the user in place of notices. An empty `what` hides the progress."""
+        """Show the progress of a user's request instead of notices. An empty `what` hides the progress."""
         self._progress = (("  ", ""), *progress_line(what, done, _BAR_WIDTH)) if what else BLANK
         self._show()
 

@@ -61,9 +61,9 @@ def _number(row: LayerRow, before: str = "") -> str:
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
-    """Return a line such as `Layer 17: p50 2.4× that of its peers, +1.1 ms in DownProjection …`, as much as fits.
+    """Return a line such as `Layer 17: p50 2.4× that of its peers, +1.1 ms in DownProjection …`, cut to the width.
 
-    If all layers are similar, or if there are too few steps, the line has this fact in place of a layer.
+    If all layers are similar, or if there are too few steps, the line says so instead of naming a layer.
     """
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:

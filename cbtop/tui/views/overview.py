@@ -500,7 +500,7 @@ def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
 
 
 def _time_of(row: BrickRow) -> tuple[float | None, str]:
-    """Return the time (µs) of a brick, and whether it is of a token or of a call.
+    """Return the time (µs) of a brick, and whether this is per token or per call.
 
     It is exclusive, because the share of the wall time is exclusive, too.
     """

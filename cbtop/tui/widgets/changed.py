@@ -35,7 +35,7 @@ class _Compositor(Compositor):
     """A compositor that finds the changed cells.
 
     Textual's own compositor paints all lines from the first change to the last change. In each painted line, Textual
-    sends everything from the begin of the widget to the change.
+    sends everything from the start of the widget to the change.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _because_of(odd: OddModule | None) -> str:
-    """Return what differs in a module of the layer as text, such as `; its down_proj is Quantized, slow.py:10 …`.
+    """Return how a module of the layer differs, as text such as `; its down_proj is Quantized, slow.py:10 …`.
 
     Only facts that differ are named.
     """

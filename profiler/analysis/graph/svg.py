@@ -56,7 +56,7 @@ def to_html(graph: RecordedGraph) -> str:
 
 
 def _times_ns(graph: RecordedGraph) -> list[float]:
-    """Return the time of each node, of one run of its root. It is at least the time of the nodes inside the node."""
+    """Return the time of each node, per run of its root. It is at least the time of the nodes inside the node."""
     inside = [0.0] * len(graph.nodes)
     # A node has a higher id than the node around it, so go through the nodes backwards.
     for node in range(len(graph.nodes) - 1, -1, -1):

@@ -1,5 +1,4 @@
-"""Compute how many blocks of a kernel fit on an SM, what limits this number, and which change of a resource would
-change it.
+"""Compute how many blocks of a kernel fit on an SM, which resource limits this number, and how to change it.
 
 The rules are those of NVIDIA's `cuda_occupancy.h` (CUDA 13.5). The limits are in the CUDA programming guide, table
 "Technical specifications per compute capability". The shared memory of an SM is its largest carve-out.

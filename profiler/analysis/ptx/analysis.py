@@ -209,8 +209,8 @@ class FunctionAnalysis:
         return tuple(sorted(threads))
 
     def conditions(self, number: int) -> dict[int, tuple[str, bool]]:
-        """Return what must be true for a basic block to run: block with a branch -> the register that decides the
-        branch, and the value that it must have.
+        """Return what must be true for a basic block to run: a map from a block with a branch to the register that
+        decides the branch, and the value that it must have.
         """
         found = {}
         blocks, dominators = self.flow.blocks, self.flow.dominators

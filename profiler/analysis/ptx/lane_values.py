@@ -1,7 +1,7 @@
 """Computes the values of registers in each thread of a block, if they follow from thread ids and constants.
 
-A value is a sum: a known number in each thread, plus multiples of terms that never change and are the same in all
-threads, such as a parameter or the address of a shared variable. Usually it is a·tid.x + b.
+A value is a sum of a number, which is known for each thread, and multiples of terms. Terms never change and are the
+same in all threads, such as a parameter or the address of a shared variable. Usually it is a·tid.x + b.
 """
 
 from __future__ import annotations

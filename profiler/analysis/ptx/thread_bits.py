@@ -90,8 +90,8 @@ class ThreadBits:
         return bits & ~LANE_BITS
 
     def _partner(self, a: str, b: str) -> int:
-        """Return the distance of the exchanging lanes if a butterfly exchange makes one of `a` and `b` from the
-        other, else 0.
+        """Return the distance between the lanes of a butterfly exchange that makes one of `a` and `b` from the other,
+        else 0.
         """
         for own, other in ((a, b), (b, a)):
             one = self._data.only_writer(self._source(other))

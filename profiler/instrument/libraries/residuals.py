@@ -1,7 +1,7 @@
 """Checks of the results of library calls: residuals of decompositions, Parseval's theorem, moments of random numbers.
 
-Each compares a relative error with a tolerance in units of n eps, with the largest side n of the arrays and the
-precision eps of the result. Checks run after recorded calls, only on request (profiler/brick_checks.py).
+Each check compares a relative error with a tolerance. Its unit is n eps: n is the largest side of the arrays, eps the
+precision of the result. Checks run after recorded calls, only on request (profiler/brick_checks.py).
 """
 
 from __future__ import annotations
