@@ -238,8 +238,8 @@ def _need_base(thresholds: Sequence[str]) -> bool:
 
 
 def check_names(thresholds: Sequence[str], base_file: Path) -> None:
-    """Raise MeasurementError if a threshold is invalid, or if the runs of the base file lack a name in a
-    threshold.
+    """Raise MeasurementError if a threshold is invalid, or if a name in a threshold is missing in the runs of the
+    base file.
     """
     from cbtop.comparison.contents import contents_together
     from cbtop.comparison.run_diff import diff_of

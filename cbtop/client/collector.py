@@ -156,7 +156,7 @@ class Collector:
                     return
 
     def _take(self, frame: bytes) -> None:
-        """Apply one message. After a damaged one, later ones are still applied."""
+        """Apply one message. If one is damaged, the following ones are still applied."""
         try:
             message = codec.decode(frame)
             if message is None:

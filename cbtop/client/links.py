@@ -1,4 +1,4 @@
-"""A viewer's links to one or several daemons, and the state of all together."""
+"""A viewer's links to one or several daemons, and their state in sum."""
 
 from __future__ import annotations
 

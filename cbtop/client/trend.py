@@ -191,8 +191,8 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
 
 
 def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeStats) -> NDArray[np.float64]:
-    """Return the work of each brick, (5, bricks): FLOP, bytes, time (ns), calls without declared FLOP, calls without
-    declared bytes.
+    """Return the work of each brick, (5, bricks). The rows are FLOP, bytes, time (ns), calls without declared FLOP,
+    calls without declared bytes.
 
     All are zero if no brick declares work. Calls are added up as in `brick_stats`. `at` has the brick index of each
     node in `ran`, or the number of bricks for a node that does not count.

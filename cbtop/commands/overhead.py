@@ -37,7 +37,7 @@ BRICKS_A_ROUND = 2_000
 ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
-# Probability that the true value is above the printed interval, and also that it is below.
+# Probability that the true value is above the printed interval. It is below with the same probability.
 ALPHA = 0.025
 FLOOR = "two clock reads"
 NOTHING = "nothing"

@@ -65,8 +65,8 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Something that became slower: a brick in all layers, a brick in one layer, or the whole step if `brick` is
-    None.
+    """Something that became slower: a brick in all layers, a brick in one layer, or (if `brick` is None) the whole
+    step.
     """
 
     phase: str

@@ -279,7 +279,7 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
 
 
 def _other_causes(found: RunDiff, rate: RateDiff) -> str:
-    """Return causes of a lower rate outside of the phase's typical steps, such as the time of other phases."""
+    """Return causes of a lower rate other than the phase's typical steps, such as the time of other phases."""
     phases = [one.phase for one in found.now.parts] + [one.phase for one in found.now.too_short]
     warm_up = sum(one.warm_up for one in found.now.parts if one.phase == rate.phase)
     causes = ["other phases"] if set(phases) - {rate.phase} else []
@@ -289,7 +289,7 @@ def _other_causes(found: RunDiff, rate: RateDiff) -> str:
 
 
 def _cause_of_rate(rate: RateDiff) -> str:
-    """Return the main cause of a lower rate, from the group of steps with most of the additional time."""
+    """Return the main cause of a lower rate: a change in the group of steps with most of the additional time."""
     worst = max(rate.parts, key=lambda part: part.wall.delta * part.now.amount)
     balance = worst.balance
     cause = _cause(worst, worst.wall.delta, balance.between_steps[1] - balance.between_steps[0])

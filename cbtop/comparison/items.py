@@ -218,7 +218,7 @@ class _NodePlaces:
 
     The columns are: the brick or layer, the brick in a layer, and the rest of the brick. The rest are its calls
     outside of layers, or in layers with too few calls for a median. Place `names + i` is the rest of brick i.
-    `parts[i]` are the places that together have all calls of brick i.
+    `parts[i]` are the places that together contain all calls of brick i.
     """
 
     columns: list[Column]
@@ -249,7 +249,7 @@ class _NodePlaces:
         return _NodePlaces([in_all, in_cell, rest], len(names), parts)
 
     def typical_us(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for each block and place how long all its calls would take, if each took the typical time.
+        """Return for each block and place the time of all calls if each took the typical time.
 
         `calls` is (blocks, places).
         """
@@ -314,7 +314,7 @@ def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def _nested(places: PhasePlaces, totals: PhaseTotals) -> set[Brick]:
-    """Return the bricks that contain other bricks, so that their calls include these."""
+    """Return the bricks that contain other bricks. Their calls include the calls of these."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

@@ -67,7 +67,7 @@ def other_load(base: Run, now: Run) -> str:
 
 
 def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, old value, new value) of what differs in the machine or the sampling and affects times."""
+    """Yield (name, old value, new value) for each difference of machine or sampling that affects times."""
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
     yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)

@@ -212,8 +212,8 @@ def figures(
 def _line(
     amount: NDArray[np.float64], weight: NDArray[np.float64], along: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return how much each column (a figure) grows with `along`, and the error of this slope as a multiple of the
-    mean's error.
+    """Return how much each column (a figure) grows with `along`. Also return the error of this slope, as a multiple
+    of the mean's error.
 
     Blocks are assumed to scatter as much around the line as around the mean.
     """
@@ -246,7 +246,7 @@ def _longest_errors(
 
 
 def _errors(off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int) -> tuple[NDArray[np.float64], float]:
-    """Return the standard error of each column's mean, and the effective number of blocks."""
+    """Return the standard error of each column's mean, and how many independent blocks this error corresponds to."""
     blocks = len(weight)
     squares = (off**2).sum(axis=0)
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
@@ -302,8 +302,8 @@ def stretched(figure: Figure, by: float) -> Figure:
 def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
     """Return the change of a figure with an error that is far from normal, such as a p99.
 
-    There are two intervals, and the wider one is used: from the learned scatter between runs, and from the errors
-    inside the runs. `change` would also multiply the error inside the new run by the quantile for few base runs. The
+    There are two intervals: one from the learned scatter between runs, one from the errors inside the runs. The wider
+    one is used. `change` would also multiply the error inside the new run by the quantile for few base runs. The
     error of the ratio would be too small if a p99 jumps to the length of a pause.
     """
     inside = _change(replace(before, runs=1, scatter=0.0), now, compared, 1, by_ratio=False)

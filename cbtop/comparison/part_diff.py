@@ -233,7 +233,7 @@ class PartDiff:
     def machine_ratio(self) -> float | None:
         """The common factor of all bricks' times. None unless all changed beyond noise and about alike.
 
-        The machine's clock or load may be the cause, or the program.
+        The cause may be the machine's clock or load, or the program.
         """
         ratios = [one.change.now / one.change.before for one in self.bricks if one.change and one.verdict]
         timed = [one for one in self.bricks if one.p50 and not one.is_below_resolution]
@@ -245,7 +245,7 @@ class PartDiff:
     def is_shared(self) -> bool:
         """Whether all bricks became slower by the same factor, which then explains the change of the time per unit.
 
-        The machine's clock or load may be the cause, or the program.
+        The cause may be the machine's clock or load, or the program.
         """
         if self.shared is None or self.shared <= 1:
             return False

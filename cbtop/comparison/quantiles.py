@@ -3,8 +3,8 @@
 # The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
 # measures", Journal of the American Statistical Association 47, 1952). The share of calls above a quantile is a mean,
 # with an error from blocks. The histogram converts this error to microseconds, over as many calls as the interval of
-# a comparison has. With fewer, their distances vary by chance, and the median of two kinds of calls may jump from one
-# kind to the other.
+# a comparison has. With fewer calls, their distances vary by chance. If there are two kinds of calls, the median may
+# jump from one kind to the other.
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ class CallTimes:
         )
 
     def _us_a_share(self, fraction: float, off: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the slope of a quantile for each brick or layer, in µs per share of calls, from the calls on both
-        sides of it.
+        """Return the slope of a quantile for each brick or layer, in µs per share of calls. It is computed from the
+        calls on both sides of the quantile.
         """
         reach = np.minimum(_NEAR_ERRORS * off, min(fraction, 1 - fraction) / 2)
         low_us, high_us = (np.nan_to_num(self._sorted.at(fraction + side * reach)) for side in (-1, 1))

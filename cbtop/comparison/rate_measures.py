@@ -85,7 +85,7 @@ def _rate(rate: str, of_us: float, time_us: float, half_us: float) -> Measure:
 def _ratio(changed: Change, amounts: float, more: str) -> Measure:
     """Return the new rate as a multiple of the old one.
 
-    `amounts` is the samples per unit now, divided by those before.
+    `amounts` is the number of samples per unit now, divided by the number before.
     """
     value = changed.before / changed.now * amounts
     # For the interval of the ratio, assume the same relative error in both times.

@@ -549,7 +549,7 @@ def _give_memory_back() -> None:
 
 
 def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list[bytes]:
-    """Return the encoded messages of `source`. If encoding fails, it becomes faulty, and the result is []."""
+    """Return the encoded messages of `source`. If encoding fails, the source becomes faulty, and the result is []."""
     try:
         return [codec.encode(message) for message in say()]
     except Exception as error:  # noqa: BLE001 - errors provoked by a hostile file affect only its source

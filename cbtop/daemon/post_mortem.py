@@ -1,4 +1,4 @@
-"""Find what an ended process did last: its last steps and records, and each thread's unfinished brick."""
+"""Find what an ended process did last: its last steps and records, and the unfinished brick of each thread."""
 
 from __future__ import annotations
 

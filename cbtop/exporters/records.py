@@ -95,7 +95,7 @@ class Records:
         return min((span.first_ns for span in self._spans), default=0)
 
     def by_start(self) -> Iterator[TimedRecord]:
-        """Yield the records by start. A record precedes those that it contains.
+        """Yield the records by start. A record precedes the records that it contains.
 
         With equal times, a parent comes before its child, because its id is smaller.
         """

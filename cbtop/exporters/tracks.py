@@ -27,7 +27,7 @@ def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tup
     """Yield (track, depth, record) for each record of `by_start`. The depth is the number of records around the
     record on its track.
     """
-    # Track -> its open records inside each other, outermost first, and its last record at the end.
+    # Track -> its open records, of which each is inside the previous one, and its last record at the end.
     open_on: list[list[_Open]] = []
     for record in by_start:
         best, chosen = _NO_ROOM, len(open_on)

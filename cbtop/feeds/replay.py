@@ -22,7 +22,8 @@ from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
 
 
 def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
-    """Return a baseline of each process in the recording at `path`: over all of it, or its last `last_s` seconds.
+    """Return a baseline of each process in the recording at `path`, over the whole recording or its last `last_s`
+    seconds.
 
     Raises RecordingError or VersionError.
     """

@@ -418,7 +418,7 @@ def _remark(place: PlaceDiff, causes: Sequence[str] = ()) -> str:
 
 
 def _listed_cells(part: PartDiff) -> list[PlaceDiff]:
-    """Return the cells (a brick in one layer) with the largest increases and decreases, and those with a verdict."""
+    """Return the cells (a brick in one layer) with the largest increases and decreases, and all with a verdict."""
     last = len(part.cells) - LISTED_CELLS
     return [
         cell

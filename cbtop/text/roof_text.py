@@ -1,4 +1,4 @@
-"""Write roofs (speed limits of the hardware), and how far bricks are below them."""
+"""Write roofs (speed limits of the hardware), and the distance of bricks from them."""
 
 from __future__ import annotations
 

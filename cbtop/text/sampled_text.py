@@ -35,7 +35,7 @@ def share(one: FunctionShare) -> str:
 
 
 def lines(view: SampledTimeView) -> list[str]:
-    """Return the place, and a line for each of its functions."""
+    """Return a line about the untimed time, then a line for each of its functions."""
     if not view.is_enough:
         return [f"{heading(view)}: fewer than {LEAST_SAMPLES} samples, so no shares"]
     shares = [share(one) for one in view.functions]

@@ -136,7 +136,7 @@ class Statistic:
     sort_key: str = ""
     # Whether the value is derived in a recent window. Since the start, it is measured.
     derived_in_window: bool = False
-    # Whether the value is of few calls, and so scatters. Rows sorted by it then change places less often.
+    # Whether the value is of few calls, and so scatters. Rows sorted by it then swap less often.
     of_few_calls: bool = False
 
     def value(self, row: object) -> Value:

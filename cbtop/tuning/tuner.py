@@ -25,8 +25,8 @@ MAX_ROUNDS = 20  # A try has at most this many rounds. More rounds would only sh
 PROFILED = 3  # This many requests are recorded to find the time of each brick.
 SPARE = 1.2  # A later round may take this many times as long as the first round.
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
-# Names of kernel contracts. The kernels in PRODUCTS change with the type of matrix product, those in CACHES with the
-# type of the KV cache.
+# Names of kernel contracts. The kernels in PRODUCTS change with the type of matrix product. The kernels in CACHES
+# change with the type of the KV cache.
 PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated", "attention_bf16"})
 CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 
@@ -91,7 +91,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Untried:
-    """A setting that was not tried. `why` is the reason, or the condition for a try."""
+    """A setting that was not tried. `why` is the reason, or the condition under which it is tried."""
 
     what: str
     why: str
@@ -132,11 +132,11 @@ class Tuned:
 
 
 class BrickTuner:
-    """Finds the fastest setting of a model on this machine, beginning with the one in use.
+    """Finds the fastest setting of a model on this machine, starting from the current setting.
 
     The tuner records the bricks of some requests. The bricks suggest faster settings, and limit the possible gain of
     each setting. The tuner measures these settings in turns with the best setting, and keeps a setting only if whole
-    requests are faster beyond chance. A setting is not tried if it could gain less than 3 %, or if time is up.
+    requests are faster beyond chance. A setting is not tried if it could gain less than 3 %, or if no time is left.
 
         bench = Bench(Path("model.gguf"), TuningRequest(128, 32).tokens)
         tuned = BrickTuner(bench, Setting(threads=1), TuningRequest(128, 32)).tune(budget_s=120)

@@ -152,8 +152,8 @@ class BrickRow:
     def bound(self) -> str | None:
         """The limit of the brick's speed: `memory` or `compute`.
 
-        It is `latency or overhead` if the rate is far below all roofs, and `several at once` if steps that run at the
-        same time share the roofs.
+        It is `latency or overhead` if the rate is far below all roofs. It is `several at once` if steps that run at
+        the same time share the roofs.
         """
         return self.roof.bound if self.roof else None
 

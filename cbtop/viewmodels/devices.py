@@ -180,7 +180,7 @@ def waiting_percent(store: Store, record: SourceRecord) -> float | None:
     key = record.hello.pid, record.hello.process_start
     moments = [one for known in store.devices.values() for one in known.of_processes.get(key, ())][-LATEST:]
     waited = [one.waiting_percent for one in moments if one.waiting_percent is not None]
-    # A sample is one second, so the mean over samples is the share of the whole time.
+    # A sample covers one second, so the mean over samples is the share of the whole time.
     return sum(waited) / len(waited) if waited else None
 
 

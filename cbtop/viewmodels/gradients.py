@@ -81,7 +81,7 @@ class GradientsView:
 
 
 def gradients_view(record: SourceRecord, step: Node) -> GradientsView | None:
-    """Return what the process has reported about the gradients in the steps of the node `step`, or None."""
+    """Return what the process has reported about gradients in the steps of the node `step`, or None."""
     norm = message_of(record, step, GradientNorm)
     fault = message_of(record, step, GradientFault)
     scale = message_of(record, step, LossScale)

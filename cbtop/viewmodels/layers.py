@@ -22,13 +22,13 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BACKWARD, BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-P50_OF_A_CALL = "p50 µs a call"  # title of the column with times per call; the others have µs per step
+P50_OF_A_CALL = "p50 µs a call"  # title of the column with times per call; the other columns have µs per step
 # A layer is odd (conspicuously slow) at this many times the median of its peers. Noise alone does not make it this
 # slow.
 ODD = 1.2
-# How far the lower end of a confidence interval is from the median, in standard deviations of the number of calls
-# below the median. One in 1,500 medians is then wrong. The interval is this wide because the slowest of many layers
-# is judged.
+# How far the lower end of a confidence interval is from the median. The unit is the standard deviation of the number
+# of calls below the median. One in 1,500 medians is then wrong. The interval is this wide because the slowest of many
+# layers is judged.
 Z = 3.0
 MIN_STEPS = 20  # Fewer recorded steps than this have medians that vary too much.
 MIN_LAYERS = 6  # The variation of fewer peers than this is unknown.
@@ -431,5 +431,5 @@ def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[
 
 
 def _kind(row: LayerRow) -> tuple[str, tuple[bool, ...]]:
-    """Return what the peers of a layer have in common: the stack, and which bricks they run."""
+    """Return what the peers of a layer have in common: their stack, and which bricks they run."""
     return row.stack, tuple([us is not None for us in row.cells])

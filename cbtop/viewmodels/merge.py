@@ -109,9 +109,9 @@ def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
     """Return the members of `records` that can be merged with `record`.
 
-    They have the same model, program and state. A killed process is merged with the processes that ran at the same
-    time, so that the loss is visible. Of a job, the newest process of each rank is returned, in any state. If two
-    processes of a rank ran at the same time, both are returned, because they are from two jobs that look equal.
+    They have the same model, program and state. A killed process is merged with processes that ran at the same time,
+    so that the loss is visible. Of a job, the newest process of each rank is returned, in any state. If two processes
+    of a rank ran at the same time, both are returned, because they are from two jobs that look equal.
     """
     job = job_of(record)
     if job is None:
@@ -125,7 +125,7 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
 
 
 def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
-    """Return the running processes of a rank. If none runs, return those that no later process has replaced."""
+    """Return the running processes of a rank. If none runs, return the ones that no later process has replaced."""
     run = [record for record in alike if not record.has_ended]
     last_ns = max((record.hello.realtime_ns for record in alike if record.hello), default=0)
     return run or [record for record in alike if last_ns <= _ended_at_ns(record)]

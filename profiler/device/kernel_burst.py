@@ -203,7 +203,7 @@ class KernelWindow:
             self._cupti.push(number)
 
     def begin_step(self, key: Hashable, calls: Sequence[Keys]) -> None:
-        """Begin a step with this `key`. `calls` has, for each of its calls, the keys of the call's layers and bricks."""
+        """Begin a step with this `key`. `calls` has the keys of the layers and bricks of each of its calls."""
         self._steps.append(key)
         self._calls = calls
         self._base = len(self._steps) << CALL_BITS

@@ -59,7 +59,7 @@ def attachable(pid: int) -> AttachableProcess:
 
 
 def not_permitted(pid: int) -> str:
-    """Return why the kernel does not let this process trace `pid`, and the way out."""
+    """Return why the kernel does not let this process trace `pid`, and how to change that."""
     try:
         scope = SCOPE.read_text(encoding="ascii").strip()
     except OSError:

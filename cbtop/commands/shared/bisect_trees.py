@@ -295,7 +295,7 @@ def _is_marked(folder: Path, identifier: str) -> bool:
 def last_line(log: int, begins: int) -> str:
     """Return ": " and the last line of a log, or "" if nothing follows the first `begins` bytes.
 
-    Lines of cbtop itself are skipped, unless there are no others.
+    Lines of cbtop itself are skipped, unless all lines are.
     """
     text = os.pread(log, os.lseek(log, 0, os.SEEK_END) - begins, begins).decode(errors="replace")
     every = text.strip().splitlines()

@@ -1,4 +1,4 @@
-"""Check options that must be one of several names, and suggest the nearest name."""
+"""Check options whose value must be one of several names, and suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str
 
 
 def file_hint(word: str) -> str:
-    """Return an error text for a word in place of a command that is probably a file, or "" for any other word.
+    """Return an error text if the word that should be a command is probably a file, else "".
 
-    It is probably a file if a file has this name, or if a recording in its folder has nearly this name.
+    It probably is if a file has this name, or if a recording in the file's folder has nearly this name.
     """
     path = Path(word)
     if path.is_file():

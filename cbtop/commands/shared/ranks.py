@@ -90,7 +90,7 @@ def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]
     """Run `command` as `count` ranks until they end. The output of the first rank is printed.
 
     When `is_stopped` returns true, the first rank gets SIGTERM and stops the others. If a rank fails or is killed,
-    all others are ended, and CbtopError has its exit code and last message.
+    all others are ended. CbtopError then has the failed rank's exit code and last message.
     """
     with ExitStack() as stack:
         said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]

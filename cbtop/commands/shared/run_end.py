@@ -101,7 +101,7 @@ class _Waits:
     """for each recording process: the waiting time of its busiest thread in each of the last seconds, in percent"""
 
     def __init__(self) -> None:
-        # process -> time of its last reading, and the processor times of its threads then
+        # process -> time of its last reading, and its threads' processor times at that time
         self._times: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
         self._percents: dict[int, list[float]] = {}
 

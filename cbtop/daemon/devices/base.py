@@ -1,4 +1,4 @@
-"""The common parts of all device samplers: their interface, a class for the figures of a device, and one that makes
+"""The common parts of all device samplers: their interface, a class for a device's figures, and a class that makes
 rates from counters.
 """
 

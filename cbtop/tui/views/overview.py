@@ -172,7 +172,9 @@ class OverviewRow:
 
 @dataclass(frozen=True, slots=True)
 class _Pane:
-    """The lines of one column of the overview, each with its row or None, and the column's first cell and width."""
+    """The lines of one column of the overview, each with the row it belongs to or None, and the column's first cell
+    and width.
+    """
 
     lines: Sequence[tuple[Line, Hashable]]
     begin: int

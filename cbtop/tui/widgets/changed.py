@@ -43,7 +43,7 @@ class _Compositor(Compositor):
         # The columns at which a widget begins (cuts), as a list for each line. They are from the last update, and
         # change when widgets move.
         self._cuts_known: list[list[int]] = []
-        # Maps (first column after a cut, line) to the widget that is in front there, and its region.
+        # Maps (first column after a cut, line) to the widget that is visible there, and its region.
         self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]

@@ -21,7 +21,8 @@ BLOCK_COLORS: dict[type[GraphNode], str] = {
 def to_svg(graph: RecordedGraph) -> str:
     """Return the graph as an SVG element, or "" if no node of the graph has a time.
 
-    A block contains the blocks below it. If a node has no time of its own, its time is that of the nodes inside it.
+    A block contains the blocks below it. If a node has no time of its own, its time is the sum of the nodes inside
+    it.
     """
     times_ns = _times_ns(graph)
     roots_ns = sum(time_ns for node, time_ns in enumerate(times_ns) if graph.parents[node] is None)

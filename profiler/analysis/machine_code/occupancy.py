@@ -168,8 +168,8 @@ def _gain(limits: Limits, block: BlockShape, blocks: int) -> OccupancyChange | N
 
 
 def _smallest(limits: Limits, less: Callable[[int], BlockShape], most: int, blocks: int) -> tuple[int, int] | None:
-    """Return the smallest saving of a resource that lets more than `blocks` blocks fit, and how many then fit. None
-    if no saving is enough.
+    """Return how much less of a resource a block must use so that more than `blocks` blocks fit, and how many then
+    fit. None if no saving is enough.
     """
 
     def blocks_with(amount: int) -> int:

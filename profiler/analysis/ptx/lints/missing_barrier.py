@@ -108,7 +108,7 @@ def _within(access: SharedAccess, threads: tuple[int, ...]) -> SharedAccess:
 
 
 def _reached_unordered(analysis: FunctionAnalysis, start: int, *, in_warps: bool) -> frozenset[int]:
-    """Return the instructions that a thread can reach after `at` before any instruction that orders memory accesses."""
+    """Return the instructions that a thread can reach before any instruction that orders memory accesses."""
     flow = analysis.flow
     found: set[int] = set()
     done: set[int] = set()
