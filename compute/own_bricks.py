@@ -70,7 +70,7 @@ def own_brick(name: str) -> OwnBrick:
 def cases_of(brick: OwnBrick, cases: str | None) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield the arguments of each call to try, with a name for the call.
 
-    `cases` is `module:function`, a function that yields tuples of arguments. By default, the cases are those of the
+    `cases` is `module:function`, a function that yields tuples of arguments. By default, the cases come from the
     brick's contract. Raises ContractError if there are none.
     """
     if cases is not None:
@@ -147,7 +147,7 @@ def _evaluated(check: Check, output: Any, arguments: tuple[Any, ...]) -> CheckOu
 
 
 def _planted(brick: OwnBrick, arguments: tuple[Any, ...], output: Any) -> Iterator[tuple[str, bool]]:
-    """Plant faults in the output, and those that the contract names. Yields each name, and whether it was found."""
+    """Plant faults in the output, and the contract's faults. Yields each name, and whether a check found it."""
     contract = brick.contract
     outputs = list(output) if isinstance(output, tuple | list) else [output]
     for place, right in enumerate(outputs):

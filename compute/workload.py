@@ -98,8 +98,8 @@ def run(
     if tokenizer is not None and options.prompt is not None:
         prompt = _tokens(tokenizer, options.prompt, model, context)
     _announce_checks(decoder, place, prompt, profiler, progress)
-    # The guard begins here. Its samples take a share of the time since its beginning, and the time for compiling
-    # should not count.
+    # The guard begins here. Its samples cover a share of the time since its start. The time for compiling should not
+    # count.
     if place.guard:
         decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
     _decode(decoder, prompt, options, profiler, should_stop, tokenizer, write)

@@ -133,7 +133,7 @@ def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> boo
 
 
 class Announcements(Generic[Kept]):
-    """Keeps one value for the newest message of each key, in the order in which the keys arrived.
+    """Stores one value for each key, with the newest message. The keys remain in the order in which they arrived.
 
     In the profiled process, the value is the encoded message. In the daemon, the value is the message itself. Both
     have the same bounds.
@@ -145,7 +145,7 @@ class Announcements(Generic[Kept]):
         self._size_bytes = 0
 
     def __iter__(self) -> Iterator[Kept]:
-        """Yield the value of each key, in the order of the keys, the oldest key first."""
+        """Yield the value of each key, the oldest key first."""
         return (kept for kept, _ in self._kept.values())
 
     def get(self, key: Key) -> Kept | None:

@@ -1,4 +1,4 @@
-"""The payloads of frames: compressed by zstd. Those of recordings made before protocol 1.8 are zlib streams.
+"""The payloads of frames: compressed by zstd. Payloads of recordings made before protocol 1.8 are zlib streams.
 
 On the frames of two recorded runs, zstd makes 0.5 to 7 % less than zlib in 0.4 to 0.8 of the time.
 """

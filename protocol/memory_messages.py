@@ -51,7 +51,7 @@ class BrickMemory:
 
 @dataclass(frozen=True, slots=True)
 class BrickMemories:
-    """The memory of the bricks in the newest recorded training step, those with most memory first.
+    """The memory of the bricks in the newest recorded training step. The bricks with the most memory come first.
 
     A message replaces the previous one of the same phase and model. `is_measured` says whether torch's allocator has
     counted it, as on a GPU.
@@ -88,7 +88,7 @@ class TrainingMemory:
     retries: int = 0  # how often torch had no memory and emptied its cache, in the latest `counted_steps` steps
     counted_steps: int = 0
     why_unknown: str = ""
-    # The smallest peak of one of these steps, next to the largest, which is in `parts`; 0: unknown.
+    # The peak of the step with the lowest peak. The highest peak is in `parts`. 0: unknown.
     lowest_allocated_bytes: int = 0
     lowest_reserved_bytes: int = 0
 

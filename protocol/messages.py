@@ -201,8 +201,8 @@ class Ceiling:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other processes used the device while the roof was measured, or the measured rounds differ too
-        much.
+        """Whether other processes used the device during the measurement of the roof, or the measured rounds differ
+        too much.
         """
         spread_percent = 0.0 if self.median is None else 100 * (self.value - self.median) / self.value
         return (self.load_percent or 0.0) >= BUSY_PERCENT or spread_percent > UNSURE_PERCENT
@@ -504,8 +504,8 @@ class RecordBatch:
     """The records themselves, for viewers that record.
 
     The ring numbers its records. A batch is of the numbers from `first` to below `produced`, and contains `count`
-    records. The others were overwritten or rejected. The next batch begins at `produced`. If its `first` is greater,
-    a batch was lost.
+    records. The other records were overwritten or rejected. The next batch begins at `produced`. If its `first` is
+    greater, a batch was lost.
     """
 
     source: str

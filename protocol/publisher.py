@@ -134,7 +134,7 @@ class Publisher:
     def hear(self, timeout_ms: int) -> None:
         """Process new connections, questions and disconnections.
 
-        If there are none yet, waits for the first one, at most `timeout_ms`.
+        If there are no messages yet, waits for the first one, at most `timeout_ms`.
         """
         if self._peers.is_waiting:
             timeout_ms = min(timeout_ms, SOON_MS)
@@ -199,7 +199,7 @@ class Publisher:
             self._peers.answered(topic, last.tracker)
 
     def begin_second(self) -> None:
-        """Begin a new second of the limits that count messages per second."""
+        """Set the counts of messages to zero, because limits are per second and a new second begins."""
         self._peers.begin_second()
 
     def shut_out_revoked(self) -> None:

@@ -71,7 +71,7 @@ _WORD = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The records of one read, and the number of records that were lost before them.
+    """The records of one read, and how many records were lost before them.
 
     Records are stored in columns (i64, one entry per record).
     """
@@ -121,7 +121,7 @@ class InFlight:
 
 
 class RingReader:
-    """Reads the ring at `path`, starting at its oldest record. Each read continues where the last one ended.
+    """Reads the ring at `path`, starting at its oldest record. Each read continues where the previous read ended.
 
     Raises RingError if the file is not a ring of this version, or if the file's header does not fit its size.
     """

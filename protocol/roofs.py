@@ -143,8 +143,8 @@ def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
 def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
     """Return the better of two measurements of one roof.
 
-    `old` is better if only `new` is short, if other processes disturbed only `new`, or if they disturbed both and
-    `old` is higher. Otherwise `new` is better.
+    `old` is better in three cases: only `new` is short, other processes disturbed only `new`, or they disturbed both
+    and `old` is higher. Otherwise `new` is better.
     """
     if old is None:
         return new

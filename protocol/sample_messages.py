@@ -8,8 +8,8 @@ from cbtop.protocol.attributes import MAX_QUANTITY
 
 MAX_SAMPLED_PLACES = 32
 MAX_SAMPLED_FUNCTIONS = 16  # most functions of a place that are sent; the rest are in its number of samples
-BETWEEN_STEPS = "between steps"  # the place of samples in no step of the process
-IN_NO_BRICK = "not instrumented"  # the place of samples in a recorded step, outside of its bricks
+BETWEEN_STEPS = "between steps"  # the samples outside of all steps of the process
+IN_NO_BRICK = "not instrumented"  # the samples in a recorded step, outside of its bricks
 
 
 @dataclass(frozen=True, slots=True)

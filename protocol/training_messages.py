@@ -94,9 +94,9 @@ class TrainingTimes:
 class GradientNorm:
     """The L2 norm of the gradients that an optimizer used, over all of its parameters.
 
-    `norm` is of the step `step`. Steps count from 1, with those that a gradient scaler skipped. `p50` and `highest`
-    are the median and the maximum of the newest `measured` norms. A message replaces the previous one of the same
-    phase and model.
+    `norm` is of the step `step`. Steps count from 1. Steps that a gradient scaler skipped count, too. `p50` and
+    `highest` are the median and the maximum of the newest `measured` norms. A message replaces the previous one of
+    the same phase and model.
     """
 
     phase: str

@@ -109,7 +109,7 @@ def _profilers(directory: Path) -> dict[str, BrickProfiler]:
 
 
 def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[str, list[float]]:
-    """Return the times (ns) of two clock reads, and the times of one start and stop of a brick with each profiler.
+    """Return times in ns: of two clock reads, and for each profiler of starting and stopping a brick once.
 
     The time of an empty loop is subtracted.
     """

@@ -232,8 +232,8 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
 
 
 def _more_in_step_us(part: PartDiff) -> float:
-    """Return how many µs per unit (token or step) a typical step takes longer than before. Each run is divided by its
-    own units.
+    """Return by how many µs per unit (token or step) a typical step is longer than before. The time of each run is
+    divided by its own number of units.
     """
     call = part.step.call
     return call.now / part.now.units_a_step - call.before / part.before.units_a_step if call else 0.0

@@ -75,7 +75,7 @@ class RooflineView:
 
     @property
     def has_roofs(self) -> bool:
-        """Whether a bandwidth or compute roof is known, to compare bricks with."""
+        """Whether bricks can be compared with a roof: bandwidth or compute."""
         return any(ceiling.kind in ("bandwidth", "compute") for ceiling in self.ceilings)
 
     @property

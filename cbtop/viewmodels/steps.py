@@ -92,7 +92,7 @@ class StepsView:
     at_once: float | None = None  # mean number of steps at once: the sum of their times, divided by `union_us`
     sequences: SpanView | None = None  # number of sequences per step of the phase
     cached: SpanView | None = None  # cached positions per sequence before a step
-    # Wall-clock time of the rates, 0 if unknown. For several processes, the longest of any.
+    # Wall-clock time of the rates, 0 if unknown. For several processes, the longest time of one process.
     wall_us: float = 0.0
     rates_us: float = 0.0  # time that the rates are divided by: `wall_us`, or in training the time in training steps
     is_training: bool = False

@@ -126,7 +126,7 @@ def flipped(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
 def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> tuple[Any, Codegen]:
     """Shift `high`, then return low | (high & mask).
 
-    The shift makes bit `place` (0 to 7) of `high` the fifth bit.
+    The shift turns bit `place` (0 to 7) of `high` into the fifth bit.
 
     Whole words are shifted, and the mask removes the bits of neighbouring bytes. AVX-512 rotates in one instruction,
     and computes `&` and `|` in one.

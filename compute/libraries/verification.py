@@ -29,8 +29,8 @@ Call = Callable[..., Any]
 class LibraryCheck:
     """The result of one contract on one case, or the reason `skipped` why it was not checked.
 
-    `function` is the bound one. `call_us` is the median time of one call in microseconds, after a first one. On a
-    GPU it includes the wait for the result, and no copies.
+    `function` is the bound one. `call_us` is the median time of one call in microseconds. The first call does not
+    count. On a GPU it includes the wait for the result, and no copies.
     """
 
     domain: str

@@ -107,7 +107,7 @@ class GraphOrigins:
         return found
 
     def under_names_of(self, other: GraphOrigins) -> GraphOrigins:
-        """Return these origins under the node names of `other`, a graph that is equal except for names."""
+        """Return these origins with other node names: those of `other`, a graph that differs only in names."""
         same = len(self.origins) == len(other.origins)
         origins = dict(zip(other.origins, self.origins.values(), strict=True)) if same else {}
         return GraphOrigins(origins, self.classes, self.elements)

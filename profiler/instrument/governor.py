@@ -74,8 +74,8 @@ LEAST_USED = 0.2  # the fraction of the allowed share that recording may always 
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # fraction of the golden ratio, multiplied by ONE
 # With k below FIRST_EVERY, steps with a fraction in one of two ranges are not recorded. The ranges begin at
-# PLAIN_FROM and PLAIN_AFTER. They make pairs of steps: after a step in the first range, the next one is in the
-# second.
+# PLAIN_FROM and PLAIN_AFTER. A step in the first range is followed by a step in the second, so unrecorded steps come
+# in pairs.
 PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE

@@ -1,8 +1,8 @@
-"""Finds out whether modules of one class, called in turns, are layers of one model or models of their own.
+"""Finds out whether modules of one class that are called in turns are layers of one model, or a model each.
 
 The generator and the discriminator of a GAN may have one class. So may the network and the target network of a
 Q-learning program, the two encoders of a retrieval model, or an actor and its critic. Their calls look like those of
-layers that a program calls by itself. An optimizer tells them apart in one of two ways:
+layers that a program calls by itself. An optimizer shows which is the case, in one of two ways:
 
 - It trains all weights of some of these modules, and no weight of the others.
 - It trains all weights of all of them, and their inputs do not depend on each other's weights. Layers get the output
@@ -60,7 +60,9 @@ class _Called:
 
 
 class TrainedApart:
-    """The classes with several modules that were called in turns, while it is unknown what they are."""
+    """The classes with several modules that were called in turns. It is not known yet whether they are layers or
+    models.
+    """
 
     def __init__(self) -> None:
         self._called: dict[int, _Called] = {}  # id of a class -> its modules that were called

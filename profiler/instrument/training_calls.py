@@ -296,7 +296,7 @@ class StepCalls(Capture):
         return sorted(found, key=lambda part: (part[2], -part[1]))
 
     def _places(self) -> list[Keys]:
-        """Return the keys that lead from the step down to each call."""
+        """Return, for each call, the keys that lead from the step down to it."""
         places: list[Keys] = []
         for key, around in zip(self._keys, self._around, strict=True):
             outer = () if around == OUTSIDE else places[around]
@@ -474,7 +474,7 @@ def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
     and bricks a separate name. The backwards of bricks follow each other, so they are not nested. Recomputed calls
     are inside the backward of their layer.
     """
-    # Equal keys of layers may have different own operations, so these are an argument, too.
+    # Layers with equal keys may have different own operations, so these are an argument, too.
     return _renamed(keys, suffix, scale, tuple([key.own for key in keys if isinstance(key, OwningKey)]))
 
 

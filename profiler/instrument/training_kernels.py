@@ -104,9 +104,9 @@ class StepKernels(StepCalls):
         self.part_of: dict[Keys, TrainingPart] = {}
         self.elements: Counter[Keys] = Counter()  # place of a call -> elements of all calls in this place
         self._called: list[Keys] = []  # for each call: the keys that lead from the step down to the call
-        self._where: list[Keys] = []  # for each call: the place that its kernels are assigned to
+        self._where: list[Keys] = []  # for each call: the keys that its kernels are counted for
         self._in_backward = LOSS  # the call that the running nodes of the backward belong to
-        self._of_owner: dict[int, Keys] = {}  # the place of the backward of each call
+        self._of_owner: dict[int, Keys] = {}  # for each call: the keys of its backward
         self._threads: list[int] = []  # threads of autograd that have run nodes in this backward pass
         # Memory is measured in the first step of a window only: a read of the counters takes 30 us.
         self.memory = None if recording.steps else StepMemory()
@@ -446,7 +446,7 @@ class GpuTrainingSteps(TrainingSteps):
     def count_earlier(
         self, model: TimedModel, name: str, step: EndedStep, window: TrainingWindow | None = None
     ) -> None:
-        """Count the plain steps that the device has ended by now. `step`, and those of `window`, are not plain."""
+        """Count the plain steps that the device has ended. Neither `step` nor the steps of `window` are plain."""
         others = [step, *(one.ended for one in window.steps)] if window else [step]
         for before, of_device in self._events.ended(name, step, follows=False):
             if not any(of_device is other for other in others):
@@ -533,8 +533,8 @@ class GpuTrainingSteps(TrainingSteps):
     def _closed(self, phase: str) -> list[StepTimes]:
         """Return the times of the latest plain steps.
 
-        Every step gets the mean wall time of these steps, the mean kernel times of the recorded steps, and its own
-        idle times in waits. The remaining time of a step counts as time without a kernel.
+        Each step gets the mean wall time of these steps and the mean kernel times of the recorded steps. Its idle
+        times in waits are its own. The remaining time of a step counts as time without a kernel.
         """
         windows = self._windows[phase]
         kernels: Parts = {}

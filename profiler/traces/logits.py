@@ -1,7 +1,7 @@
 """Trace MLT-03: how the ranks of likely tokens rise from layer to layer, according to the logit lens."""
 
-# The logit lens (nostalgebraist 2020) treats each layer's output as the last one: it applies the final norm and the
-# output matrix.
+# The logit lens (nostalgebraist 2020) treats each layer's output as if it were the last layer's: it applies the final
+# norm and the output matrix.
 
 from __future__ import annotations
 

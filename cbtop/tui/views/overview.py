@@ -172,9 +172,7 @@ class OverviewRow:
 
 @dataclass(frozen=True, slots=True)
 class _Pane:
-    """The lines of one column of the overview, each with the row it belongs to or None, and the column's first cell
-    and width.
-    """
+    """One column of the overview: its lines, its first cell and its width. Each line comes with its row, or None."""
 
     lines: Sequence[tuple[Line, Hashable]]
     begin: int

@@ -252,7 +252,9 @@ class FunctionAnalysis:
 
     @cached_property
     def shared_accesses(self) -> list[SharedAccess]:
-        """The first weak loads and stores of shared memory with known addresses and threads."""
+        """Weak loads and stores of shared memory, if their addresses and threads are known. Only the first ones are
+        listed.
+        """
         values = self.data.lane_values
         if values is None:
             return []
