@@ -102,8 +102,8 @@ class BrickTrend:
         self._us_tables = None
 
     def us(self, brick: int) -> tuple[float | None, ...]:
-        """Return the time of a brick in each of the last 60 s, oldest first: in µs per token in steps, and else per
-        call.
+        """Return the time of a brick in each of the last 60 s, oldest first. It is in µs: per token if the brick ran
+        in steps, else per call.
 
         None for a second without an ended call. `brick` is the id of its first node.
         """

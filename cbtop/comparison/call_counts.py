@@ -121,7 +121,7 @@ def new_calls(now: Figure, compared: int, steps: tuple[int, int]) -> CallsChange
     """Return the change for a brick or layer that only the new run calls.
 
     `steps` is (steps of the baseline, steps of the new run). A test decides whether the calls are new. If chance
-    decided which steps make them, an independent group of calls would be in the baseline with a probability in
+    decided which steps make calls, an independent group of calls would be in the baseline with a probability in
     proportion to its steps.
     """
     found = calls_change(None, now, compared)

@@ -259,8 +259,8 @@ class Daemon:
     def _has_room_for(self, left: EndedProcess | None) -> bool:
         """Return whether one more source may be watched. At the limit, stop watching the process that ended first.
 
-        `left` is None for a running process, which may replace any ended one. An ended process replaces only one that
-        ended earlier.
+        `left` is None for a running process, which may replace any ended one. A newly ended process replaces only a
+        process that ended earlier.
         """
         if len(self.sources) < MAX_SOURCES:
             return True

@@ -58,8 +58,8 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The functions that write a value: `bare` without the unit, for columns with the unit in their head, and
-    `in_full` with it.
+    """The functions that write a value. `bare` leaves out the unit, for columns with the unit in their title.
+    `in_full` adds it.
     """
 
     bare: Callable[[Any], str]

@@ -242,8 +242,8 @@ class ThreadShape:
     def blocks(self, pieces: int, multiprocessors: int) -> int:
         """Return the number of blocks for `pieces` pieces of work.
 
-        A block works on one piece for each of its rows of threads along y at the same time, and then takes the next
-        pieces.
+        A block works on several pieces at the same time, one for each of its rows of threads along y. Then it takes
+        the next pieces.
         """
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 

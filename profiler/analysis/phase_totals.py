@@ -221,7 +221,7 @@ def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: C
     subtracted twice.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
-    # What to subtract from each node, by node id: `in_brick` from a brick, `in_other` from any other node.
+    # What to subtract from each node, by node id: `in_brick` from bricks, `in_other` from other nodes.
     in_brick, in_other = -overlap_ns, -overlap_ns
     for ids in reversed(inside.by_depth):
         parent, kind = parent_of[ids], kind_of[ids]

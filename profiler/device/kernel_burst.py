@@ -40,7 +40,7 @@ from cbtop.protocol.requests import State
 # Most different kernels in a burst; kernels of one name differ by brick and by launch configuration.
 MAX_KERNELS = 5_000
 MAX_RECORDS = 800_000  # most records of all kinds together in one window; a launch has four or five records
-CALL_BITS = 32  # An external id of a call has the number of the call in this number of bits. The step is above.
+CALL_BITS = 32  # In an external id of a call, this number of bits holds the number of the call. The step is above.
 WAIT_S = 10.0  # longest wait for the device to finish the work of a step
 NAP_S = 200e-6
 OURS = "cbtop_"  # prefix of the names of cbtop's own kernels

@@ -124,7 +124,7 @@ def loop_of(scheduler: Any) -> Loop | None:
 
 
 def _load() -> tuple[int, int, float | None]:
-    """Return the load of all schedulers together. The use of the cache is the one of the fullest."""
+    """Return the load of all schedulers together. The use of the cache is the use of the fullest cache."""
     running, waiting, percent = 0, 0, None
     for scheduler in list(_loops):
         running += len(scheduler.active_requests)

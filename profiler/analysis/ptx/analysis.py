@@ -158,7 +158,7 @@ class FunctionAnalysis:
     def meeting_barriers(self) -> frozenset[int]:
         """The barriers at which warps with different work meet, each at its own instruction.
 
-        These barriers are not aligned, and both sides of a divergent branch have one with the same number.
+        These barriers are not aligned, and both sides of a divergent branch have a barrier with the same number.
         """
         free = {at for at, one in self.reachable() if is_block_barrier(one) and may_diverge_at(one)}
         met: set[tuple[str, ...]] = set()

@@ -13,7 +13,8 @@ Conditions = frozenset[tuple[object, bool]]
 def has_unordered_path(
     analysis: FunctionAnalysis, first: int, second: int, *, in_warps: bool, thread: int | None = None
 ) -> bool:
-    """Whether a thread can go from one instruction to another without one that orders memory accesses.
+    """Whether a thread can go from one instruction to another without passing an instruction that orders memory
+    accesses.
 
     A condition that does not change is the same at each branch of the path. With `thread`, conditions on its id are
     known.
