@@ -200,7 +200,7 @@ def sampled_places(
 
 
 def _functions(lines: Iterable[Line]) -> tuple[SampledFunction, ...]:
-    """Return the functions with most samples, each with its line and its caller that have most of them."""
+    """Return the functions with the most samples, each with its most sampled line and its most frequent caller."""
     of_function: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         of_function.setdefault((line[1], line[2]), []).append(line)

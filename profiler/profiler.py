@@ -360,8 +360,8 @@ class BrickProfiler:
     def record_deferred(self, brick: Brick, start_ns: int, elements: int = 1, end_ns: int | None = None) -> None:
         """Record a brick at the next `finalize`. It ran from `start_ns` to `end_ns`, two times of `elapsed_ns`.
 
-        Without `end_ns`, it ends when the device reaches this point, or without a device now. Raises ValueError for a
-        time before 0 or later than now.
+        Without `end_ns`, it ends when the device reaches this point. Without a device, it ends now. Raises ValueError
+        for a time before 0 or later than now.
         """
         if not self.recording:
             return

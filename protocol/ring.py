@@ -143,7 +143,7 @@ Record = Callable[[int, int, int, int], None]
 
 
 def fence() -> None:
-    """A fence: other processors see all memory accesses before this call earlier than all accesses after this call.
+    """A fence. Other processors see the memory accesses before this call first, and only then the accesses after it.
 
     `release` completes all earlier accesses, and the second `acquire` delays all later accesses. One `acquire` and
     then one `release` would not be enough, because accesses from both sides could move in between. The lock is new,

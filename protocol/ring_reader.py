@@ -218,7 +218,7 @@ class RingReader:
         number = self._next + self.capacity // 8
         at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
         *_, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
-        # The numbers in tags wrap. A number that seems to be ahead by more than half of their range is from an old
+        # The numbers in tags wrap. If a number seems to be ahead by more than half of the range, it is from an old
         # record.
         ahead = (sequence - number - 1) & SEQUENCE_MASK
         return bool(tag | sequence) and ahead <= SEQUENCE_MASK // 2
@@ -383,7 +383,7 @@ class RingReader:
         while True:
             tag = self._tags(at_least, look)
             ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
-            # The numbers in tags wrap. A number that seems to be ahead by more than half of their range belongs to an
+            # The numbers in tags wrap. If a number seems to be ahead by more than half of the range, it belongs to an
             # old record.
             ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
             furthest = int(ahead.max())

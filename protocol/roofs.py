@@ -61,7 +61,7 @@ class DeviceRoofs:
     multiprocessors: int | None = None
     driver: str = ""
     power_limit_w: int | None = None
-    # If the roofs were measured for one model, the bytes of its weights; otherwise None.
+    # The bytes of a model's weights if the roofs were measured for this model; otherwise None.
     weights_bytes: int | None = None
 
     @property

@@ -159,8 +159,8 @@ class LossScale:
     If gradients overflow, the scaler skips the step and lowers the scale. The scale fell in `falls` of the `updates`
     updates. The first updates of a scaler are left out, because it is then still looking for its scale.
 
-    The newest `latest` updates begin with a fall. In them, the scale fell `latest_falls` times and grew
-    `latest_rises` times, and `before` is the scale before them.
+    The newest `latest` updates begin with a fall of the scale. During these updates, it fell `latest_falls` times and
+    grew `latest_rises` times. `before` is the scale before them.
 
     A message replaces the previous one of the same phase and model.
     """

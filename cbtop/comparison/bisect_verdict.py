@@ -104,7 +104,7 @@ class Wanted:
     slowdown: Slowdown | None
 
     def of(self, assessment: Assessment) -> list[Judged]:
-        """Return a commit's broken results that BAD also has, with the same rule and place."""
+        """Return those broken results of a commit for which the commit BAD has one with the same rule and place."""
         shared = {rule for rule, cause in self.keys if cause.startswith(_NO_SINGLE)}
         return [one for one in assessment.broken if one.rule in shared or assessment.keys([one]) & self.keys]
 

@@ -124,8 +124,8 @@ def contents_together(runs: Sequence[Contents], *, needs_all: bool = False) -> C
     """Return the contents of several runs as one. Numbers that differ become ranges.
 
     A run with too few steps of a phase is left out for this phase if other runs have enough. With `needs_all`, no run
-    is left out, and a phase that one run lacks is. A condition becomes unknown if it differs between runs, and a
-    total if one run does not know it.
+    is left out. Instead, a phase is left out if one run lacks it. A condition becomes unknown if it differs between
+    runs, and a total if one run does not know it.
     """
     first = runs[0]
     if len(runs) == 1:

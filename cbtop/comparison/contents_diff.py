@@ -168,7 +168,9 @@ def _inside(
 
 
 def _other_attributes(name: str, before: _Pieces, now: _Pieces) -> Iterator[str]:
-    """Yield changed types and launches of kernels and operations that run as often as before."""
+    """Yield changes of number types and launch configurations, for kernels and operations that run as often as
+    before.
+    """
     types = [" + ".join(sorted({piece.dtype for piece in side if piece.dtype})) for side in (before, now)]
     if types[0] != types[1] and all(types):
         yield f"{name}: {types[0]} → {types[1]}"

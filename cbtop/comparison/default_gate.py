@@ -94,8 +94,8 @@ def _not_known_to_scatter(one: Judged) -> Judged:
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
     """Combine the default gate's results of two consecutive new runs.
 
-    A rule is broken if both break it, even in different layers. If one does, the result is unsure. If each breaks
-    another rule, it is unknown. Only the worst result of each rule and group of steps is kept, so that no rows
+    A rule is broken if both break it, even in different layers. If one does, the result is unsure. If each breaks a
+    different rule, it is unknown. Only the worst result of each rule and group of steps is kept, so that no rows
     contradict each other.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
@@ -266,7 +266,8 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
         said += f"; but the typical step is as long as before: {why}"
         return Judged(rule, rate.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
     # Pauses by other programs widen the interval of a rate on any machine. So a wide interval makes the result
-    # `unknown` only if the typical step is unknown, too. A loss of more time than pauses explain always does.
+    # `unknown` only if the typical step is unknown, too. It is always `unknown` if more time was lost than pauses can
+    # explain.
     is_typical_known = any(part.typical is not None for part in rate.parts)
     if is_far or (not is_typical_known and (change.noise_percent or inf) > MAX_NOISE_PERCENT):
         return Judged(rule, rate.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")

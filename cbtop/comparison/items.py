@@ -38,7 +38,8 @@ WHOLE_STEP: Place = (None, None)
 _OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
 # If all calls of a brick or layer are alike, its `Quantile.stretch` is below this, except by chance.
 _UNEVEN = 1.5
-# A common factor needs at least this many bricks in layers. Among fewer, a single slow one would change it.
+# A common factor needs at least this many bricks in layers. With fewer bricks, a single slow brick would change the
+# factor.
 MIN_SHARING = 8
 
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 Flags = NDArray[np.bool_]
 
-MIN_LEARNED = 3  # How much runs scatter is learned from at least this many.
-MIN_BLOCKS = 5  # How much blocks of a run scatter is learned from at least this many.
+MIN_LEARNED = 3  # The scatter between runs is learned from at least this many runs.
+MIN_BLOCKS = 5  # The scatter between blocks of a run is learned from at least this many blocks.
 # A call is at least this many times as long as the clock's resolution. So the clock's error is at most a fifth of it.
 READINGS = 5.0
 # A block above the median plus this many median absolute deviations is slow. By chance this happens once in 300.
@@ -61,7 +61,8 @@ class Figure:
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
-    # Error of the mean without changes that all bricks share, such as a clock drift. None if these are unknown.
+    # Error of the mean, except for changes that all bricks share, such as a clock drift. None if these changes are
+    # unknown.
     own_error: float | None = None
     own_scatter: float = 0.0
 

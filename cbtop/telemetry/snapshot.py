@@ -246,7 +246,7 @@ def _source(record: SourceRecord) -> Iterator[Value]:
 
 
 def _engine(record: SourceRecord) -> Iterator[Value]:
-    """Yield the figures of an engine's requests. Only counts remain of an engine that has ended."""
+    """Yield the figures of an engine's requests. If the engine has ended, only the counts remain."""
     of, times = (record.key,), record.serving.times
     loads = record.serving.loads.values()
     if times is not None:

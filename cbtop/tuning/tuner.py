@@ -79,7 +79,8 @@ class Try:
 
     @property
     def rounds_to_tell(self) -> int | None:
-        """About how many rounds tell LEAST_PERCENT from noise (derived), if the rounds go on to scatter alike.
+        """About how many rounds are needed to distinguish LEAST_PERCENT from noise, if the noise does not change
+        (derived).
 
         None if the measured difference is beyond noise, or if the measured rounds are enough.
         """

@@ -35,7 +35,7 @@ MIN_LAYERS = 6  # The variation of fewer peers than this is unknown.
 # The factor and the limit of the modified z-score: a layer is an outlier if 0.6745 (x - median) / MAD exceeds the
 # limit. Source: Iglewicz and Hoaglin, "How to detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-# If a larger share of the layers would be odd, none is, because the model is then built that way.
+# If a larger share of the layers would be odd, no layer counts as odd, because the model is then built that way.
 ODD_PART = 0.1
 # Each brick may take this many µs more in the first layer of a recorded step, because cbtop's own code is not in the
 # cache yet.

@@ -328,7 +328,7 @@ def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
 
 
 def _worst(records: Sequence[SourceRecord]) -> SourceRecord:
-    """Return the source in the worst state. Of several stopped ones, the first to stop."""
+    """Return the source in the worst state. If several have stopped, this is the first that stopped."""
     return max(records, key=_badness)
 
 

@@ -91,8 +91,8 @@ class CudaScratch:
     - `weights`: (rows * columns or more,).
     - `sums`: float32 (tokens * rows or more,), used when matrices are multiplied together.
 
-    All matrices of a decoder share one scratch. It is large enough for each matrix, and for all that are multiplied
-    together.
+    All matrices of a decoder share one scratch. It is large enough for each matrix, and for all matrices that are
+    multiplied together.
     """
 
     x: Any

@@ -87,7 +87,8 @@ class TrainingWindow(KernelRecording):
         return max(0, round(paid_ns))
 
     def most_next(self, launches: int, plain_ns: float, paid_ns: int, missing: int) -> int:
-        """Return how many steps the next window may have, after this one, whose steps had `launches`.
+        """Return how many steps the window after this one may have. `launches` is the number of launches per step in
+        this window.
 
         While steps are `missing` for reliable figures, a window has as many as possible. Later, it has so many that
         they cost as much as opening and closing.

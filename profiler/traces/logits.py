@@ -92,8 +92,8 @@ def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
 def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
     """Yield the numbers of the first followed token.
 
-    The first numbers say from which layer on it was always the most likely. One row per layer follows, over all
-    passes.
+    The first numbers say from which layer on this token was always the most likely one. One row per layer follows,
+    over all passes.
     """
     winners = [trace.tokens[0] for trace in passes if trace.tokens]
     decided = [winner.decisive_layer for winner in winners]
