@@ -160,7 +160,9 @@ def _running(outer: Scope, key: object) -> list[Scope]:
 
 
 def _is_deep(outer: Scope, key: object) -> bool:
-    """Return whether a scope for `key` in `outer` has a key more than SURE_RECURSION times on its way to the root."""
+    """Return whether a scope for `key` in `outer` would repeat a key: on the path to the root, more than
+    SURE_RECURSION times.
+    """
     keys, scope = [key], outer
     while scope.parent is not None:
         keys.append(scope.key)

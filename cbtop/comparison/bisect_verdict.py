@@ -85,7 +85,7 @@ class Slowdown:
         return _IN_LAYER.join(filter(None, (self.brick[0] if self.brick else whole, self.layer)))
 
     def change_in(self, found: RunDiff) -> Change | None:
-        """Return the change of the same brick or step in another comparison, or None if it lacks this."""
+        """Return the change of the same brick or step in the comparison `found`, or None if it is missing there."""
         part = next((one for one in found.parts if (one.phase, one.now.work) == (self.phase, self.work)), None)
         if part is None:
             return None

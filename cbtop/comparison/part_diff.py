@@ -390,8 +390,8 @@ def _place(
 
 
 def _per_unit(one: Change, units: tuple[float, float]) -> Change:
-    """Return the change `one`, limited so that it exceeds noise only if the time per unit changed, because calls with
-    more tokens take longer.
+    """Return the change `one`, limited by the change of the time per unit. Calls with more tokens take longer, so a
+    longer call alone must not exceed noise.
     """
     if one.medians_us or isclose(*units, rel_tol=ALIKE_UNITS):
         return one

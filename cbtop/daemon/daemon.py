@@ -259,7 +259,7 @@ class Daemon:
     def _has_room_for(self, left: EndedProcess | None) -> bool:
         """Return whether one more source may be watched. At the limit, stop watching the process that ended first.
 
-        `left` is None for a running process, which may replace any ended one. A newly ended process replaces only a
+        `left` is None for a running process. It may replace any ended process. A newly ended process replaces only a
         process that ended earlier.
         """
         if len(self.sources) < MAX_SOURCES:

@@ -138,7 +138,9 @@ class Recording:
             return [view for source in feed.sources() if (view := feed.view(source.key)) and view.has_data]
 
     def close(self) -> None:
-        """Close the recording. Tables that were returned before stay valid, and further ones are errors."""
+        """Close the recording. Tables that were returned before stay valid. Asking for more tables then raises an
+        error.
+        """
         self._is_open = False
         self._reader.close()
 

@@ -13,7 +13,7 @@ class GuardFaultView:
     """The guard's first fault: the brick with a faulty output in the first faulty step."""
 
     kind: str  # the kind of the fault: NaN, Inf or "over the bound"
-    # Name of the brick. None if a layer's output was faulty, but no output of its bricks.
+    # Name of the brick. None if the output of a layer was faulty, but all outputs of its bricks were valid.
     brick: str | None
     module: str | None  # the name of the brick's module in the model, such as `layers.2.mlp.down_proj`
     layer: int | None  # number of the layer; None outside of layers

@@ -71,8 +71,9 @@ class CompilingView:
 def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
     """Return the time range of `window`, or of all data without a window. None if no step was seen.
 
-    It begins with the first step after the warm-up, because earlier time does not count as time between steps. A
-    window that begins later, or a chosen range, keeps its begin. It ends now, or with an ended process's last step.
+    It begins with the first step after the warm-up, because earlier time does not count as time between steps. The
+    beginning of a chosen range does not change, nor that of a window that begins later. It ends now, or with an ended
+    process's last step.
     """
     steps = _steps(record)
     if not steps:

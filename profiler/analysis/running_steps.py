@@ -137,7 +137,7 @@ class RunningSteps:
     ) -> Column:
         """Return how much of each ended step's time is outside of its parts in this batch.
 
-        Also corrects this value for steps of earlier batches with late parts in this batch.
+        If parts of an earlier step arrive only in this batch, the value of that step is corrected, too.
         """
         found = inside.duration_ns[ends]
         counted = fate.closing & ~inside.is_end & (inside.outer == inside.step)

@@ -34,8 +34,8 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdown:
-    """The books of a phase, summed over its ended steps: wall = bricks + gaps - overlap + unattributed. All other
-    times are not in this sum.
+    """The time breakdown of a phase, summed over its ended steps: wall = bricks + gaps - overlap + unattributed. All
+    other times are not in this sum.
 
     The books do not close if parts took longer than their whole. Then no share of the wall time can be trusted.
     `over` is the number of such steps, and `over_ns` the excess. `exceeded` has the layers and bricks with such

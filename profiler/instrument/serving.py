@@ -117,7 +117,8 @@ class ServingLog:
         self._thread = 0
         self._requests: dict[str, OpenRequest] = {}
         self._scheduled: set[str] = set()  # the names in `_requests` that were scheduled
-        # Steady requests -> how many of `_steady_outputs` came before. Their newest tokens came at `_steady_ns`.
+        # Steady requests -> the value of `_steady_outputs` when they became steady. Their newest tokens came at
+        # `_steady_ns`.
         self._steady: dict[str, int] = {}
         self._steady_outputs = self._steady_ns = 0
         self._arrived = self._ended = self._preempted = self._loads = 0
@@ -248,7 +249,9 @@ class ServingLog:
         return True
 
     def _settle(self, names: Iterable[str]) -> None:
-        """Give these steady requests the tokens that they got together. They are no longer steady."""
+        """Give each of these requests the tokens that were counted for all steady requests together. They are no
+        longer steady.
+        """
         for name in names:
             request = self._requests[name]
             request.output_tokens += self._steady_outputs - self._steady.pop(name)

@@ -50,8 +50,8 @@ class LaneAddresses:
 
 
 def lanes_of(analysis: FunctionAnalysis) -> LaneAddresses:
-    """Return a kernel's accesses with known addresses. Bytes that another access to the same array uses are not
-    wasted.
+    """Return a kernel's accesses with known addresses. A byte counts as wasted only if no other access to the same
+    array uses it.
     """
     found: list[Access] = []
     counts = {"global": 0, "shared": 0}
