@@ -16,8 +16,9 @@ IN_NO_BRICK = "not instrumented"  # the samples in a recorded step, outside of i
 class SampledFunction:
     """A Python function that was sampled, and its line with the most samples.
 
-    `asleep` is how many of its samples found the thread asleep: it waited for a lock, a file, a socket or a time.
-    `called_from` is the line of the program that led there, `file:line function`, if the function is a library's.
+    `asleep` is how many of its samples found the thread asleep: it waited for a lock, a file, a socket or a time. If
+    the function belongs to a library, `called_from` is the line of the program that led there, as `file:line
+    function`.
     """
 
     name: str

@@ -315,7 +315,7 @@ def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def _nested(places: PhasePlaces, totals: PhaseTotals) -> set[Brick]:
-    """Return the bricks that contain other bricks. Their calls include the calls of these."""
+    """Return the bricks that contain other bricks. Their calls include the calls of the inner bricks."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

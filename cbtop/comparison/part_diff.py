@@ -192,8 +192,8 @@ class PartDiff:
 
     @property
     def guilty(self) -> list[PlaceDiff]:
-        """The entries of `slower` that also became slower relative to all other bricks and layers, or where this is
-        unknown.
+        """The entries of `slower` that also became slower relative to all other bricks and layers, or for which this
+        is unknown.
         """
         return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
 

@@ -57,8 +57,8 @@ def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -
 def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int) -> Measure:
     """Return a rate for one batch size.
 
-    It is over the steps' wall-clock time, with the time before each step. The rate in steps, and rates of training,
-    are over the steps alone.
+    It is over the steps' wall-clock time, with the time before each step. The rate in steps and rates of training are
+    over the time of the steps only.
     """
     if part.unit != "token" and rate != SAMPLES:
         return Measure("", NO_TOKENS)

@@ -1,5 +1,5 @@
 """Divides the wall time of a phase's steps into bricks and gaps (the books of the phase), and adds up the time
-outside of steps. The books close if no part is larger than the whole around it.
+outside of steps. The parts add up if no part is larger than the whole around it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def outside_steps(table: NodeTable, stats: NodeStats) -> Beside | None:
     """Return the time of bricks, layers and functions outside of all steps, by the outermost node's name. None
     without any.
 
-    Steps inside such a node are subtracted, because their own books have their time.
+    Steps inside such a node are subtracted, because their time is in their own time breakdown.
     """
     stats.grow(len(table) + 1)
     total_ns, count = stats.column("total_ns"), stats.column("count")

@@ -84,8 +84,8 @@ def sectors(addresses: Sequence[int], size: int) -> set[int]:
 def passes(addresses: Sequence[int], size: int) -> int:
     """Return how many passes over the banks of shared memory an access takes.
 
-    Threads that use the same word share it. Half a warp at a time does an access of 8 bytes, and a quarter does an
-    access of 16 bytes.
+    Threads that use the same word share it. If an access has 8 bytes, half a warp does it at a time. If it has 16
+    bytes, a quarter of a warp does.
     """
     threads = max(WARP_THREADS * BANK_BYTES // max(size, BANK_BYTES), 1)
     return sum(_passes(addresses[start : start + threads], size) for start in range(0, len(addresses), threads))
