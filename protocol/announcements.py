@@ -43,7 +43,7 @@ from cbtop.protocol.serving_messages import (
 from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
-MAX_ANNOUNCED = 10_000  # most announcements of each kind that are kept
+MAX_ANNOUNCED = 10_000  # at most this many announcements of each kind are kept
 MAX_COMPILATIONS = 64  # most messages about compilations that are kept; a new message replaces the oldest one
 MAX_ANNOUNCED_BYTES = 16 << 20  # limit for the encoded size of all announcements together
 # Limit for the announcements that a viewer or a recording keeps, added up over all sources. Each takes about 700

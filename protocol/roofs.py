@@ -28,7 +28,7 @@ from cbtop.protocol.messages import Ceiling
 
 SCHEMA = "cbtop.roofs/1"
 MAX_DEVICES = 32  # most devices in the file of roofs; if there are more, the oldest measurements are dropped
-MAX_CEILINGS = 16  # most roofs of one device
+MAX_CEILINGS = 16  # at most this many roofs of one device
 # Compute roof that applies to torch models -> the number type that is multiplied. Older files do not contain the
 # type.
 TORCH_COMPUTE = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cbtop.protocol.attributes import MAX_QUANTITY
 
-MAX_TIMED_STEPS = 64  # most training steps that a TrainingTimes covers
+MAX_TIMED_STEPS = 64  # a TrainingTimes covers at most this many training steps
 # Most parts that a message may contain, and most kinds of communication. This version knows eleven parts.
 MAX_STEP_PARTS = 32
 

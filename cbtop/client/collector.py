@@ -22,7 +22,7 @@ SILENT_AFTER_S = 3.0  # a daemon is silent after this many seconds without a mes
 CLOCK_WAIT_S = 0.2
 # A request for an ended process's data is repeated after this many seconds, because the answer may be lost.
 ASK_AGAIN_S = 2.0
-MAX_DRAINED = 200  # Most messages that one poll applies. More would block the screen.
+MAX_DRAINED = 200  # One poll applies at most this many messages. More would block the screen.
 # A poll stops applying messages after this many seconds. The catalog of 100,000 nodes takes a second.
 MAX_DRAIN_S = 0.25
 

@@ -89,10 +89,10 @@ MAX_SOURCES = 256
 LOOKS_AT_ONCE = 256  # One round opens at most this many new processes.
 REMOVED_AT_ONCE = 256  # One round deletes the files of at most this many processes.
 LISTING_SHARE = 10
-# Most lines that the daemon logs. Together they fit into a pipe.
+# The daemon logs at most this many lines. Together they fit into a pipe.
 MAX_COMPLAINTS = 16
 RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size in bytes of a message with records
-# Most records that were read and wait for publication. A record has 40 bytes.
+# At most this many records were read and wait for publication. A record has 40 bytes.
 MOST_WAITING = 1 << 16
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 

@@ -37,7 +37,7 @@ from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.requests import State
 
-# Most different kernels in a burst; kernels of one name differ by brick and by launch configuration.
+# At most this many different kernels in a burst; kernels of one name differ by brick and by launch configuration.
 MAX_KERNELS = 5_000
 MAX_RECORDS = 800_000  # most records of all kinds together in one window; a launch has four or five records
 CALL_BITS = 32  # In an external id of a call, this number of bits holds the number of the call. The step is above.

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.wrapping import BrickCall
 
 COMPILER = "torch._inductor.compile_fx"
-MAX_FILES = 256  # most files of generated code that are stored
+MAX_FILES = 256  # at most this many files of generated code are stored
 MAX_NAME_CHARS = 200
 
 # A line that launches a generated loop. Matrix products run in templates (`triton_tem_…`) or in other libraries

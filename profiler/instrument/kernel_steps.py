@@ -58,7 +58,7 @@ CHECK_NS, IDLE_NS = 250_000_000, 100_000_000  # how often steps look for idle ti
 # Part of its share that a model uses once FLOOR steps are recorded. The rest is for costs that nothing measures, such
 # as the slower steps after a window, and the noise of the program itself.
 STEADY = 0.5
-MOST_STEPS = 8  # most steps in a window
+MOST_STEPS = 8  # at most this many steps in a window
 RECORDS_PER_LAUNCH = 5
 # Number of windows with a single step after records were lost.
 ALONE = 8
@@ -86,7 +86,7 @@ class KernelSteps:
         self.burst = KernelBurstResults()
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._windows = self._recorded = 0  # number of windows, and of steps recorded in them
-        self._most = 1  # most steps in the next window
+        self._most = 1  # at most this many steps in the next window
         self._alone = 0  # number of next windows that have a single step
         # For each window: whether the device was idle when it began.
         self._were_idle: deque[bool] = deque(maxlen=SAMPLES)

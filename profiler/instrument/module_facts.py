@@ -20,7 +20,7 @@ from cbtop.profiler.instrument.module_tree import attribute_of, home_of_class, o
 from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameters
 from cbtop.protocol.attributes import ModuleAttributes
 
-MAX_WRAPPERS = 16  # most decorators of a `forward` that are followed
+MAX_WRAPPERS = 16  # at most this many decorators of a `forward` are followed
 MAX_DIMENSIONS = 8  # dimensions of a weight that are named
 MAIN = "__main__."
 

@@ -45,7 +45,7 @@ from cbtop.protocol.vocabulary import EnginePart
 
 TELL_NS = 1_000_000_000  # interval between two announcements of times and load
 LOAD_NS = 100_000_000  # shortest interval between two announcements of the load because new requests run
-MAX_TOLD = 64  # most running requests in one announcement
+MAX_TOLD = 64  # at most this many running requests in one announcement
 MAX_OPEN = 65_536  # follow at most this many requests at a time, and ignore the others
 # The positions of the parts in EnginePart. A dict with its members as keys takes ten times as long.
 WAITING, SCHEDULER, MODEL, OUTPUTS, DETOKENISE, HOST = range(len(EnginePart))

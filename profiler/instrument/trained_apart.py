@@ -27,7 +27,8 @@ MAX_MODELS = 8  # With more modules of one class, they are layers.
 # After this many steps of optimizers, no class is looked at any longer. A Wasserstein GAN trains its discriminator
 # five times before its generator.
 MAX_OPTIMIZER_STEPS = 32
-# Most operations before an input that are looked at, about 1 us each. With more, it counts as depending on all.
+# At most this many operations before an input are looked at, about 1 us each. With more, it counts as depending on
+# all.
 MAX_OPERATIONS = 1024
 
 

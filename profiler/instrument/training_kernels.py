@@ -87,7 +87,7 @@ UNSETTLED = 2
 WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER
 # Once FLOOR steps are measured, only one in this number of steps is measured, because an event costs the host 3 us.
 MEASURED_EVERY = 4
-MOST_RUNNING = 64  # most steps that may be unfinished on the device
+MOST_RUNNING = 64  # at most this many steps may be unfinished on the device
 MOST_STAYS = 16  # maximum number of measured waits (parts in WAITS) in one step
 SETTLE_S = 1.0  # longest wait for the device, in seconds, before a step is recorded
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
@@ -333,7 +333,7 @@ class GpuTrainingSteps(TrainingSteps):
         self._idle = IdleTimes()
         self._events = StepEvents()
         self._told = 0  # number of steps whose kernels were recorded
-        self._most = 1  # most steps in the next window
+        self._most = 1  # at most this many steps in the next window
         self._window: TrainingWindow | None = None  # the open window
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:

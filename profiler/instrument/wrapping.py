@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 
 KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to the module, mode, image size) -> brick
-# Most bricks of one module. A convolution has a brick for each size of its images. For further sizes, its work is
-# unknown.
+# At most this many bricks of one module. A convolution has a brick for each size of its images. For further sizes,
+# its work is unknown.
 MAX_KEYS = 64
 
 

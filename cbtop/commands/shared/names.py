@@ -10,7 +10,7 @@ from pathlib import Path
 
 # as in `cbtop.protocol.recording.SUFFIX`; importing that would load msgpack
 RECORDING_SUFFIX = ".cbtop"
-MAX_FILES = 10_000  # most files of a folder that are looked at
+MAX_FILES = 10_000  # at most this many files of a folder are looked at
 FILE_CUTOFF = 0.75  # names of recordings are long and alike, so only a typing error counts
 
 

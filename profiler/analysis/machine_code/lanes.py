@@ -15,7 +15,7 @@ from cbtop.profiler.analysis.ptx.opcodes import is_plain_access, opcode
 
 SECTOR_BYTES = 32  # bytes of the smallest transaction of global memory
 BANKS, BANK_BYTES = 32, 4  # number of banks of shared memory, and bytes per bank
-PASS_BYTES = BANKS * BANK_BYTES  # most bytes that shared memory delivers in one pass
+PASS_BYTES = BANKS * BANK_BYTES  # shared memory delivers at most this many bytes in one pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ REGISTERS_PER_SM = 65536  # registers of an SM; a single block may use all of th
 REGISTER_UNIT = 256  # a warp's registers are rounded up to a multiple of this
 PARTITIONS = 4  # an SM has four partitions, each with a quarter of its registers
 MAX_THREADS_PER_BLOCK = 1024
-MAX_REGISTERS = 255  # most registers per thread
+MAX_REGISTERS = 255  # at most this many registers per thread
 
 WARPS, BLOCKS, REGISTERS, SHARED, BARRIERS = "warps", "blocks", "registers", "shared memory", "barriers"
 

@@ -22,7 +22,7 @@ from cbtop.profiler.analysis.ptx.opcodes import (
 from cbtop.profiler.analysis.ptx.thread_bits import shared_results
 
 FIRST_WITHOUT_EXITED = 70  # the architecture
-MAX_SHARED_ACCESSES = 400  # most accesses with known addresses, because each is compared with all others
+MAX_SHARED_ACCESSES = 400  # at most this many accesses with known addresses, because each is compared with all others
 
 
 @dataclass(frozen=True, slots=True)

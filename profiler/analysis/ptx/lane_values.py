@@ -19,9 +19,9 @@ from cbtop.profiler.analysis.ptx.opcodes import opcode
 WARP_THREADS = 32
 # Number of threads if the block size is unknown. With two warps, one can wait for the other.
 ASSUMED_THREADS = 64
-MAX_THREADS = 1024  # most threads of a block (CUDA Programming Guide, "Technical Specifications")
-MAX_CHAIN = 200  # most instructions from a thread id to a value that is computed from it
-# Most values of single threads that are computed for a function. Most functions need a few 10,000.
+MAX_THREADS = 1024  # at most this many threads of a block (CUDA Programming Guide, "Technical Specifications")
+MAX_CHAIN = 200  # at most this many instructions from a thread id to a value that is computed from it
+# At most this many values of single threads are computed for a function. Most functions need a few 10,000.
 MAX_WORK = 4_000_000
 _ADDRESS = re.compile(r"([\w$%#]+)\s*(?:\+\s*(-?\w+))?")
 

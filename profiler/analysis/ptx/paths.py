@@ -5,7 +5,7 @@ from __future__ import annotations
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
 
-MAX_STATES = 20_000  # most pairs of a block and known conditions in one search
+MAX_STATES = 20_000  # at most this many pairs of a block and known conditions in one search
 
 Conditions = frozenset[tuple[object, bool]]
 

@@ -33,7 +33,7 @@ LIBRARIES: dict[str, tuple[LibraryFunction, ...]] = {
     "cupy": CUPY,
 }
 _SMALL = "small calls"
-MAX_SMALL = 50  # most functions in the announcement of small calls
+MAX_SMALL = 50  # at most this many functions in the announcement of small calls
 
 
 class TimedLibraries:
