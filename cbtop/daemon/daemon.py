@@ -92,7 +92,7 @@ LISTING_SHARE = 10
 # The daemon logs at most this many lines. Together they fit into a pipe.
 MAX_COMPLAINTS = 16
 RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size in bytes of a message with records
-# At most this many records were read and wait for publication. A record has 40 bytes.
+# At most this many read records wait for publication. A record has 40 bytes.
 MOST_WAITING = 1 << 16
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 

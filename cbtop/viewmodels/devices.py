@@ -14,7 +14,7 @@ from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 STALE_AFTER_S = 3.0  # A sample is old after this many seconds. One is taken every second.
 # At most the newest LATEST samples are used (one a second), and at least LEAST_SAMPLES are needed.
 LATEST, LEAST_SAMPLES = 10, 3
-# At most this many processes without a GPU are not profiled, if they take at least this much of one processor.
+# At most this many processes without a GPU that are not profiled, if they take at least this much of one processor.
 MAX_BUSY, LEAST_BUSY_PERCENT = 10, 1.0
 
 
