@@ -137,7 +137,7 @@ def _missing(phase: str | None, views: Sequence[SourceView]) -> list[str]:
 
 
 class _CellSource(Source):
-    """A ring of this process. Only the records of the cell count: those from the number `first` on.
+    """A ring of this process. Only the cell's own records count: all from number `first` on.
 
     Their numbers begin with 0, so no record before the cell is missing. The process lives on, but the cell has ended.
     """

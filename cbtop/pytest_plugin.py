@@ -190,8 +190,8 @@ class MeasuredTest(pytest.Function):
     def _check(self, exchange: Path, *words: str) -> subprocess.CompletedProcess[str]:
         """Run `cbtop check` with the arguments `words` and with a command that runs this test.
 
-        With --new among them, the run exists, and no command is added. Raises MeasurementError if the check fails. If
-        the test skips itself in the measured process, it is skipped here, too.
+        If `words` contains --new, the run already exists, and no command is added. Raises MeasurementError if the
+        check fails. If the test skips itself in the measured process, it is skipped here, too.
         """
         command = [] if "--new" in words else ["--", *self._command(exchange)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_SESSION)}
@@ -238,8 +238,8 @@ def _need_base(thresholds: Sequence[str]) -> bool:
 
 
 def check_names(thresholds: Sequence[str], base_file: Path) -> None:
-    """Raise MeasurementError if a threshold is invalid, or if the runs of the base file lack a name in a
-    threshold.
+    """Raise MeasurementError if a threshold is invalid, or if a name in a threshold is missing in the runs of the
+    base file.
     """
     from cbtop.comparison.contents import contents_together
     from cbtop.comparison.run_diff import diff_of

@@ -1,7 +1,7 @@
 """Format numbers and units for screens, reports, messages and verdicts."""
 
 # None means that a number was not measured, and is written as `n/a`. 0 is a measured zero. In text, a number of 1,000
-# or more has separators. Ids, such as those of processes, ports and rings, and numbers in JSON and CSV have none.
+# or more has separators. Ids (of processes, ports, rings) and numbers in JSON and CSV have no separators.
 
 from __future__ import annotations
 

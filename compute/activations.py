@@ -96,8 +96,8 @@ def f16_to_f32(x: ArrayLike) -> Floats:
 def f32_to_f16(x: ArrayLike) -> NDArray[np.float16]:
     """Return the nearest float16 values, ties to even.
 
-    Infinities, and values that float16 cannot hold (from 65,520), become NaN. The reason is that an infinite key in a
-    cache could lead to a weight of 0, which looks valid.
+    Infinities, and values that float16 cannot hold (from 65,520), become NaN. The reason: an infinite key in a cache
+    can lead to a weight of 0, which looks valid.
     """
     array = np.asarray(x, np.float32)
     out = np.empty(array.shape, np.uint16)

@@ -103,7 +103,7 @@ def is_first_run() -> bool:
 
 
 def compiling() -> str:
-    """Return a line about a process that compiles kernels: the number of kernels that are in the cache by now."""
+    """Return a line about a process that compiles kernels: how many kernels are in the cache already."""
     done = "" if NUMBA_CACHE is None else f": {len(list(NUMBA_CACHE.glob(f'*{CODE}')))} done"
     return f"compiling kernels{done}"
 

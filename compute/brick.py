@@ -32,7 +32,7 @@ LEAST_BUDGET_US = 100.0
 # EPYC), and more if the processor is busy.
 SLACK = 2.0
 Profiler = BrickProfiler
-# A function that is called with a brick and the names of the contract conditions that do not hold.
+# A function that is called with a brick and the names of the contract's conditions that do not hold.
 Violated = Callable[["ComputeBrick", Iterable[str]], None]
 
 
@@ -121,8 +121,8 @@ class ComputeBrick:
     def set_budget(self, gb_per_sec: float) -> None:
         """Give later calls of one token a time budget: twice the time that the contracts imply at `gb_per_sec`.
 
-        A brick gets a budget only if its products run in int8, and if every contract says that the kernel's time is
-        limited by reading weights.
+        A brick gets a budget on two conditions: its products run in int8, and every contract says that reading
+        weights limits the kernel's time.
 
         Calls of many tokens get no budget, because multiplication limits their time. Calls of less than 100 µs get no
         budget either.
@@ -139,7 +139,7 @@ class ComputeBrick:
             self._of_token = replace(self.definition, budget=budget)
 
     def run_checked(self, violated: Violated, elements: int, calls: Sequence[Arguments]) -> None:
-        """Run the brick. Check the preconditions of its kernels before the run, and the postconditions after it.
+        """Run the brick. Check the preconditions of its kernels before they run, and the postconditions afterwards.
 
         If conditions fail, `violated` is called with their names. The timing does not include the checks.
         """
@@ -237,7 +237,7 @@ class ComputeBrick:
         return is_finite
 
     def fall_back(self) -> None:
-        """From the next call on, run the references in place of the kernels. The references compute in float64."""
+        """From the next call on, run the references instead of the kernels. The references compute in float64."""
         self.implementations = tuple(kernel.reference for kernel in self.kernels)
         self._many_elements, self._of_token, self._is_int8 = math.inf, None, False
         work = self.definition.work

@@ -61,7 +61,7 @@ SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
 LORA = BrickSpec("Lora", BrickCategory.ATTENTION, (IsFinite(), PRODUCT))
 LOSS = BrickSpec("Loss", BrickCategory.OTHER, (IsFinite(), ELEMENTWISE))
 OPTIMIZER = BrickSpec("Optimizer", BrickCategory.OTHER, (IsFinite(), ELEMENTWISE))
-# Exchanges between ranks compute nothing. Their names are those that the profiler gives to torch's exchanges
+# Exchanges between ranks compute nothing. They have the names that the profiler gives to torch's exchanges
 # (profiler/instrument/collectives.py).
 SEND = BrickSpec("Send", BrickCategory.COMMUNICATION, ())
 RECV = BrickSpec("Recv", BrickCategory.COMMUNICATION, ())

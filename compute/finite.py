@@ -57,7 +57,7 @@ def scale_offsets(block_format: BlockFormat) -> tuple[int, ...]:
 def _not_finite_blocks(
     block_format: BlockFormat, blocks: Bytes, places: NDArray[np.intp], rows: int
 ) -> tuple[int, int, str] | None:
-    """Find the first of the blocks at `places` that has a weight that is not finite. The blocks form `rows` rows."""
+    """Find the first block at `places` with a weight that is not finite. The blocks form `rows` rows."""
     if not len(places):
         return None
     with np.errstate(over="ignore", invalid="ignore"):

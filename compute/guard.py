@@ -78,8 +78,8 @@ def fault_of(output: Output) -> Fault | None:
 def _fault_in(name: str, output: Output) -> Fault | None:
     """Return the fault of the output that the contract calls `name`, or None.
 
-    Factors of int8 codes are not tested for overflow: they are sums of 32 numbers of the brick's main output, so they
-    are too large only if the main output is.
+    Factors of int8 codes are not tested for overflow. They are sums of 32 numbers of the brick's main output, so they
+    overflow only if the main output does.
     """
     fault = fault_of(output)
     return None if fault is Fault.OVERFLOW and name == FACTORS else fault
@@ -114,7 +114,7 @@ class JidokaGuard:
         self._began_s = clock_s()
         self._spent_s = 0.0
         self._times: dict[ComputeBrick, int] = {}
-        # brick that is replaced by its references because of a fault -> the fault, and the brick's place in the model
+        # brick that its references replace because of a fault -> the fault, and the brick's place in the model
         self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}
         self._checked: dict[tuple[str, str], bool] = {}
         # (brick, assertion) pairs that could not be checked, because the input was not finite
@@ -170,8 +170,8 @@ class JidokaGuard:
             raise GuardError(None, None, self._position, met.fault.value)
 
     def finish(self) -> None:
-        """Report the bricks that were replaced by their references and had a fault again, and the assertions that
-        were never checked.
+        """Report the bricks that had a fault again after their references replaced them, and the assertions that were
+        never checked.
         """
         for brick, (met, where) in self._fallen.items():
             if (times := self._times[brick]) > 1:

@@ -45,9 +45,9 @@ _TWO = _Version("sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file
 def available_bytes(root: Path = Path("/")) -> int | None:
     """Return the bytes of memory that this process may still use, or None if unknown.
 
-    The result is the smallest of several amounts: the system's available memory (MemAvailable), and the amount that
-    each control group of this process leaves. Works on Linux, with both versions of control groups, if they are
-    visible. `root` is the root of the file system.
+    The result is the smallest of several amounts: the system's available memory (MemAvailable), and what each control
+    group of this process leaves. Works on Linux, with both versions of control groups, if they are visible. `root` is
+    the root of the file system.
     """
     left = [*_of_the_system(root), *_of_groups(root)]
     return max(min(left), 0) if left else None

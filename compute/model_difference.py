@@ -61,11 +61,12 @@ class TensorError:
 
     @property
     def min_snr_db(self) -> float | None:
-        """The least SNR, or None if any is enough: that at which independent noise leads to the cosine `min_cosine`,
-        and that of weights which least squares would make half or 1.5 times as large.
+        """The least SNR, or None if any is enough. It is the higher of two limits. At the first, independent noise
+        leads to the cosine `min_cosine`. At the second, a least-squares fit would make weights half or 1.5 times as
+        large.
 
-        These limits reject tensors with a wrong scale, which the cosine does not detect. The second one is for a
-        format of one bit, whose noise is as large as that of a doubled scale.
+        These limits reject tensors with a wrong scale, which the cosine does not detect. The second limit is for a
+        format of one bit, because its noise is as large as the noise of a doubled scale.
         """
         if self.min_cosine <= 0:
             return None

@@ -70,7 +70,7 @@ def own_brick(name: str) -> OwnBrick:
 def cases_of(brick: OwnBrick, cases: str | None) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield the arguments of each call to try, with a name for the call.
 
-    `cases` is `module:function`, a function that yields tuples of arguments. By default, the cases are those of the
+    `cases` is `module:function`, a function that yields tuples of arguments. By default, the cases come from the
     brick's contract. Raises ContractError if there are none.
     """
     if cases is not None:
@@ -99,7 +99,7 @@ def verify_brick(brick: OwnBrick, calls: Iterable[tuple[str, tuple[Any, ...]]]) 
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """One call of a brick: the checks that failed, and the planted faults, each with whether a check found it."""
+    """One call of a brick: the checks that failed, and for each planted fault, whether a check found it."""
 
     how: str
     failed: Sequence[str]
@@ -147,7 +147,7 @@ def _evaluated(check: Check, output: Any, arguments: tuple[Any, ...]) -> CheckOu
 
 
 def _planted(brick: OwnBrick, arguments: tuple[Any, ...], output: Any) -> Iterator[tuple[str, bool]]:
-    """Plant faults in the output, and those that the contract names. Yields each name, and whether it was found."""
+    """Plant faults in the output, and the contract's faults. Yields each name, and whether a check found it."""
     contract = brick.contract
     outputs = list(output) if isinstance(output, tuple | list) else [output]
     for place, right in enumerate(outputs):
@@ -233,7 +233,7 @@ def bound_contracts(modules: Iterable[str]) -> set[Path]:
 
 @output_to_stderr()
 def lint(path: Path) -> list[str]:
-    """Return the faults of a contract file: what cannot be read, is not bound, or that no case falsifies."""
+    """Return the faults of a contract file: unreadable parts, missing bindings, and what no case falsifies."""
     try:
         if is_of_kernel(path):
             of_kernel = contracts.read(path.stem, path.read_text(encoding="utf-8"))
@@ -260,7 +260,7 @@ def _lint_equations(path: Path, arguments: Sequence[str], outputs: Sequence[str]
 
 
 def _lint_cases(contract: OwnContract) -> list[str]:
-    """Return what the cases show: conditions that do not hold, or else the faults that no case reveals."""
+    """Return what the cases show: conditions that do not hold. If all hold, the faults that no case reveals."""
     count = len(contract.outputs)
     unseen = {_in_output(fault, place, count) for fault in contract.output_faults for place in range(count)}
     unseen |= {one.name for one in contract.conditions}

@@ -15,7 +15,7 @@ from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
 
 MAX_BYTES = 1 << 24
 MAX_KEPT = 1024
-HASH_BYTES = 8  # number of bytes of `ptx_hash`, which is the beginning of a PTX's digest
+HASH_BYTES = 8  # number of bytes of `ptx_hash`, which are the first bytes of a PTX's digest
 HEAD = b"// cbtop "
 
 

@@ -345,7 +345,7 @@ def _rope_of(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Value], A
 
 
 def _llama3_factors(config: Mapping[str, Any], rope: Mapping[str, Any], base: float) -> Any:
-    """Return float32 (pairs,). Slow pairs have the whole factor, fast ones 1, and those between a mixture."""
+    """Return float32 (pairs,). Slow pairs have the whole factor, fast pairs 1, and pairs between a mixture."""
     dimensions = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     turns = float(rope["original_max_position_embeddings"]) / (

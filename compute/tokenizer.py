@@ -47,8 +47,8 @@ PATTERNS = {
 # Values of `tokenizer.ggml.pre`: if the file has one of these, a text begins with a special token, unless the file
 # says otherwise.
 BEGINS = frozenset({"llama-bpe"})
-# Values of `tokenizer.ggml.pre`: if the file has one of these, a word that is a token becomes that token, independent
-# of the merges.
+# Values of `tokenizer.ggml.pre`. If the file has one of these, a word that is itself a token becomes that token,
+# whatever the merges are.
 WHOLE_WORDS = frozenset({"llama-bpe"})
 # Control tokens that end a text even if the file does not list them, as in llama.cpp.
 ENDS = frozenset(

@@ -120,8 +120,8 @@ def _by_parts(kernel: Kernel, arguments: Arguments) -> None:
         part.implementation(*call)
 
 
-# The computations that a kernel can be compared with: its reference, the same kernel for one token at a time, and the
-# kernels that it fuses.
+# What a kernel can be compared with: its reference, the same kernel one token at a time, and the kernels that it
+# fuses.
 PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
     REFERENCE: _by_reference,
     SINGLE_TOKENS: _by_single_tokens,

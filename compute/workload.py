@@ -98,8 +98,8 @@ def run(
     if tokenizer is not None and options.prompt is not None:
         prompt = _tokens(tokenizer, options.prompt, model, context)
     _announce_checks(decoder, place, prompt, profiler, progress)
-    # The guard begins here. Its samples take a share of the time since its beginning, and the time for compiling
-    # should not count.
+    # The guard begins here. Its samples cover a share of the time since its start. The time for compiling should not
+    # count.
     if place.guard:
         decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
     _decode(decoder, prompt, options, profiler, should_stop, tokenizer, write)
@@ -185,8 +185,8 @@ def _decode(
 def set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     """Set time budgets for bricks that read weights.
 
-    The budgets assume the rate at which weights are read, or the memory's rate if it is lower. (Weights in a cache
-    are read at a higher rate, but then the bounds of the contracts do not hold.)
+    The budgets assume the rate at which weights are read, or the memory's rate if that is lower. (Weights in a cache
+    are read faster, but then the bounds of the contracts do not hold.)
 
     No budget is set if a roof (peak rate) is unsure, or if the bounds are not for this processor or for a format of
     the model.
@@ -401,7 +401,7 @@ def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
     was_enabled = profiler.enabled
     profiler.disable()
     try:
-        with suppress(NoTokenError):  # if there is a fault, the checks, the guard or the first step will report it
+        with suppress(NoTokenError):  # A fault here is reported later, by the checks, the guard or the first step.
             decoder.decode(decoder.prefill(prompt))
         decoder.restart()
     finally:

@@ -33,7 +33,7 @@ from cbtop.protocol.signals import reraise_host_error
 FIRST = 3
 SHARE = 0.01
 MAX_RESULTS = 10_000  # most results and definitions that are stored, in case the host makes ever new ones
-MAX_LATE = 1_000  # most outcomes that are awaited from a device
+MAX_LATE = 1_000  # at most this many outcomes are awaited from a device
 POLL_NS = 1_000_000  # how long to wait before looking again for an outcome from a device
 LAST_WAIT_NS = 1_000_000_000  # how long to wait for outcomes when recording ends; a device may hang
 CAPTURED = "a CUDA graph was captured; its replays run no Python, so nothing is checked in them"

@@ -183,7 +183,7 @@ def key_of_place(place: int, nodes: Sequence[Node]) -> PlaceKey | None:
 def sampled_places(
     places: Iterable[Place], lines: Iterable[Line], keys: dict[int, PlaceKey]
 ) -> tuple[SampledPlace, ...]:
-    """Add up the samples of the places with the same key, those with most samples first."""
+    """Add up the samples that have the same key. The largest sums come first."""
     counts: dict[PlaceKey, list[int]] = {}
     of_key: dict[PlaceKey, list[Line]] = {}
     for place, *figures in places:
@@ -200,7 +200,7 @@ def sampled_places(
 
 
 def _functions(lines: Iterable[Line]) -> tuple[SampledFunction, ...]:
-    """Return the functions with most samples, each with its line and its caller that have most of them."""
+    """Return the functions with the most samples, each with its most sampled line and its most frequent caller."""
     of_function: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         of_function.setdefault((line[1], line[2]), []).append(line)

@@ -95,7 +95,7 @@ class BrickDefinition:
 def _checks_of(contract: str | PathLike[str]) -> tuple[Check, ...]:
     """Return the checks of a contract file. Raises ImportError without the extra `compute`."""
     try:
-        # Contracts are read by the floor above, which a profiled process otherwise never loads.
+        # Contracts are read by `compute`, which a profiled process otherwise never loads.
         own_contracts: Any = import_module("cbtop.compute.own_contracts")
     except ImportError as error:
         raise ImportError(f"a contract needs pip install 'cbtop[compute]' ({error})") from error

@@ -56,8 +56,8 @@ def checked_ns(what: str, time_ns: int) -> int:
 
 
 class _Pushed:
-    """The scopes that one thread, task or greenlet has pushed, and the last brick that it recorded in the innermost
-    one.
+    """The scopes that one thread, task or greenlet has entered, and the last brick that it recorded in the innermost
+    scope.
     """
 
     __slots__ = ("__weakref__", "last_brick", "timers")

@@ -1,5 +1,5 @@
-"""The setting of the guard, which looks for faulty values: what is faulty other than NaN and infinity, and how to
-react.
+"""The setting of the guard, which looks for faulty values: which values are faulty besides NaN and infinity, and how
+to react.
 """
 
 from __future__ import annotations

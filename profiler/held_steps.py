@@ -212,7 +212,7 @@ class HeldSteps:
             self._callbacks.record(NO_NODE, 0, 0, 0)
 
     def _record(self, step: HeldStep) -> None:
-        # The step left its lane when it ended, so take a lane for its records.
+        # The step gave up its lane when it ended, so its records need a new lane.
         lane = step.step.take_lane()
         try:
             self._record_in(lane, step)

@@ -27,7 +27,7 @@ from cbtop.protocol.vocabulary import NodeKind
 TOO_MANY = 1 << 63  # the lowest number of elements that is too large for a record
 BEFORE_ALL_NS = -(1 << 63)
 NOWHERE = -1  # an offset that is in no memory, so that writing there fails
-# Most records that wait for the name of their step. Further ones get no node, and count as rejected.
+# At most this many records wait for the name of their step. Further ones get no node, and count as rejected.
 MAX_HELD = 1 << 16
 
 HeldRecord = tuple["Scope", Any, Any, int, int]  # the scope, start, end, elements and flags of a call

@@ -8,7 +8,7 @@ from weakref import ref
 
 from cbtop.protocol.ring import LANE_SHIFT, LANES
 
-# The lane of steps that found no other lane free. Their records cannot be told apart.
+# The lane of steps that found no other lane free. Their records cannot be distinguished.
 SHARED_LANE = (LANES - 1) << LANE_SHIFT
 
 
@@ -35,7 +35,7 @@ class Lanes:
 
     @property
     def holders(self) -> list[LaneHolder | None]:
-        """The last step of each lane that was taken, unless it was garbage-collected."""
+        """The step that took each lane last, unless it was garbage-collected."""
         return [holder() for holder in self._holders.values() if holder is not None]
 
     def take(self, step: LaneHolder) -> int:

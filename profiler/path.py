@@ -78,8 +78,8 @@ class Path(Protocol):
         """Move `position` to `scope`, which began at `start_ns`."""
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Write for viewers into the ring that `position` has been in `scope` since `start_ns`, and the size of its
-        step.
+        """Tell viewers through the ring that `position` has been in `scope` since `start_ns`, and how large its step
+        is.
 
         The size is `tokens`, or `sequences` if `tokens` is not a number above 0. The position does not move.
         """

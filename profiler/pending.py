@@ -14,7 +14,7 @@ MAX_PENDING = 8192  # with this many timings, a path waits for the device, even 
 
 
 class HostTime(int):
-    """A time of the host's monotonic clock (ns), used in place of a mark."""
+    """A time of the host's monotonic clock (ns), used instead of a mark."""
 
 
 # A timing: node and flags, start, end, elements. Start and end are marks of the clock, or HostTimes.
@@ -56,10 +56,10 @@ class Pending:
     def finalize(self) -> None:
         """Wait for the device once, and record all waiting timings.
 
-        If the clock raises an exception, they count as lost, and the exception is raised again.
+        If the clock raises an exception, the timings count as lost, and the exception is raised again.
         """
-        # Only the holder of the lock removes timings. So the first `waiting` timings are those that `synchronize` has
-        # waited for, unless `discard` has removed some.
+        # Only the holder of the lock removes timings. So the first `waiting` timings are the ones that `synchronize`
+        # has waited for, unless `discard` has removed some.
         with self._finalizing:
             # A signal handler calls `finalize` again after interrupting it, so do nothing.
             if self._is_finalizing:

@@ -30,7 +30,7 @@ UNDONE_WITHIN_S = 0.1
 
 
 class GraphPlace:
-    """The step, layer and brick of a thread, task or greenlet when it called `place`."""
+    """The step, layer and brick that a thread, task or greenlet was in when it called `place`."""
 
     __slots__ = ("held", "lane", "recording", "scope", "step")
 
@@ -120,8 +120,8 @@ class Adopted:
 
         The step's own thread also calls this when the step ends.
         """
-        # Two threads may undo the adoption at once, and the second waits for the first. In a child that was forked in
-        # between, nothing releases the lock. The child gives up, because its thread has adopted nothing.
+        # If two threads undo the adoption at once, the second thread waits for the first. In a child that was forked
+        # in between, nothing releases the lock. The child gives up, because its thread has adopted nothing.
         if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
         try:

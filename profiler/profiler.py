@@ -306,12 +306,12 @@ class BrickProfiler:
 
         Values that are known only inside the block are set there: `with profiler.step() as step:` … `step.name =
         "decode"`. `model` tells apart the steps of several models. With `sample_every=k`, each thread records the
-        bricks of one step in k of each name, and times the others as a whole.
+        bricks of every k-th step of a name. It times the other steps as a whole.
         """
         return ActiveStep(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
     def place(self) -> GraphPlace:
-        """Return the caller's place in the graph, for `adopt` in a different thread or task."""
+        """Return the caller's step, layer and brick, for `adopt` in a different thread or task."""
         return GraphPlace(self._path.position)
 
     def adopt(self, place: GraphPlace) -> Adopted:
@@ -360,8 +360,8 @@ class BrickProfiler:
     def record_deferred(self, brick: Brick, start_ns: int, elements: int = 1, end_ns: int | None = None) -> None:
         """Record a brick at the next `finalize`. It ran from `start_ns` to `end_ns`, two times of `elapsed_ns`.
 
-        Without `end_ns`, it ends when the device reaches this point, or without a device now. Raises ValueError for a
-        time before 0 or later than now.
+        Without `end_ns`, it ends when the device reaches this point. Without a device, it ends now. Raises ValueError
+        for a time before 0 or later than now.
         """
         if not self.recording:
             return
@@ -452,7 +452,7 @@ class BrickProfiler:
         return self.stats.stats_for(brick)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """Return the statistics of each category. Those of a category that did not run are zeros."""
+        """Return the statistics of each category. If a category did not run, its statistics are zeros."""
         return self.stats.category_stats()
 
     @property
@@ -538,7 +538,7 @@ class BrickProfiler:
             _log.warning(f"cbtop: {what}", *arguments)
 
     def _give_up(self, error: Exception) -> None:
-        """End recording, and log the reason once. Viewers see it, too, and the host continues.
+        """End recording, and log the reason once. Viewers see the error, too, and the host continues.
 
         An exception that a signal handler of the host raised in our code is raised again.
         """

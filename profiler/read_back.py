@@ -85,7 +85,7 @@ class ReadBack:
             return self._opened().stats_for(str(name))
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """Return the statistics of each category. Those of a category that did not run are zeros."""
+        """Return the statistics of each category. If a category did not run, its statistics are zeros."""
         with self._unrecorded():
             return self._opened().category_stats()
 

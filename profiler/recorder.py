@@ -79,7 +79,7 @@ class Recorder(Protocol):
 
 
 class RingListener(Protocol):
-    """Is told when a ring opens, or why none could be opened. It may write records into the ring."""
+    """Called when a ring opens, or with the reason why none could be opened. It may write records into the ring."""
 
     @property
     def implementation(self) -> str: ...
@@ -125,8 +125,8 @@ class Failures:
 class RingRecorder:
     """Writes records into this process's ring, and messages into its catalog.
 
-    No file is opened before the first record. If files cannot be made (no room, no safe runtime directory), one
-    warning is logged, nothing is recorded, and the host continues. A forked child opens its own files at its first
+    No file is opened before the first record. If files cannot be made (no room, no safe runtime directory), nothing
+    is recorded. One warning is logged, and the host continues. A forked child opens its own files at its first
     record, and repeats its parent's announcements there.
 
     The first opening removes some files if ended processes have left too many (see `cbtop.protocol.ended`).
@@ -194,9 +194,7 @@ class RingRecorder:
         self._last_words.append(announce)
 
     def announce(self, message: CatalogMessage) -> None:
-        """Write `message` into the catalog, in place of the message with the same key. An invalid message is
-        logged.
-        """
+        """Write `message` into the catalog instead of the message with the same key. An invalid message is logged."""
         with self._opening, self._failures.kept_from_the_host("announce"):
             try:
                 payload = codec.encode(message)
@@ -361,7 +359,7 @@ class RingRecorder:
             self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
-        """Write the nodes that are not in the catalog yet, including those that an interrupted call has left."""
+        """Write the nodes that the catalog does not have yet, including nodes that an interrupted call has left."""
         # A signal handler has interrupted this method and called it again. The interrupted call will write the new
         # nodes.
         if self._is_writing_nodes:

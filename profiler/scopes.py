@@ -20,8 +20,8 @@ from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
 UNNAMED = (NodeKind.STEP,)  # the key of a step without a name; its records wait for the name
-# How often a brick may be inside itself. Recursive models of balanced trees need less. Deeper calls are not recorded,
-# so their time belongs to the call around them.
+# How many levels deep a brick may be nested in itself. Recursive models of balanced trees need less. Deeper calls are
+# not recorded, so their time belongs to the call around them.
 MAX_RECURSION = 24
 # Bricks that call each other in any order have a node for each order. So there are at most MAX_DEEP_NODES nodes in
 # bricks that are inside themselves more than SURE_RECURSION times.
@@ -45,7 +45,7 @@ class Scopes:
         self._nodes = 0
         self._unsaid: list[EncodedNode] = []  # nodes that were not announced yet
         self._held = 0
-        self._deep = 0  # number of nodes in bricks that are inside themselves more than SURE_RECURSION times
+        self._deep = 0  # number of nodes in recursive bricks, nested more than SURE_RECURSION times
         self._loses_stops = False
         self.after_fork()
 
@@ -160,7 +160,9 @@ def _running(outer: Scope, key: object) -> list[Scope]:
 
 
 def _is_deep(outer: Scope, key: object) -> bool:
-    """Return whether a scope for `key` in `outer` has a key more than SURE_RECURSION times on its way to the root."""
+    """Return whether a scope for `key` in `outer` would repeat a key: on the path to the root, more than
+    SURE_RECURSION times.
+    """
     keys, scope = [key], outer
     while scope.parent is not None:
         keys.append(scope.key)

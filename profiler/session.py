@@ -60,7 +60,7 @@ class Report:
     wall_ns: int  # sum of all steps' wall times in ns; 0 without steps
     recorded_ns: int  # sum of the recorded steps' wall times in ns
     union_ns: int  # time in ns when at least one step ran
-    # From the first step's start to the last step's end in ns, or the length of the window.
+    # The ns from the first step's start to the last step's end, or the length of the window.
     elapsed_ns: int
     overwritten: int
     rejected: int
@@ -167,7 +167,7 @@ class Report:
         return rate + (f" of {self.phases} phases together" if self.phases > 1 else "")
 
     def _notes(self) -> Iterator[str]:
-        """Yield what a reader must know of the time breakdowns and of lost records."""
+        """Yield notes for the reader about the time breakdowns and about lost records."""
         for phase, books in self.books:
             yield from (f"{sanitise(phase)}: {said}" for said in _said_of(books))
         if self.outside and self.books:
@@ -299,7 +299,7 @@ class Session:
         return next((stats for stats in self._bricks() if stats.name == name), None)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """Return the statistics of each category. Those of a category that did not run are zeros."""
+        """Return the statistics of each category. If a category did not run, its statistics are zeros."""
         found = {stats.category: stats for stats in category_stats(self._bricks())}
         return {category: found.get(category) or CategoryStats.zero(category) for category in BrickCategory}
 

@@ -40,13 +40,13 @@ class AlikeParts:
 
 
 def scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:
-    """Return the scope that `keys` lead to from `scope`. New scopes are defined."""
+    """Return the scope that is reached from `scope` by `keys`. New scopes are defined."""
     for key in keys:
         scope = scope.children.get(key) or scopes.define(scope, key)
     return scope
 
 
-# For a step inside a call: the scope around the step, the position, and its lane.
+# For a step inside a call: the surrounding scope, the position in it, and its lane.
 Inside = tuple[Any, Any, int]
 
 

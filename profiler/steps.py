@@ -163,7 +163,7 @@ class Steps:
     def emit(
         self, root: Scope, keys: tuple[Hashable, ...], start_ns: int, end_ns: int, elements: int, lane: int
     ) -> None:
-        """Record a call in the scope that `keys` lead to from `root`. New scopes are defined."""
+        """Record a call in the scope that is reached from `root` by `keys`. New scopes are defined."""
         scope = scope_of(root, keys, self.scopes)
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
@@ -313,7 +313,7 @@ class ActiveStep:
         self.lane = None
 
     def wait(self) -> None:
-        """Expect one more call of `told` after this step's end, with parts that a device times."""
+        """Expect one more call of `told` after the end of this step, with parts that a device has timed."""
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
@@ -349,7 +349,7 @@ class ActiveStep:
         self._record(ended, lambda scopes: (parts.scopes_in(ended.scope, scopes), starts_ns, ends_ns, elements))
 
     def _record(self, ended: Ended, read: Callable[[Scopes], Told]) -> None:
-        """Record the parts that `read` returns, and the step if no more parts will come."""
+        """Record the parts that `read` returns. If no more parts will come, record the step, too."""
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)
@@ -522,7 +522,7 @@ class ActiveStep:
                 else:
                     self._emit(scope, start, end, lane | flags, inside)
         if not isinstance(self._ended, Ended):
-            self.lane = None  # last, because the records above need the lane
+            self.lane = None  # last, because the lines above still need the lane
         if self._is_outermost:
             path.step_ended()
             self._steps.flush()

@@ -29,8 +29,8 @@ def timed(
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Return a decorator that times each call as `brick` (see `BrickProfiler.timed`).
 
-    If the definition has checks, `check` is called after a recorded call with the definition, the result, and the
-    call's arguments and keywords, except while `checks` have used up their share of the time.
+    If the definition has checks, each recorded call is followed by `check`, with the definition, the result, and the
+    call's arguments and keywords. It is not called while `checks` have used up their share of the time.
     """
     checked = brick if isinstance(brick, BrickDefinition) and brick.checks else None
     # Most calls are not checked. A call of `checks.is_due` would double their cost.

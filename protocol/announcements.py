@@ -44,7 +44,7 @@ from cbtop.protocol.serving_messages import (
 from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
-MAX_ANNOUNCED = 10_000  # most announcements of each kind that are kept
+MAX_ANNOUNCED = 10_000  # at most this many announcements of each kind are kept
 MAX_COMPILATIONS = 64  # most messages about compilations that are kept; a new message replaces the oldest one
 MAX_ANNOUNCED_BYTES = 16 << 20  # limit for the encoded size of all announcements together
 # Limit for the announcements that a viewer or a recording keeps, added up over all sources. Each takes about 700
@@ -135,7 +135,7 @@ def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> boo
 
 
 class Announcements(Generic[Kept]):
-    """Keeps one value for the newest message of each key, in the order in which the keys arrived.
+    """Stores one value for each key, with the newest message. The keys remain in the order in which they arrived.
 
     In the profiled process, the value is the encoded message. In the daemon, the value is the message itself. Both
     have the same bounds.
@@ -147,7 +147,7 @@ class Announcements(Generic[Kept]):
         self._size_bytes = 0
 
     def __iter__(self) -> Iterator[Kept]:
-        """Yield the value of each key, in the order of the keys, the oldest key first."""
+        """Yield the value of each key, the oldest key first."""
         return (kept for kept, _ in self._kept.values())
 
     def get(self, key: Key) -> Kept | None:

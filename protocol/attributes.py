@@ -34,8 +34,8 @@ class Work:
     the FLOP are unknown, not 0. The same applies to bytes.
 
     `dtype` is the type of the multiplied numbers (`float32`, `bfloat16`, `int8`), and selects the roof. "" means
-    floats of an unknown type. A text that begins with `UNKNOWN_TYPE` means that the type cannot be known, and has no
-    roof. An operation on integers counts as one FLOP.
+    floats of an unknown type. A text that begins with `UNKNOWN_TYPE` means that the type cannot be known. Such a type
+    has no roof. An operation on integers counts as one FLOP.
     """
 
     flops_per_call: float | None = None
@@ -88,7 +88,7 @@ class KernelAttributes:
     ptx_hash: int | None = None
     static_shared_memory_bytes: int | None = None
     registers: int | None = None  # number of registers of each thread
-    # Number of bytes that each thread needs for values that do not fit into its registers.
+    # Number of bytes that each thread uses in memory because they do not fit into its registers.
     local_memory_bytes: int | None = None
     # The largest share of a multiprocessor's threads that can run at the same time.
     occupancy_percent: int | None = None

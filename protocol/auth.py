@@ -1,9 +1,9 @@
 """Access to the daemon's socket: the authenticator, and the reasons why a viewer was refused.
 
-CURVE proves that a viewer owns the key that it presents, but accepts every key. To restrict keys, libzmq sends a
+CURVE proves that a viewer owns the key that it presents, but it accepts any key. To restrict keys, libzmq sends a
 request over ZAP (ZeroMQ RFC 27) to an inproc address of the context. The authenticator answers it.
 
-Failed handshakes are reported only by the socket's monitor, which does not say which viewer's handshake failed.
+Only the socket's monitor reports failed handshakes, and it does not say which viewer failed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ZapAuthenticator:
     It is needed even without keys, because it makes libzmq refuse peers with a ZMTP version before 3. Messages of
     such peers do not identify their sender.
 
-    pyzmq's own Authenticator is not enough, for two reasons. It does not read its list again for each viewer. And it
-    does not remember the keys that it has let in, so it cannot tell whether a viewer's key was revoked.
+    pyzmq's own Authenticator is not enough, for two reasons. It does not read its list again for each viewer. It also
+    does not remember which keys it has let in, so it cannot tell whether a viewer's key was revoked.
     """
 
     def __init__(self, keys: DaemonKeys | None, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -143,7 +143,7 @@ def not_allowed(keys: ViewerKeys) -> str:
 
 
 def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
-    """Return the reason why a viewer with `keys` cannot connect to `endpoint`, and whether waiting is useless.
+    """Return why a viewer with `keys` cannot connect to `endpoint`, and whether waiting is useless.
 
     Waiting is useless if a person must change something first. The result may be wrong while a daemon restarts.
     """

@@ -360,8 +360,8 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
 def _sure_for(kind: type) -> Callable[[Any], bool]:
     """Return a function that says whether every field of a node, and of its groups, has exactly its declared type.
 
-    The encoding of such a node can always be decoded: strings are sanitised, integers with too many bits cannot be
-    encoded, and a node rejects numbers that are not finite.
+    The encoding of such a node can always be decoded, for three reasons: strings are sanitised, integers with too
+    many bits cannot be encoded, and a node rejects numbers that are not finite.
     """
     hints = get_type_hints(kind)
     members = dataclasses.fields(kind)

@@ -1,4 +1,4 @@
-"""The payloads of frames: compressed by zstd. Those of recordings made before protocol 1.8 are zlib streams.
+"""The payloads of frames: compressed by zstd. Payloads of recordings made before protocol 1.8 are zlib streams.
 
 On the frames of two recorded runs, zstd makes 0.5 to 7 % less than zlib in 0.4 to 0.8 of the time.
 """
@@ -37,7 +37,7 @@ def compressed(parts: Iterable[bytes]) -> bytes:
 
 
 def decompressed(payload: bytes) -> Iterator[bytes]:
-    """Yield what `payload` contains, in non-empty pieces: of zstd frames, or of one zlib stream.
+    """Decompress `payload`, which is zstd frames or one zlib stream, and yield non-empty pieces.
 
     Raises DecodeError if the payload is cut short or becomes too large, and one of ERRORS if it is damaged.
     """

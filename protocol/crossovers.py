@@ -35,8 +35,8 @@ class Crossover:
     A crossover is measured or static. The `note` of a static one explains why it was not measured.
 
     A measured one has `before_us` and `after_us`, the median times of both methods for a call with that amount of
-    work. Its `spread_percent` is the interquartile range of a method's rounds, in percent of their median (the larger
-    of both methods).
+    work. Its `spread_percent` is the interquartile range of a method's rounds, in percent of their median. Of both
+    methods, the larger value is used.
 
     Raises ValueError if a figure is impossible.
     """

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from cbtop.protocol.attributes import MAX_QUANTITY
 from cbtop.protocol.vocabulary import DeviceKind
 
-# The history of a process's memory has the least memory of each range of this many ns, for a quarter of an hour.
+# The history of a process's memory covers a quarter of an hour. It stores the lowest value in each range of this many
+# ns.
 MEMORY_POINT_NS = 20_000_000_000
 MAX_MEMORY_POINTS = 45
 
@@ -76,7 +77,8 @@ def packed_memory(sizes: Iterable[int]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The newest figures of a GPU, of a MIG device (`part_of` is the uuid of its GPU), or of a host's processors.
+    """The newest figures of one device: a GPU, a MIG device (`part_of` is the uuid of its GPU), or the processors of
+    a host.
 
     A figure that is not available is None, and `unknown` contains the reason. If the whole device does not answer,
     `trouble` contains the reason.

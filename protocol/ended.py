@@ -1,4 +1,4 @@
-"""The files that ended processes leave in a runtime directory: whether a process has ended, and which files are kept.
+"""The files of ended processes in a runtime directory: whether a process has ended, and which files are kept.
 
 Whether a process runs
 - A process runs while it holds the lock on its catalog.
@@ -98,7 +98,7 @@ def runs(ring_path: Path) -> bool:
             # lock.
             return True
         if not is_running(pid, start):
-            # The process may run in a different pid namespace, and its pid cannot be found then. So test the lock.
+            # The process may run in a different pid namespace. Its pid then cannot be found. So test the lock.
             return is_locked(catalog)
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
     except OSError as error:  # this process cannot open the files of the ring, because it has no descriptor left

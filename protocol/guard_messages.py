@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_STEPS = 1 << 53  # Most steps that a message may report. Numbers up to this limit are exact in JSON.
+MAX_STEPS = 1 << 53  # A message may report at most this many steps. Numbers up to this limit are exact in JSON.
 # The state of the input of a brick; UNKNOWN if no tensor in it was checked.
 FINITE, FAULTY, UNKNOWN = "finite", "faulty", "unknown"
 

@@ -51,7 +51,7 @@ class BrickMemory:
 
 @dataclass(frozen=True, slots=True)
 class BrickMemories:
-    """The memory of the bricks in the newest recorded training step, those with most memory first.
+    """The memory of the bricks in the newest recorded training step. The bricks with the most memory come first.
 
     A message replaces the previous one of the same phase and model. `is_measured` says whether torch's allocator has
     counted it, as on a GPU.
@@ -83,12 +83,12 @@ class TrainingMemory:
     unused_bytes: int = 0  # memory that was reserved but not allocated, when the most memory was allocated
     # The peak that torch itself counts since the process started, or since the program reset the peak.
     torch_peak_bytes: int = 0
-    # The most bytes that the process can reserve, with what it has reserved already; 0: unknown.
+    # The most bytes that the process can have reserved, including what it has reserved already; 0 if unknown.
     limit_bytes: int = 0
     retries: int = 0  # how often torch had no memory and emptied its cache, in the latest `counted_steps` steps
     counted_steps: int = 0
     why_unknown: str = ""
-    # The smallest peak of one of these steps, next to the largest, which is in `parts`; 0: unknown.
+    # The peak of the step with the lowest peak. The highest peak is in `parts`. 0: unknown.
     lowest_allocated_bytes: int = 0
     lowest_reserved_bytes: int = 0
 

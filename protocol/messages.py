@@ -39,8 +39,8 @@ BUSY_PERCENT = 5
 UNSURE_PERCENT = 10  # If the rounds of a measured roof differ by more than this percentage, the roof is unsure.
 
 PROTOCOL_MAJOR = 2  # major version 2 sends histograms as cells
-# Minor version 1 added devices. Version 2 added the kernels of a burst. Version 3 added the time in which steps run,
-# and the node of a process that is quiet. Version 4 added the parts of training steps. Version 5 added operations,
+# Minor version 1 added devices. Version 2 added the kernels of a burst. Version 3 added how long steps have run, and
+# the current node of a quiet process. Version 4 added the parts of training steps. Version 5 added operations,
 # allocations and conditions. Version 6 added the requests, load and times of a serving engine. Version 7 added the
 # pid of the command of `cbtop run`, and the runs that started a process. Version 8 added sampled functions, and
 # recordings compressed by zstd. Version 9 added the schedules of a serving engine.
@@ -202,8 +202,8 @@ class Ceiling:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other processes used the device while the roof was measured, or the measured rounds differ too
-        much.
+        """Whether other processes used the device during the measurement of the roof, or the measured rounds differ
+        too much.
         """
         spread_percent = 0.0 if self.median is None else 100 * (self.value - self.median) / self.value
         return (self.load_percent or 0.0) >= BUSY_PERCENT or spread_percent > UNSURE_PERCENT
@@ -406,7 +406,7 @@ class SourceCatalog:
 class Quiet:
     """A process has neither recorded nor begun anything for `quiet_ns`.
 
-    In the map of a SourceState, these fields are keys like the others.
+    In the map of a SourceState, these fields are stored like all other fields.
 
     - `in_flight` is the innermost node that has not ended (0: unknown, -1: a step without a name yet). With several
       threads, it is a node inside a step if there is one, and then the node that began last.
@@ -507,8 +507,8 @@ class RecordBatch:
     """The records themselves, for viewers that record.
 
     The ring numbers its records. A batch is of the numbers from `first` to below `produced`, and contains `count`
-    records. The others were overwritten or rejected. The next batch begins at `produced`. If its `first` is greater,
-    a batch was lost.
+    records. The other records were overwritten or rejected. The next batch begins at `produced`. If its `first` is
+    greater, a batch was lost.
     """
 
     source: str

@@ -29,8 +29,8 @@ import zmq
 
 MAX_CONNECTIONS = 64
 MAX_STRANGERS = 16
-# Most subscriptions of a connection. A viewer needs five topics: live data, records, a question, the time and ended
-# processes.
+# At most this many subscriptions of a connection. A viewer needs five topics: live data, records, a question, the
+# time and ended processes.
 MAX_SUBSCRIPTIONS = 8
 # Messages that a connection may send per second. A viewer that asks for a history of 64 MiB sends 130.
 MAX_WORDS = 300

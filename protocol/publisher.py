@@ -38,10 +38,11 @@ TOPICS = re.compile(
     rb"%b|%b|%b[0-9a-f]{16}|(?:%b|%b)[0-9a-f]{16}/\d{1,18}|%b[0-9a-f]{16}/(?:\d{1,20}:){2}\d{1,20}"
     % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX, ENDED_PREFIX)
 )
-# Most bytes of a message from a viewer. Handshakes are the largest messages. A topic has at most 85 bytes.
+# At most this many bytes of a message from a viewer. Handshakes are the largest messages. A topic has at most 85
+# bytes.
 MAX_MESSAGE_BYTES = 512
 MAX_HEARD = 1000  # most subscriptions that are processed at a time, so that a large number does not delay the daemon
-# Most viewers that are let in at a time. A viewer may send many messages before it is disconnected.
+# At most this many viewers are let in at a time. A viewer may send many messages before it is disconnected.
 MAX_LET_IN = 8
 SOON_MS = 10
 # Messages that may wait for a viewer. These are three seconds of live data at ten updates per second.
@@ -134,7 +135,7 @@ class Publisher:
     def hear(self, timeout_ms: int) -> None:
         """Process new connections, questions and disconnections.
 
-        If there are none yet, waits for the first one, at most `timeout_ms`.
+        If there are no messages yet, waits for the first one, at most `timeout_ms`.
         """
         if self._peers.is_waiting:
             timeout_ms = min(timeout_ms, SOON_MS)
@@ -199,7 +200,7 @@ class Publisher:
             self._peers.answered(topic, last.tracker)
 
     def begin_second(self) -> None:
-        """Begin a new second of the limits that count messages per second."""
+        """Set the counts of messages to zero, because limits are per second and a new second begins."""
         self._peers.begin_second()
 
     def shut_out_revoked(self) -> None:

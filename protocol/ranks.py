@@ -16,8 +16,8 @@ _RANK_VARIABLES = (
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
 )
 # Variables that identify a job. They are equal in all processes of a job, and differ between jobs that run at the
-# same time. The first ones that are set count: our own, the address where torch's processes meet, the job's name in
-# PMIx, the job's name in Slurm. (Slurm may treat each node of a torch job as a separate step.)
+# same time. The first variables that are set count, in this order: our own, the address where torch's processes meet,
+# the job's name in PMIx, the job's name in Slurm. (Slurm may treat each node of a torch job as a separate step.)
 JOB_VARIABLE = "CBTOP_JOB"
 _JOB_VARIABLES = (
     (JOB_VARIABLE,),

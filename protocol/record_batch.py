@@ -22,7 +22,7 @@ from cbtop.protocol.ring_reader import Batch
 MAX_TALLIES = (
     1 << 14
 )  # A receiver counts the records of this many sources. A daemon has at most 256 at the same time.
-# Most records in a message. If a reader joins late, the ring contains more records than this.
+# At most this many records in a message. If a reader joins late, the ring contains more records than this.
 MAX_BATCH_RECORDS = 1 << 16
 _FIRST_END = struct.Struct("<q")
 

@@ -110,13 +110,13 @@ FLAG_CANCELLED = 1 << 25  # the record is a cancelled step, or belongs to one; a
 # The record's number of elements is unknown, because the host gave a value that is not a count.
 FLAG_UNCOUNTED = 1 << 26
 # The record is not a call. It has the FLOP (as start), bytes (as end) and elements of a call of its node. For a step,
-# it contains the number of sequences, and the number of positions that each sequence had in the cache before.
+# it contains the number of sequences, and how many positions each sequence had in the cache before.
 FLAG_AMOUNTS = 1 << 27
 # The record is a call that does not count: its brick was stopped twice, out of order or late.
 FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS
 UNKNOWN_AMOUNT = -1  # unknown FLOP or bytes in a FLAG_AMOUNTS record
-LANE_SHIFT = 28  # The lane number in a record tells apart steps that run at the same time.
-LANES = 16  # the last lane is shared by all steps that find the other lanes in use
+LANE_SHIFT = 28  # The lane number in a record distinguishes steps that run at the same time.
+LANES = 16  # the last lane is shared by all steps that found no free lane
 # The record is a step that is timed as a whole, without records of its bricks.
 FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT
 SEQUENCE_SHIFT = 32
@@ -143,9 +143,9 @@ Record = Callable[[int, int, int, int], None]
 
 
 def fence() -> None:
-    """A fence: other processors see all memory accesses before this call earlier than all accesses after this call.
+    """A fence. Other processors see the memory accesses before this call first, and only then the accesses after it.
 
-    `release` completes all earlier accesses, and the second `acquire` holds back all later ones. One `acquire` and
+    `release` completes all earlier accesses, and the second `acquire` delays all later accesses. One `acquire` and
     then one `release` would not be enough, because accesses from both sides could move in between. The lock is new,
     so no other thread can hold it.
     """

@@ -1,4 +1,4 @@
-"""Reads a ring: the records that a process wrote, the node that each of its threads is in, and its newest time.
+"""Reads a ring: the records of a process, the current node of each of its threads, and its newest time.
 
 Rules
 - The reader never writes to the file and never maps it. So if the file is cut short during a read, that is an error
@@ -71,7 +71,7 @@ _WORD = struct.Struct("<q")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The records of one read, and the number of records that were lost before them.
+    """The records of one read, and how many records were lost before them.
 
     Records are stored in columns (i64, one entry per record).
     """
@@ -121,7 +121,7 @@ class InFlight:
 
 
 class RingReader:
-    """Reads the ring at `path`, starting at its oldest record. Each read continues where the last one ended.
+    """Reads the ring at `path`, starting at its oldest record. Each read continues where the previous read ended.
 
     Raises RingError if the file is not a ring of this version, or if the file's header does not fit its size.
     """
@@ -218,7 +218,7 @@ class RingReader:
         number = self._next + self.capacity // 8
         at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
         *_, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
-        # The numbers in tags wrap. A number that seems to be ahead by more than half of their range is from an old
+        # The numbers in tags wrap. If a number seems to be ahead by more than half of the range, it is from an old
         # record.
         ahead = (sequence - number - 1) & SEQUENCE_MASK
         return bool(tag | sequence) and ahead <= SEQUENCE_MASK // 2
@@ -383,7 +383,7 @@ class RingReader:
         while True:
             tag = self._tags(at_least, look)
             ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
-            # The numbers in tags wrap. A number that seems to be ahead by more than half of their range belongs to an
+            # The numbers in tags wrap. If a number seems to be ahead by more than half of the range, it belongs to an
             # old record.
             ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
             furthest = int(ahead.max())

@@ -28,7 +28,7 @@ from cbtop.protocol.messages import Ceiling
 
 SCHEMA = "cbtop.roofs/1"
 MAX_DEVICES = 32  # most devices in the file of roofs; if there are more, the oldest measurements are dropped
-MAX_CEILINGS = 16  # most roofs of one device
+MAX_CEILINGS = 16  # at most this many roofs of one device
 # Compute roof that applies to torch models -> the number type that is multiplied. Older files do not contain the
 # type.
 TORCH_COMPUTE = {
@@ -61,7 +61,7 @@ class DeviceRoofs:
     multiprocessors: int | None = None
     driver: str = ""
     power_limit_w: int | None = None
-    # If the roofs were measured for one model, the bytes of its weights; otherwise None.
+    # The bytes of a model's weights if the roofs were measured for this model; otherwise None.
     weights_bytes: int | None = None
 
     @property
@@ -143,8 +143,8 @@ def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
 def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
     """Return the better of two measurements of one roof.
 
-    `old` is better if only `new` is short, if other processes disturbed only `new`, or if they disturbed both and
-    `old` is higher. Otherwise `new` is better.
+    `old` is better in three cases: only `new` is short, other processes disturbed only `new`, or they disturbed both
+    and `old` is higher. Otherwise `new` is better.
     """
     if old is None:
         return new

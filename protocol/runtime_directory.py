@@ -20,8 +20,8 @@ def runtime_directory() -> str:
     """Return the directory of this user's rings, catalogs and socket. Creates it with mode 0700 if it does not exist.
 
     This is $CBTOP_RUNTIME_DIR, or else $XDG_RUNTIME_DIR/cbtop, or else cbtop-$UID in the system's temporary
-    directory. It is cbtop-$UID in SHARED_MEMORY if there is no temporary directory, or if its file system copies on
-    write, because no ring can be created there.
+    directory. It is cbtop-$UID in SHARED_MEMORY in two cases: there is no temporary directory, or its file system
+    copies on write, so that no ring can be created there.
 
     Raises EndpointError if the directory belongs to a different user or others may write into it.
     """

@@ -8,16 +8,17 @@ from cbtop.protocol.attributes import MAX_QUANTITY
 
 MAX_SAMPLED_PLACES = 32
 MAX_SAMPLED_FUNCTIONS = 16  # most functions of a place that are sent; the rest are in its number of samples
-BETWEEN_STEPS = "between steps"  # the place of samples in no step of the process
-IN_NO_BRICK = "not instrumented"  # the place of samples in a recorded step, outside of its bricks
+BETWEEN_STEPS = "between steps"  # the samples outside of all steps of the process
+IN_NO_BRICK = "not instrumented"  # the samples in a recorded step, outside of its bricks
 
 
 @dataclass(frozen=True, slots=True)
 class SampledFunction:
-    """A Python function that ran at a place, and the line that had most of its samples.
+    """A Python function that was sampled, and its line with the most samples.
 
-    `asleep` is how many of its samples found the thread asleep: it waited for a lock, a file, a socket or a time.
-    `called_from` is the line of the program that led there, `file:line function`, if the function is a library's.
+    `asleep` is how many of its samples found the thread asleep: it waited for a lock, a file, a socket or a time. If
+    the function belongs to a library, `called_from` is the line of the program that led there, as `file:line
+    function`.
     """
 
     name: str
@@ -36,7 +37,7 @@ class SampledFunction:
 
 @dataclass(frozen=True, slots=True)
 class SampledPlace:
-    """The samples of one sort of untimed time: between steps, or of a phase and model outside of bricks.
+    """The samples of one kind of untimed time: between steps, or outside of bricks in a phase of a model.
 
     `name` is BETWEEN_STEPS, IN_NO_BRICK, the row of a module's own operations, or a part of a training step. In
     `unread` samples the function is not known, and in `own` samples a function of cbtop ran.

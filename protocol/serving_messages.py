@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import MAX_QUANTITY
 from cbtop.protocol.training_messages import MAX_STEP_PARTS, PartTime
 
-MAX_SERVED = 256  # most requests that are kept; a new request replaces the oldest one
-MAX_LOADS = 256  # most loads that are kept; a new load replaces the oldest one
+MAX_SERVED = 256  # at most this many requests are kept; a new request replaces the oldest one
+MAX_LOADS = 256  # at most this many loads are kept; a new load replaces the oldest one
 MAX_ITERATIONS = 256  # iterations of an EngineTimes
-MAX_LATENCIES = 4096  # most latencies of each kind in an EngineTimes
+MAX_LATENCIES = 4096  # at most this many latencies of each kind in an EngineTimes
 FIRST_TOKEN = "first token"  # time from the arrival of a request to its first token
 BETWEEN_TOKENS = "between tokens"  # time between two outputs of a request
 
@@ -134,7 +134,7 @@ class EngineWorker:
 class EngineQueue:
     """The schedules of an engine after which requests still waited for `reason` (see QueueReason).
 
-    `running` and `waiting` are sums over these schedules: the requests that ran, and those that waited.
+    `running` and `waiting` are sums over these schedules: the requests that ran, and the requests that waited.
     `cache_percent` is the mean use of the KV cache, or None if unknown.
     """
 

@@ -23,8 +23,8 @@ def is_ours(error: BaseException) -> bool:
 def is_of_a_signal_handler(error: BaseException) -> bool:
     """Whether `error` was raised in a signal handler.
 
-    A function counts as a signal handler if it is set as a handler now, or if its locals contain the frame that it
-    interrupted.
+    A function counts as a signal handler in two cases: it is set as a handler now, or its locals contain the frame
+    that it interrupted.
     """
     trace = error.__traceback__
     while trace is not None:

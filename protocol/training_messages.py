@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cbtop.protocol.attributes import MAX_QUANTITY
 
-MAX_TIMED_STEPS = 64  # most training steps that a TrainingTimes covers
+MAX_TIMED_STEPS = 64  # a TrainingTimes covers at most this many training steps
 # Most parts that a message may contain, and most kinds of communication. This version knows eleven parts.
 MAX_STEP_PARTS = 32
 
@@ -94,9 +94,9 @@ class TrainingTimes:
 class GradientNorm:
     """The L2 norm of the gradients that an optimizer used, over all of its parameters.
 
-    `norm` is of the step `step`. Steps count from 1, with those that a gradient scaler skipped. `p50` and `highest`
-    are the median and the maximum of the newest `measured` norms. A message replaces the previous one of the same
-    phase and model.
+    `norm` is of the step `step`. Steps count from 1. Steps that a gradient scaler skipped count, too. `p50` and
+    `highest` are the median and the maximum of the newest `measured` norms. A message replaces the previous one of
+    the same phase and model.
     """
 
     phase: str
@@ -159,8 +159,8 @@ class LossScale:
     If gradients overflow, the scaler skips the step and lowers the scale. The scale fell in `falls` of the `updates`
     updates. The first updates of a scaler are left out, because it is then still looking for its scale.
 
-    The newest `latest` updates begin with a fall. In them, the scale fell `latest_falls` times and grew
-    `latest_rises` times, and `before` is the scale before them.
+    The newest `latest` updates begin with a fall of the scale. During these updates, it fell `latest_falls` times and
+    grew `latest_rises` times. `before` is the scale before them.
 
     A message replaces the previous one of the same phase and model.
     """

@@ -161,7 +161,7 @@ class EnginePart(StrEnum):
     # The engine prepares the model's inputs, runs the model, chooses tokens, and waits for all of this.
     MODEL = "model"
     OUTPUTS = "request updates"  # the scheduler applies the chosen tokens to its requests
-    # Tokens are turned into texts and results; a part only if this happens in the engine's process.
+    # Tokens are turned into texts and results. This is a part only if the engine's own process does it.
     DETOKENISE = "detokenise"
     HOST = "between steps"  # there are requests, but the engine runs none of the other parts
 
@@ -189,7 +189,7 @@ def is_training(phase: str) -> bool:
 
 
 def shows_training(phase: str) -> bool:
-    """Whether a phase is one of training steps. `phase` is its name on screens, such as `Net 2 train`."""
+    """Whether a phase consists of training steps. `phase` is its name on screens, such as `Net 2 train`."""
     words = phase.split(" ")
     return any(is_training(" ".join(words[at:])) for at in range(len(words)))
 

@@ -1,4 +1,4 @@
-"""Apply what a process has announced (nodes, models, settings) to the viewer's record of the process."""
+"""Store what a process has announced (nodes, models, settings) in the viewer's record of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Divide the last seconds of a rank into slices of at least 0.1 s, with each brick's time in each slice.
+"""Divide the last seconds of a rank into slices of at least 0.1 s. Return each brick's time in each slice.
 
 Viewers compare the ranks of a job by slices. With 4 updates a second there are 20 slices in 5 s.
 """

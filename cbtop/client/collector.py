@@ -22,7 +22,7 @@ SILENT_AFTER_S = 3.0  # a daemon is silent after this many seconds without a mes
 CLOCK_WAIT_S = 0.2
 # A request for an ended process's data is repeated after this many seconds, because the answer may be lost.
 ASK_AGAIN_S = 2.0
-MAX_DRAINED = 200  # Most messages that one poll applies. More would block the screen.
+MAX_DRAINED = 200  # One poll applies at most this many messages. More would block the screen.
 # A poll stops applying messages after this many seconds. The catalog of 100,000 nodes takes a second.
 MAX_DRAIN_S = 0.25
 
@@ -46,7 +46,7 @@ class Collector:
         self._boot_id = boot_id()
         self._other_version = ""
         self._waiting: deque[bytes] = deque()  # messages that arrived and are not applied yet
-        # the last request for the data of an ended process: the key of the process, and the time of the request
+        # the last request for the data of an ended process: the process's key and when it was asked for
         self._asked_for, self._asked_s = "", 0.0
         self._subscriber = Subscriber(endpoint, keys)
 
@@ -156,7 +156,7 @@ class Collector:
                     return
 
     def _take(self, frame: bytes) -> None:
-        """Apply one message. After a damaged one, later ones are still applied."""
+        """Apply one message. If one is damaged, the following ones are still applied."""
         try:
             message = codec.decode(frame)
             if message is None:

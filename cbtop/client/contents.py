@@ -27,7 +27,7 @@ class AnnouncedContents:
     compiled: CompiledCode | None = None
 
     def take(self, message: StructureMessage) -> None:
-        """Store an announcement. It replaces an earlier one of the same kind and phase."""
+        """Store an announcement. It replaces the previous announcement of the same kind and phase."""
         match message:
             case Conditions():
                 self.conditions = {one.name: one.value for one in message.conditions}

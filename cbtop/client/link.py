@@ -71,14 +71,14 @@ class Link:
 
     @property
     def trouble(self) -> str:
-        """Why no data arrives from the daemon. "" if it arrives, or if the reason is unknown."""
+        """Why no data arrives from the daemon. "" if data arrives, or if the reason is unknown."""
         if self.is_complete and self.stale_s is None:
             return self._collector.trouble
         return self._collector.trouble or stopped_holder(self.endpoint)
 
     @property
     def no_daemon(self) -> str:
-        """Why no daemon could be started in this process. "" if one was, or if the user gave an address."""
+        """Why no daemon could be started in this process. "" if one was found, or if the user gave an address."""
         return self._daemon.trouble
 
     @property
@@ -93,7 +93,7 @@ class Link:
 
     @property
     def name(self) -> str:
-        """The place that data comes from, as shown to the user."""
+        """Where data comes from, as shown to the user."""
         return "read here" if self._daemon.inside else self._collector.endpoint
 
     @property

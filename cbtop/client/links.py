@@ -1,4 +1,4 @@
-"""A viewer's links to one or several daemons, and the state of all together."""
+"""A viewer's links to one or several daemons, and their state in sum."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class Links:
 
     @property
     def refused(self) -> str:
-        """Why no daemon will ever accept this viewer, or the reverse (different versions or keys). "" if a link works
-        or may work later.
+        """Why no daemon will ever accept this viewer, or why this viewer accepts none: different versions or keys. ""
+        if a link works or may work later.
         """
         refused = [link.refused for link in self._links]
         return "; ".join(refused) if all(refused) else ""

@@ -15,7 +15,7 @@ NO_ANSWER = "check the address, or start `cbtop daemon` there"
 
 
 class DaemonIfNone:
-    """The daemon that a viewer listens to: the one at `endpoint`, or if that is None this user's daemon.
+    """The daemon that a viewer listens to: the daemon at `endpoint`. If `endpoint` is None, this user's daemon.
 
     This user's daemon is started in this process if none runs, or if it falls silent later. It then remembers the
     last `history_s` seconds. Raises EndpointError if there are too few file descriptors.

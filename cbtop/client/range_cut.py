@@ -14,7 +14,7 @@ from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter
 # The copy also has the records of the second before the range. Viewers need them to count the range's missing
 # records.
 LEAD_NS = 1_000_000_000
-MAX_RANGE_BYTES = 1 << 30  # most bytes of the new recording, as of every recording
+MAX_RANGE_BYTES = 1 << 30  # the new recording has at most this many bytes, like every recording
 
 
 class RangeCut:

@@ -192,7 +192,8 @@ class SourceRecord:
         }
 
     def forget_catalog(self) -> None:
-        """Forget the announcements that a process may withdraw. The next snapshot repeats those that are still valid.
+        """Forget the announcements that a process may withdraw. The next snapshot repeats the announcements that are
+        still valid.
 
         Nodes and statistics stay, because a process never removes them.
         """
@@ -215,8 +216,8 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
 
     `growth` is already in the statistics. The window of an ended process ends with the process.
     """
-    # A heartbeat has the time when the daemon last read its first source. For an ended source, or one that it read
-    # later, this is wrong, so keep the source's own time.
+    # A heartbeat has the time when the daemon last read its first source. For an ended source, or one that was read
+    # later, this time is wrong, so keep the source's own time.
     monotonic_ns = (
         record.window.now_ns or monotonic_ns if record.has_ended else max(monotonic_ns, record.window.now_ns)
     )

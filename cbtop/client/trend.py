@@ -102,8 +102,8 @@ class BrickTrend:
         self._us_tables = None
 
     def us(self, brick: int) -> tuple[float | None, ...]:
-        """Return the time of a brick in each of the last 60 s, oldest first: in µs per token in steps, and else per
-        call.
+        """Return the time of a brick in each of the last 60 s, oldest first. It is in µs: per token if the brick ran
+        in steps, else per call.
 
         None for a second without an ended call. `brick` is the id of its first node.
         """
@@ -191,8 +191,8 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
 
 
 def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeStats) -> NDArray[np.float64]:
-    """Return the work of each brick, (5, bricks): FLOP, bytes, time (ns), calls without declared FLOP, calls without
-    declared bytes.
+    """Return the work of each brick, (5, bricks). The rows are FLOP, bytes, time (ns), calls without declared FLOP,
+    calls without declared bytes.
 
     All are zero if no brick declares work. Calls are added up as in `brick_stats`. `at` has the brick index of each
     node in `ran`, or the number of bricks for a node that does not count.

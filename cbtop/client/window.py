@@ -47,9 +47,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Number of records since the daemon found the process: those that it wrote (`seen`), and those that were lost
-    (`lost`).
-    """
+    """Number of records since the daemon found the process: `seen` were written, `lost` were lost."""
 
     lost: int = 0
     seen: int = 0
@@ -81,7 +79,7 @@ class _Slice:
 
 
 def reaches_back_s(length_s: float) -> float:
-    """Return the maximum number of seconds between now and the begin of a window of `length_s` seconds."""
+    """Return the longest wait in seconds until a window of `length_s` seconds begins."""
     return length_s + 3 * _spacing_s(length_s)
 
 
@@ -156,7 +154,8 @@ class Window:
             self.size_bytes += sum(part.size_bytes for part in together) - sum(part.size_bytes for part in parts)
             self._slices[-1].parts = together
         self._slices.append(_Slice(monotonic_ns, losses))
-        # Keep one slice more than needed: the window begins with a whole slice, and may be longer than `length_s`.
+        # Keep one slice more than needed, because the window begins with a whole slice and may be longer than
+        # `length_s`.
         while len(self._slices) > 1 and monotonic_ns - self._slices[1].begin_ns >= self.length_s * 1e9:
             self.shorten()
 
@@ -198,7 +197,7 @@ class Window:
         self.size_bytes -= self._slices.popleft().size_bytes
 
     def statistics(self, stats: NodeStats) -> tuple[NodeStats, TimeRange]:
-        """Return the statistics of the window, and its time range.
+        """Return the statistics and the time range of the window.
 
         `stats` are the source's current totals. The result changes when more growth arrives.
         """

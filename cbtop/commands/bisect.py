@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     _check_command(options.command, repository)
     good, bad = repository.ends(options.good, options.bad)
     asked = Asked(good, bad, thresholds, options.rounds, options.first_parent, options.anyway)
-    # A bisection reads only processes of this machine, so it needs no address and no keys of a daemon.
+    # A bisection reads only processes of this machine, so it needs no daemon's address or keys.
     vars(options).update(connect=None, server_key=None, key=None)
     with locked(repository):
         return _search(options, repository, asked)
@@ -124,7 +124,7 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
         _say(estimate(run_s, low, high, options.limit, "the others" if runs.kept else "all of them"))
 
     with closing(Trees(repository, options.build, until_s)) as trees:
-        # The option -P keeps Python from importing a module of the worktree in place of a module that cbtop needs.
+        # With the option -P, Python does not import a module of the worktree instead of a module that cbtop needs.
         under = [sys.executable, "-P", "-m", "cbtop", "run", "--quiet", "--overhead", recorded_overhead(), "--"]
         runs = CommitRuns(state, trees, [*under, *options.command], options, until_s, say_how_long)
         if runs.kept:

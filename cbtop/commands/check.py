@@ -198,8 +198,8 @@ def gate(
 ) -> int:
     """Judge the runs, print the result, and raise the error that sets the exit code.
 
-    `known` are results that do not depend on times. Without thresholds, `again` makes another new run after a
-    slowdown, which counts only if that run is slower, too. `by_contract` also judges the factors in contracts, and
+    `known` are results that do not depend on times. Without thresholds, `again` measures once more after a slowdown.
+    The slowdown counts only if the second run is slower, too. `by_contract` also judges the factors in contracts, and
     `by_definition` the budgets in definitions. The demo's budgets are not judged, because each run derives them from
     a newly measured roof.
     """

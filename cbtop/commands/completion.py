@@ -38,8 +38,8 @@ def run(options: argparse.Namespace) -> int:
         _add_command(commands.add_parser(name, help=line), name, shtab.FILE)
     script = shtab.complete(parser, options.shell)
     if options.shell == "zsh":
-        # After a command, its own options count. shtab leaves the options of `cbtop` valid, so that
-        # `cbtop export --format` would complete the formats of `cbtop --format`.
+        # After a command, only its own options count. shtab leaves the options of `cbtop` valid, so `cbtop export
+        # --format` would complete the formats of `cbtop --format`.
         script = re.sub(r"\(': (:_shtab_cbtop\w*_commands')", r"('(-): \1", script)
     sys.stdout.write(script + "\n")
     return 0

@@ -240,7 +240,7 @@ def serve(options: argparse.Namespace) -> int:
     profiler.announce(Activity("starting"))
     first_rank = FirstRank.of(os.environ)
     stopped_by = _stopping_signals(options)
-    # Normally the first rank stops the others. If it cannot, SIGTERM must end this one.
+    # Normally the first rank stops the others. If it cannot, SIGTERM must end this rank.
     if first_rank and first_rank.number:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     line = ProgressLine(sys.stderr)

@@ -1,5 +1,5 @@
-"""`cbtop map`: list the kernels of a model file with the places of their definitions, or of a running process with
-their makers.
+"""`cbtop map`: list the kernels of a model file and where they are defined, or those of a running process and what
+made them.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ BRICKS_A_ROUND = 2_000
 ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
-# Probability that the true value is above the printed interval, and also that it is below.
+# Probability that the true value is above the printed interval. It is below with the same probability.
 ALPHA = 0.025
 FLOOR = "two clock reads"
 NOTHING = "nothing"
@@ -109,7 +109,7 @@ def _profilers(directory: Path) -> dict[str, BrickProfiler]:
 
 
 def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[str, list[float]]:
-    """Return the times (ns) of two clock reads, and the times of one start and stop of a brick with each profiler.
+    """Return times in ns: of two clock reads, and for each profiler of starting and stopping a brick once.
 
     The time of an empty loop is subtracted.
     """

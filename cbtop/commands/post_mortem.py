@@ -116,7 +116,7 @@ def _view(ring: Path) -> SourceView | None:
 
 
 def _sampled(ring: Path) -> list[dict[str, Any]]:
-    """Return the functions that were sampled in time without bricks, by place, as in the JSON report."""
+    """Return the functions that were sampled in time without bricks, grouped as in the JSON report."""
     view = _view(ring)
     return [] if view is None else [asdict(place) for place in view.sampled]
 

@@ -217,7 +217,7 @@ def become(
     Returns an exit code only if the command cannot be run. With `quiet`, no summary is printed when the command ends.
     `settings` has the variables for the guard and for libraries. A missing one is taken from the environment. The
     processes for the recording and the summary hold the descriptor `held` open until they are done. If the recording
-    is temporary, `report` is the file that is made of it, which they mention instead.
+    is temporary, they mention `report`, the file that is made of it, instead.
     """
     hold_standard_streams()
     said = []
@@ -286,7 +286,7 @@ def _has_pythons_locale() -> bool:
 def _record_beside(path: str, held: int | None = None, *, is_temporary: bool = False) -> bool:
     """Start a recorder that ends with this process, and wait until the recording has begun.
 
-    It is detached, so that the command has no unexpected child, and has its own session, so that typed keys do not
+    It is detached, so that the command has no unexpected child. It has its own session, so that typed keys do not
     reach it. It reports its start on a separate descriptor, because stdout may have text of a `sitecustomize` or a
     .pth file.
     """
@@ -307,7 +307,7 @@ def _record_beside(path: str, held: int | None = None, *, is_temporary: bool = F
 
 
 def hold_standard_streams() -> None:
-    """Open /dev/null for each standard stream that is closed, so that no other file gets its number.
+    """Open /dev/null for each closed standard stream, so that no other file gets its number.
 
     It is close-on-exec, so that the stream is closed in the command, too.
     """
@@ -315,7 +315,7 @@ def hold_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is `number`
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `number`
 
 
 def _next_command(record: str | None, report: str | None) -> str:

@@ -89,7 +89,7 @@ def add_length_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the daemons, how long to watch, and what to show."""
+    """Add the options for which daemons to read, how long to watch, and what to show."""
     add_source_argument(parser)
     parser.add_argument(
         "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="seconds to wait for data (default: 5)"

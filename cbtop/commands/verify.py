@@ -384,7 +384,7 @@ def _name(one: Verified) -> str:
 
 
 def _beside(one: Verified) -> str:
-    """Return a text with the implementation that a kernel was compared with, or "" if that was the reference."""
+    """Return a text that names the implementation a kernel was compared with, or "" if this was the reference."""
     from cbtop.compute.verification import REFERENCE
 
     return "" if one.peer in (REFERENCE, "") else f" beside {one.peer}"

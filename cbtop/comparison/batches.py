@@ -41,8 +41,8 @@ def batches_text(parts: Iterable[StepGroup]) -> str:
 def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
     """Return a name for each group of steps.
 
-    Groups of the same phase are told apart by the batch (`decode, batch 6`), and groups of the same batch by the
-    tokens (`prefill, batch 1, 512 to 639 tokens`).
+    If groups have the same phase, their names add the batch (`decode, batch 6`). If the batch is the same, too, they
+    add the tokens (`prefill, batch 1, 512 to 639 tokens`).
     """
     by_key = {key_of(part): part for part in parts}
     of_phase = Counter(phase for phase, _ in by_key)

@@ -56,7 +56,7 @@ class Assessment:
     def keys(self, judged: Sequence[Judged]) -> set[tuple[str, str]]:
         """Return (rule, place) for each judged result.
 
-        The place is what the threshold is about. Without thresholds, it is the brick that causes the slowdown.
+        The place is what the threshold limits. Without thresholds, it is the brick that causes the slowdown.
         """
         if self.is_of_thresholds:
             return {(one.rule, one.about) for one in judged}
@@ -65,8 +65,8 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Something that became slower: a brick in all layers, a brick in one layer, or the whole step if `brick` is
-    None.
+    """Something that became slower: a brick in all layers, a brick in one layer, or (if `brick` is None) the whole
+    step.
     """
 
     phase: str
@@ -85,7 +85,7 @@ class Slowdown:
         return _IN_LAYER.join(filter(None, (self.brick[0] if self.brick else whole, self.layer)))
 
     def change_in(self, found: RunDiff) -> Change | None:
-        """Return the change of the same brick or step in another comparison, or None if it lacks this."""
+        """Return the change of the same brick or step in the comparison `found`, or None if it is missing there."""
         part = next((one for one in found.parts if (one.phase, one.now.work) == (self.phase, self.work)), None)
         if part is None:
             return None
@@ -104,7 +104,7 @@ class Wanted:
     slowdown: Slowdown | None
 
     def of(self, assessment: Assessment) -> list[Judged]:
-        """Return a commit's broken results that BAD also has, with the same rule and place."""
+        """Return those broken results of a commit for which the commit BAD has one with the same rule and place."""
         shared = {rule for rule, cause in self.keys if cause.startswith(_NO_SINGLE)}
         return [one for one in assessment.broken if one.rule in shared or assessment.keys([one]) & self.keys]
 

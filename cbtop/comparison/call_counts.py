@@ -24,7 +24,7 @@ from cbtop.units import number
 
 _SAME = 1e-9  # Smaller relative differences between numbers of calls are rounding errors.
 _LONG_BLOCKS = 15
-# By chance alone, the variance of long blocks is below this multiple of the variance of short blocks.
+# By chance alone, the variance of long blocks stays below this multiple of the variance of short blocks.
 _BURSTS = 2.25
 # Standard deviation of a normal variable, divided by the median of its absolute value.
 _USUAL_OVER_MEDIAN = 1.4826
@@ -121,7 +121,7 @@ def new_calls(now: Figure, compared: int, steps: tuple[int, int]) -> CallsChange
     """Return the change for a brick or layer that only the new run calls.
 
     `steps` is (steps of the baseline, steps of the new run). A test decides whether the calls are new. If chance
-    decided which steps make them, an independent group of calls would be in the baseline with a probability in
+    decided which steps make calls, an independent group of calls would be in the baseline with a probability in
     proportion to its steps.
     """
     found = calls_change(None, now, compared)
@@ -138,8 +138,8 @@ def _none(known: Figure) -> Figure:
 
 
 def learned_calls(rows: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Return each row's mean number of calls, and its scatter between runs. A row is one brick or layer in several
-    runs.
+    """Return each row's mean number of calls, and how much it varies between runs. A row is one brick or layer in
+    several runs.
 
     Runs may differ by more than their blocks do, for example because of other input. The median row shows by how
     much, and every row gets at least this ratio.

@@ -1,6 +1,6 @@
-"""List what changed between two runs and may explain a change of times: versions, settings, kernel launches.
+"""List differences between two runs that can explain different times: versions, settings, kernel launches.
 
-Only what both runs have recorded is compared.
+Only values that both runs have recorded are compared.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Causes:
 
 
 def causes_of(base: Run, now: Run) -> Causes:
-    """Return what changed from the run `base` to the run `now` and may explain different times."""
+    """Return the changes from the run `base` to the run `now` that can explain different times."""
     befores, afters = _conditions(base), _conditions(now)
     conditions = tuple(
         ConditionChange(name, befores[name], value)
@@ -121,7 +121,7 @@ def causes_of(base: Run, now: Run) -> Causes:
 
 
 def with_causes(judged: Sequence[Judged], found: RunDiff) -> list[Judged]:
-    """Return the results. A broken result of two runs gets a text with what changed between them."""
+    """Return the results. A broken result of two runs gets a text about the differences between them."""
     causes = causes_of(found.base, found.now)
     if not (causes.conditions or causes.kernels):
         return list(judged)
@@ -170,8 +170,8 @@ def _of_kernels(before: PhaseContents, now: PhaseContents) -> Iterator[KernelCha
 def _kernels(phase: PhaseContents) -> dict[tuple[str, str, str, str], tuple[str, Piece]]:
     """Return a brick's kernels that can be compared between two runs, by name.
 
-    A kernel is compared with the one of the same name, or with the brick's only kernel. A kernel with several launch
-    configurations is left out.
+    Kernels of the same name are compared. Otherwise, a kernel is compared with the brick's only kernel. A kernel with
+    several launch configurations is left out.
     """
     by_name: dict[tuple[str, str, str, str], list[Piece]] = {}
     in_brick: dict[tuple[str, str, str], int] = {}

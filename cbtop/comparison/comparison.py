@@ -228,7 +228,8 @@ def _is_most(part: Change, whole: Change) -> bool:
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
     """Return the baselines that match `now` best. Empty only if `bases` is empty.
 
-    Those of the same process come first, then of the same model, and among them baselines of the same rank.
+    Baselines of the same process come first, then baselines of the same model. Among these, the same rank comes
+    first.
     """
 
     def is_far(base: Snapshot) -> tuple[bool, bool, bool]:

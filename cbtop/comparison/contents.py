@@ -45,7 +45,7 @@ TRANSFERS = (Total.H2D, Total.D2H, Total.D2D)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a step: a layer, brick, kernel or operation at one place.
+    """A piece of a step: one layer, brick, kernel or operation.
 
     `name` is "" if the piece is the layer or brick itself. The `dtype` of a brick is what it multiplies. The `dtype`
     of an operation is the type of its result. "" means unknown.
@@ -123,9 +123,9 @@ class Contents:
 def contents_together(runs: Sequence[Contents], *, needs_all: bool = False) -> Contents:
     """Return the contents of several runs as one. Numbers that differ become ranges.
 
-    Runs with too few steps of a phase are left out for it if others have enough. With `needs_all`, no run is left
-    out, and a phase that one run lacks is. A condition that differs, or a total that one run does not know, becomes
-    unknown.
+    A run with too few steps of a phase is left out for this phase if other runs have enough. With `needs_all`, no run
+    is left out. Instead, a phase is left out if one run lacks it. A condition becomes unknown if it differs between
+    runs, and a total if one run does not know it.
     """
     first = runs[0]
     if len(runs) == 1:
@@ -160,7 +160,7 @@ def _together(phases: Sequence[PhaseContents]) -> PhaseContents:
 
 
 def _compiled_together(runs: Sequence[Compiled | None]) -> Compiled | None:
-    """Return the graph breaks of the run with the most, and the maximum over all runs of each other total."""
+    """Return the graph breaks of the run with the most of them. Each other total is the maximum over all runs."""
     known = [run for run in runs if run is not None]
     if len(known) < len(runs):
         return None

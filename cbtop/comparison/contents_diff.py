@@ -61,7 +61,7 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
     layers = [_layers_of(one) for one in (base, now)]
     for place in _in_order(befores, afters):
         if place[0] in {*layers[0]} ^ {*layers[1]} and place not in (*layers[0].values(), *layers[1].values()):
-            # A removed or new layer is listed already, so leave out what is inside it.
+            # A removed or new layer is listed already, so leave out its contents.
             continue
         for kind, text, is_sure in _at_place(befores.get(place, {}), afters.get(place, {}), kinds):
             found.setdefault((kind, names[place], text, is_sure), {})[place[0]] = None
@@ -79,7 +79,7 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
 
 
 def _layers_of(phase: PhaseContents) -> dict[str, Place]:
-    """Return the layers with their own record. Each has its place, because a layer may be inside a brick."""
+    """Return the layers with their own record. Each has its own position, as a layer may be inside a brick."""
     return {piece.layer: piece.place for piece in phase.pieces if piece.kind is PieceKind.LAYER}
 
 
@@ -168,7 +168,9 @@ def _inside(
 
 
 def _other_attributes(name: str, before: _Pieces, now: _Pieces) -> Iterator[str]:
-    """Yield changed types and launches of kernels and operations that run as often as before."""
+    """Yield changes of number types and launch configurations, for kernels and operations that run as often as
+    before.
+    """
     types = [" + ".join(sorted({piece.dtype for piece in side if piece.dtype})) for side in (before, now)]
     if types[0] != types[1] and all(types):
         yield f"{name}: {types[0]} → {types[1]}"

@@ -94,8 +94,8 @@ def _not_known_to_scatter(one: Judged) -> Judged:
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
     """Combine the default gate's results of two consecutive new runs.
 
-    A rule is broken if both break it, even in different layers. If one does, the result is unsure. If each breaks
-    another rule, it is unknown. Only the worst result of each rule and group of steps is kept, so that no rows
+    A rule is broken if both break it, even in different layers. If one does, the result is unsure. If each breaks a
+    different rule, it is unknown. Only the worst result of each rule and group of steps is kept, so that no rows
     contradict each other.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
@@ -232,8 +232,8 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
 
 
 def _more_in_step_us(part: PartDiff) -> float:
-    """Return how many µs per unit (token or step) a typical step takes longer than before. Each run is divided by its
-    own units.
+    """Return by how many µs per unit (token or step) a typical step is longer than before. The time of each run is
+    divided by its own number of units.
     """
     call = part.step.call
     return call.now / part.now.units_a_step - call.before / part.before.units_a_step if call else 0.0
@@ -266,7 +266,8 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
         said += f"; but the typical step is as long as before: {why}"
         return Judged(rule, rate.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
     # Pauses by other programs widen the interval of a rate on any machine. So a wide interval makes the result
-    # `unknown` only if the typical step is unknown, too. A loss of more time than pauses explain always does.
+    # `unknown` only if the typical step is unknown, too. It is always `unknown` if more time was lost than pauses can
+    # explain.
     is_typical_known = any(part.typical is not None for part in rate.parts)
     if is_far or (not is_typical_known and (change.noise_percent or inf) > MAX_NOISE_PERCENT):
         return Judged(rule, rate.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
@@ -279,7 +280,7 @@ def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
 
 
 def _other_causes(found: RunDiff, rate: RateDiff) -> str:
-    """Return causes of a lower rate outside of the phase's typical steps, such as the time of other phases."""
+    """Return causes of a lower rate other than the phase's typical steps, such as the time of other phases."""
     phases = [one.phase for one in found.now.parts] + [one.phase for one in found.now.too_short]
     warm_up = sum(one.warm_up for one in found.now.parts if one.phase == rate.phase)
     causes = ["other phases"] if set(phases) - {rate.phase} else []
@@ -289,7 +290,7 @@ def _other_causes(found: RunDiff, rate: RateDiff) -> str:
 
 
 def _cause_of_rate(rate: RateDiff) -> str:
-    """Return the main cause of a lower rate, from the group of steps with most of the additional time."""
+    """Return the main cause of a lower rate: a change in the group of steps with most of the additional time."""
     worst = max(rate.parts, key=lambda part: part.wall.delta * part.now.amount)
     balance = worst.balance
     cause = _cause(worst, worst.wall.delta, balance.between_steps[1] - balance.between_steps[0])

@@ -38,14 +38,15 @@ WHOLE_STEP: Place = (None, None)
 _OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
 # If all calls of a brick or layer are alike, its `Quantile.stretch` is below this, except by chance.
 _UNEVEN = 1.5
-# A common factor needs at least this many bricks in layers. Among fewer, a single slow one would change it.
+# A common factor needs at least this many bricks in layers. With fewer bricks, a single slow brick would change the
+# factor.
 MIN_SHARING = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceTimes:
-    """The times in µs of one brick, layer, or brick in a layer: per unit (token or step), of a typical call, and
-    quantiles of all calls.
+    """The times in µs of one brick, layer, or brick in a layer: the time per token or step, the time of a typical
+    call, and quantiles of all calls.
 
     `calls` is per step. `call` is without inner bricks, and quantiles are with them. None: too few calls.
     """
@@ -65,9 +66,9 @@ def tells_pace(place: Place) -> bool:
 
 
 class PhasePlaces:
-    """All places of a phase: every brick, every brick in a layer, and every layer.
+    """All parts of a phase that are compared: every brick, every brick in a layer, and every layer.
 
-    A place has a list of nodes, and its time is the sum of their times.
+    A part can have several nodes. Its time is the sum of their times.
     """
 
     def __init__(self, totals: PhaseTotals) -> None:
@@ -218,7 +219,7 @@ class _NodePlaces:
 
     The columns are: the brick or layer, the brick in a layer, and the rest of the brick. The rest are its calls
     outside of layers, or in layers with too few calls for a median. Place `names + i` is the rest of brick i.
-    `parts[i]` are the places that together have all calls of brick i.
+    `parts[i]` are the places that together contain all calls of brick i.
     """
 
     columns: list[Column]
@@ -249,7 +250,7 @@ class _NodePlaces:
         return _NodePlaces([in_all, in_cell, rest], len(names), parts)
 
     def typical_us(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return for each block and place how long all its calls would take, if each took the typical time.
+        """Return for each block and place the time of all calls if each took the typical time.
 
         `calls` is (blocks, places).
         """
@@ -314,7 +315,7 @@ def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def _nested(places: PhasePlaces, totals: PhaseTotals) -> set[Brick]:
-    """Return the bricks that contain other bricks, so that their calls include these."""
+    """Return the bricks that contain other bricks. Their calls include the calls of the inner bricks."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

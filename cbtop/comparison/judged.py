@@ -22,7 +22,7 @@ class Outcome(StrEnum):
     """The outcome of judging one threshold."""
 
     HOLDS = "holds"
-    # The interval of the measurement contains the limit of the threshold, or the interval is too wide.
+    # The threshold's limit is inside the confidence interval of the measurement, or that interval is too wide.
     UNSURE = "unsure"
     BROKEN = "broken"
     UNKNOWN = "unknown"  # Data is missing, so the threshold cannot be judged.

@@ -70,7 +70,7 @@ def other_load(base: Run, now: Run) -> str:
 
 
 def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, old value, new value) of what differs in the machine or the sampling and affects times."""
+    """Yield (name, old value, new value) for each difference of machine or sampling that affects times."""
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
     rarest, most_often = (of_both(then.sample_every, now.sample_every) for of_both in (max, min))

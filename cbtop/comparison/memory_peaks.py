@@ -21,7 +21,7 @@ LEAST_RATIO = 1.01  # Smaller changes are not reported, such as another choice o
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
-    """One kind of memory of the recorded training steps of a run."""
+    """The peaks of one kind of memory in the training steps that a run recorded."""
 
     most_bytes: int  # the peak of the largest step; a lower bound
     lowest_bytes: int  # the peak of the smallest step; a lower bound
@@ -44,7 +44,7 @@ class PhaseMemory:
 
 @dataclass(frozen=True, slots=True)
 class PeakChange:
-    """The change of one kind of memory of the training steps of a phase."""
+    """The change in one kind of memory during the training steps of a phase."""
 
     phase: str
     name: str
@@ -86,7 +86,7 @@ def peaks_of(said: TrainingMemory) -> Mapping[str, MemoryPeak]:
 
 
 def peaks_together(each: Sequence[Mapping[str, MemoryPeak]]) -> Mapping[str, MemoryPeak]:
-    """Return the memory of several reports or runs: the peaks of the largest and of the smallest step of all."""
+    """Return the memory of several reports or runs: the highest and the lowest peak of any step."""
     found = {}
     for name in (ALLOCATED, RESERVED):
         if known := [peaks[name] for peaks in each if name in peaks]:

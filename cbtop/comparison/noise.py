@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 Flags = NDArray[np.bool_]
 
-MIN_LEARNED = 3  # How much runs scatter is learned from at least this many.
-MIN_BLOCKS = 5  # How much blocks of a run scatter is learned from at least this many.
+MIN_LEARNED = 3  # The scatter between runs is learned from at least this many runs.
+MIN_BLOCKS = 5  # The scatter between blocks of a run is learned from at least this many blocks.
 # A call is at least this many times as long as the clock's resolution. So the clock's error is at most a fifth of it.
 READINGS = 5.0
 # A block above the median plus this many median absolute deviations is slow. By chance this happens once in 300.
@@ -61,7 +61,8 @@ class Figure:
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
-    # Error of the mean without changes that all bricks share, such as a clock drift. None if these are unknown.
+    # Error of the mean, except for changes that all bricks share, such as a clock drift. None if these changes are
+    # unknown.
     own_error: float | None = None
     own_scatter: float = 0.0
 
@@ -212,8 +213,8 @@ def figures(
 def _line(
     amount: NDArray[np.float64], weight: NDArray[np.float64], along: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return how much each column (a figure) grows with `along`, and the error of this slope as a multiple of the
-    mean's error.
+    """Return how much each column (a figure) grows with `along`. Also return the error of this slope, as a multiple
+    of the mean's error.
 
     Blocks are assumed to scatter as much around the line as around the mean.
     """
@@ -246,7 +247,7 @@ def _longest_errors(
 
 
 def _errors(off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int) -> tuple[NDArray[np.float64], float]:
-    """Return the standard error of each column's mean, and the effective number of blocks."""
+    """Return the standard error of each column's mean, and how many independent blocks this error corresponds to."""
     blocks = len(weight)
     squares = (off**2).sum(axis=0)
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
@@ -302,8 +303,8 @@ def stretched(figure: Figure, by: float) -> Figure:
 def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
     """Return the change of a figure with an error that is far from normal, such as a p99.
 
-    There are two intervals, and the wider one is used: from the learned scatter between runs, and from the errors
-    inside the runs. `change` would also multiply the error inside the new run by the quantile for few base runs. The
+    There are two intervals: one from the learned scatter between runs, one from the errors inside the runs. The wider
+    one is used. `change` would also multiply the error inside the new run by the quantile for few base runs. The
     error of the ratio would be too small if a p99 jumps to the length of a pause.
     """
     inside = _change(replace(before, runs=1, scatter=0.0), now, compared, 1, by_ratio=False)
@@ -359,9 +360,9 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
 def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
     """Return how far chance alone may change `now` towards `before`, computed from their ratio.
 
-    A brick that takes 100 times as long scatters about 100 times as much, so that with the usual error no difference
-    would exceed noise. The error of the ratio is made of both relative errors. inf if the times differ by less than
-    _LEAST_RATIO.
+    The noise of a brick grows with its time: a brick that takes 100 times as long varies about 100 times as much.
+    With the usual error, no difference would exceed this noise. The error of the ratio is made of both relative
+    errors. inf if the times differ by less than _LEAST_RATIO.
     """
     if min(before, now) <= 0:
         return inf

@@ -192,8 +192,8 @@ class PartDiff:
 
     @property
     def guilty(self) -> list[PlaceDiff]:
-        """The entries of `slower` that also became slower relative to all other bricks and layers, or where this is
-        unknown.
+        """The entries of `slower` that also became slower relative to all other bricks and layers, or for which this
+        is unknown.
         """
         return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
 
@@ -233,7 +233,7 @@ class PartDiff:
     def machine_ratio(self) -> float | None:
         """The common factor of all bricks' times. None unless all changed beyond noise and about alike.
 
-        The machine's clock or load may be the cause, or the program.
+        The cause may be the machine's clock or load, or the program.
         """
         ratios = [one.change.now / one.change.before for one in self.bricks if one.change and one.verdict]
         timed = [one for one in self.bricks if one.p50 and not one.is_below_resolution]
@@ -245,7 +245,7 @@ class PartDiff:
     def is_shared(self) -> bool:
         """Whether all bricks became slower by the same factor, which then explains the change of the time per unit.
 
-        The machine's clock or load may be the cause, or the program.
+        The cause may be the machine's clock or load, or the program.
         """
         if self.shared is None or self.shared <= 1:
             return False
@@ -390,8 +390,8 @@ def _place(
 
 
 def _per_unit(one: Change, units: tuple[float, float]) -> Change:
-    """Return the change `one`, limited so that it exceeds noise only if the time per unit changed, because calls with
-    more tokens take longer.
+    """Return the change `one`, limited by the change of the time per unit. Calls with more tokens take longer, so a
+    longer call alone must not exceed noise.
     """
     if one.medians_us or isclose(*units, rel_tol=ALIKE_UNITS):
         return one

@@ -166,7 +166,7 @@ def _times_us(
 def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
     """Return a copy of a figure with another mean and the same relative error.
 
-    `halved` is for times with pauses by other programs. These are rare and long, so few blocks have them, and the
+    `halved` is for times with pauses by other programs. These pauses are rare and long, so few blocks have them. The
     error is computed from half as many blocks.
     """
     ratio = mean_us / figure.mean

@@ -26,8 +26,8 @@ _ROUNDING = 1e-6  # Smaller differences between calls per step are rounding erro
 class Move:
     """The change of a brick or layer between two runs. None if a run has too few calls.
 
-    `judged` is in µs per unit, for the baseline's number of calls, or for each run's own if this changed beyond
-    noise. `call` is the change of a typical call in µs.
+    `judged` is in µs per unit. It assumes the baseline's number of calls. If this number changed beyond noise, each
+    run's own number is used. `call` is the change of a typical call in µs.
     """
 
     judged: Change | None = None
@@ -139,8 +139,8 @@ def _at_mean(figure: Figure | None, mean: float) -> Figure | None:
 
 
 def _cost(call: Figure, calls: Figure) -> Figure:
-    """Return the time of all calls in µs per step. Its error combines the errors of the number and of the time of
-    calls.
+    """Return the time of all calls in µs per step. Its error combines two errors: of the number of calls, and of the
+    time of a call.
     """
 
     def both(of_call: float, of_calls: float) -> float:

@@ -3,8 +3,8 @@
 # The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
 # measures", Journal of the American Statistical Association 47, 1952). The share of calls above a quantile is a mean,
 # with an error from blocks. The histogram converts this error to microseconds, over as many calls as the interval of
-# a comparison has. With fewer, their distances vary by chance, and the median of two kinds of calls may jump from one
-# kind to the other.
+# a comparison has. With fewer calls, their distances vary by chance. If there are two kinds of calls, the median may
+# jump from one kind to the other.
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Quantile:
     """One quantile of the calls of each place (brick, layer, or brick in a layer).
 
     `figures` has µs per call for each place, or None with too few calls for an error. `us` has the quantile even with
-    few calls (0 without any). `typical_us`, (blocks, places), is the time of a block if every call took the quantile.
-    The error of its mean must be multiplied by `stretch`.
+    few calls (0 without any). `typical_us`, (blocks, places), is the time that a block would take if every call took
+    the quantile. The error of its mean must be multiplied by `stretch`.
     """
 
     figures: list[Figure | None]
@@ -57,8 +57,8 @@ class Quantile:
 class CallTimes:
     """The calls of `places` places in blocks of steps. Block i has `steps[i]` steps.
 
-    `by_block` counts calls by block and place. Each column in `place_of` maps a node to a place, or to -1. A node may
-    belong to several places, so there are several columns.
+    `by_block` counts calls by block and place. Each column in `place_of` maps a node to the brick or layer that it
+    belongs to, or to -1. A node may belong to several places, so there are several columns.
 
     `along` is a quantity of each block that makes calls longer, such as cached positions. The time of each call is
     converted to its mean. The slope is the median over all pairs of blocks (H. Theil, "A rank-invariant method of
@@ -124,8 +124,8 @@ class CallTimes:
         )
 
     def _us_a_share(self, fraction: float, off: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the slope of a quantile for each brick or layer, in µs per share of calls, from the calls on both
-        sides of it.
+        """Return the slope of a quantile for each brick or layer, in µs per share of calls. It is computed from the
+        calls on both sides of the quantile.
         """
         reach = np.minimum(_NEAR_ERRORS * off, min(fraction, 1 - fraction) / 2)
         low_us, high_us = (np.nan_to_num(self._sorted.at(fraction + side * reach)) for side in (-1, 1))

@@ -48,7 +48,7 @@ class RateDiff:
     def is_by_others(self) -> bool:
         """Whether most of the additional time comes from other phases or another mix of batches.
 
-        The phase's own steps, with the time before each, then explain less than half of it.
+        The phase's own steps and the time before each step then explain less than half of the additional time.
         """
         whole = sum(part.now.amount for part in self.parts)
         own_us = sum(part.wall.delta * part.now.amount for part in self.parts)

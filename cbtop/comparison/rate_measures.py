@@ -1,4 +1,4 @@
-"""Compute the rate that a threshold limits, and its interval: of a phase, of the whole process, or of one batch
+"""Compute the rate that a threshold limits, and its interval. The rate is that of a phase, a process, or one batch
 size.
 """
 
@@ -57,8 +57,8 @@ def phase_measure(found: RunDiff, rate: str, phase: str, *, is_relative: bool) -
 def batch_measure(part: PartDiff, rate: str, *, is_relative: bool, compared: int) -> Measure:
     """Return a rate for one batch size.
 
-    It is over the steps' wall-clock time, with the time before each step. The rate in steps, and rates of training,
-    are over the steps alone.
+    It is over the steps' wall-clock time, with the time before each step. The rate in steps and rates of training are
+    over the time of the steps only.
     """
     if part.unit != "token" and rate != SAMPLES:
         return Measure("", NO_TOKENS)
@@ -85,7 +85,7 @@ def _rate(rate: str, of_us: float, time_us: float, half_us: float) -> Measure:
 def _ratio(changed: Change, amounts: float, more: str) -> Measure:
     """Return the new rate as a multiple of the old one.
 
-    `amounts` is the samples per unit now, divided by those before.
+    `amounts` is the number of samples per unit now, divided by the number before.
     """
     value = changed.before / changed.now * amounts
     # For the interval of the ratio, assume the same relative error in both times.

@@ -171,7 +171,7 @@ def _why_not(base: Run, now: Run, *, anyway: bool, may_lack_records: bool) -> st
 
 
 def _run_notes(base: Run, now: Run) -> Iterator[str]:
-    """Yield notes about what differs between the runs and may change times."""
+    """Yield notes about differences between the runs that may change times."""
     yield from differences(base.surroundings, now.surroundings)
     yield from filter(None, (other(base, now) for other in (other_clock, other_pace, other_load)))
     for _, run in _sides(base, now):

@@ -111,7 +111,7 @@ def _kernels(runs: Sequence[Run]) -> dict[Brick, tuple[str, ...]]:
 
 
 def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[MissingPart]]:
-    """Return a group of steps averaged over all runs, and the runs that lack a part of it."""
+    """Return a group of steps averaged over all runs, and the runs in which a part of it is missing."""
     each = {at: part for at, run in enumerate(runs) for part in run.parts if (part.phase, part.work) == work}
     alike = _alike(each)
     reasons = tuple(_why_lacking(work, run, each.get(at)) for at, run in enumerate(runs) if at not in alike)
@@ -171,7 +171,7 @@ def _why_lacking(work: _Work, run: Run, part: StepGroup | None) -> str:
 
 
 def _place_gaps(found: StepGroup, parts: Mapping[str, StepGroup], of: int) -> Iterator[MissingPart]:
-    """Yield the bricks that are missing in some of the groups `parts`, which are keyed by the runs' names."""
+    """Yield the bricks that some of the groups `parts` lack. The keys of `parts` are the runs' names."""
     lacking: dict[tuple[str, ...], list[str]] = {}
     for brick, layer in found.places:
         names = tuple(name for name, part in parts.items() if (brick, layer) not in part.places)

@@ -293,7 +293,7 @@ def _wall(
 ) -> Figure:
     """Return the wall-clock time per unit (token or step).
 
-    Pauses by other programs are rare and long, so few blocks have them, and the error is computed from half as many
+    Pauses by other programs are rare and long, so few blocks have them. The error is computed from half as many
     blocks.
     """
     (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), units, along, pace)

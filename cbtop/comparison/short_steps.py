@@ -41,8 +41,8 @@ def short_steps(
 ) -> Iterator[ShortSteps]:
     """Yield the steps that are not compared, of all phases or of `phase`, without warm-ups.
 
-    The whole time of a phase counts if it is in `whole`, or if `whole` is None. For other phases, only the time above
-    the phase's share in the run `base` counts.
+    The whole time of a phase counts if the phase is in `whole`, or if `whole` is None. For other phases, only the
+    time above the phase's share in the run `base` counts.
     """
     for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
         if is_warm_up(name):

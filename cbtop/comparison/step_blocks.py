@@ -37,10 +37,10 @@ from cbtop.protocol.vocabulary import is_warm_up
 Flags = NDArray[np.bool_]
 
 LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK  # A group of steps has at least this many steps.
-# Most blocks per kind of work. Above, neighbouring blocks are merged in pairs.
+# At most this many blocks per kind of work. Above, neighbouring blocks are merged in pairs.
 MAX_BLOCKS = 64
 MAX_WORKS = 256
-MAX_HELD = 1 << 20  # Most records that wait for the ends of their steps.
+MAX_HELD = 1 << 20  # At most this many records wait for the ends of their steps.
 # Amounts are equal if they differ only after this many significant bits.
 ALIKE_BITS = 3
 
@@ -71,7 +71,7 @@ class StepBlock:
 
 @dataclass(slots=True)
 class _Pile:
-    """The full blocks of one kind of work, and the steps of the unfinished block."""
+    """The full blocks of one kind of work, and the steps that do not fill a block yet."""
 
     each: int = STEPS_A_BLOCK
     blocks: list[StepBlock] = field(default_factory=list)

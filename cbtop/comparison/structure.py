@@ -32,7 +32,7 @@ from cbtop.errors import UsageError
 from cbtop.units import count, counted
 
 GRAPH, GRAPH_BREAKS, RECOMPILATIONS, BASE = "graph", "graph_breaks", "recompilations", "base"
-MAX_DIFFERENCES = 50  # Most differences that are listed for a phase.
+MAX_DIFFERENCES = 50  # At most this many differences are listed for a phase.
 LISTED_CAUSES = 3
 EXAMPLE = "decode.launches==338, transfers.h2d==0, graph==base, graph_breaks==0, allocations<=20"
 _WHAT = (*(total.value for total in Total), GRAPH, GRAPH_BREAKS, RECOMPILATIONS)

@@ -290,7 +290,7 @@ def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
     if threshold.figure == "per_token":
         return place.mean
     # For a brick in several layers use the typical call, because the median changes if layers with other times run
-    # more often. For a brick that contains others use the p50, because the typical call is without them.
+    # more often. For a brick that contains other bricks, use the p50, because its typical call contains none.
     return place.call if place.call and place.call.medians_us is None else place.p50
 
 

@@ -68,7 +68,7 @@ def part_p50(part: PartDiff, name: str, *, is_relative: bool) -> Measure:
 
 
 def phases_with_memory(memory: Iterable[PhaseMemory], phases: Iterable[str]) -> list[str]:
-    """Return the phases with memory, followed by those of `phases` with training steps."""
+    """Return the phases with memory, then the phases of `phases` that have training steps."""
     return list(dict.fromkeys([one.phase for one in memory] + [phase for phase in phases if shows_training(phase)]))
 
 

@@ -1,4 +1,4 @@
-"""Check the catalog messages of a process, and find those that the daemon has not published yet."""
+"""Check the catalog messages of a process, and find the messages that the daemon has not published yet."""
 
 from __future__ import annotations
 

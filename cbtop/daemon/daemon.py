@@ -72,7 +72,7 @@ PUBLISH_S = 0.25  # Seconds between two updates of the viewers. No screen is dra
 # the sake of other viewers. Half of the updates of a screen that is drawn every 0.5 s would never be seen.
 MAX_PUBLISH_INSIDE_S = 0.5
 DISCOVER_S = 0.2
-# When a job is due, others that become due soon also run: those with at most this part of their period left.
+# If a job is due, other jobs that are almost due also run. Almost due means: at most this part of the period is left.
 EARLY = 0.2
 JOIN_S = 0.1  # Requests of new viewers within this many seconds are answered together.
 HEARTBEAT_S = 1.0
@@ -89,10 +89,10 @@ MAX_SOURCES = 256
 LOOKS_AT_ONCE = 256  # One round opens at most this many new processes.
 REMOVED_AT_ONCE = 256  # One round deletes the files of at most this many processes.
 LISTING_SHARE = 10
-# Most lines that the daemon logs. Together they fit into a pipe.
+# The daemon logs at most this many lines. Together they fit into a pipe.
 MAX_COMPLAINTS = 16
 RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size in bytes of a message with records
-# Most records that were read and wait for publication. A record has 40 bytes.
+# At most this many read records wait for publication. A record has 40 bytes.
 MOST_WAITING = 1 << 16
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
@@ -259,8 +259,8 @@ class Daemon:
     def _has_room_for(self, left: EndedProcess | None) -> bool:
         """Return whether one more source may be watched. At the limit, stop watching the process that ended first.
 
-        `left` is None for a running process, which may replace any ended one. An ended process replaces only one that
-        ended earlier.
+        `left` is None for a running process. It may replace any ended process. A newly ended process replaces only a
+        process that ended earlier.
         """
         if len(self.sources) < MAX_SOURCES:
             return True
@@ -549,7 +549,7 @@ def _give_memory_back() -> None:
 
 
 def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list[bytes]:
-    """Return the encoded messages of `source`. If encoding fails, it becomes faulty, and the result is []."""
+    """Return the encoded messages of `source`. If encoding fails, the source becomes faulty, and the result is []."""
     try:
         return [codec.encode(message) for message in say()]
     except Exception as error:  # noqa: BLE001 - errors provoked by a hostile file affect only its source

@@ -24,8 +24,8 @@ class Liveness:
         self._checked_s = -ALIVE_CHECK_S
 
     def is_alive(self, hello: HostHello | None) -> bool:
-        """Whether the process that sent `hello` runs. True without a check if the last was recent, or if none is
-        possible.
+        """Whether the process that sent `hello` runs. Returns True without a check if the last check was recent, or
+        if no check is possible.
         """
         now_s = self._clock_s()
         if now_s - self._checked_s < ALIVE_CHECK_S:

@@ -1,4 +1,4 @@
-"""Find what an ended process did last: its last steps and records, and each thread's unfinished brick."""
+"""Find what an ended process did last: its last steps and records, and the unfinished brick of each thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10
 LAST_RECORDS = 5
-STEPS_COMPARED = 64  # At most this many earlier steps are compared with the begin of the unfinished one.
+STEPS_COMPARED = 64  # At most this many earlier steps are compared with the start of the unfinished one.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Find how long a process has made no progress, and which bricks its threads run."""
 
-# A process makes progress if a record or announcement arrives, or if a thread begins, ends or enters another brick.
-# Threads count because work in a step outside of bricks leaves no record until the step ends.
+# A process makes progress if a record or announcement arrives, or if a thread enters or leaves a brick. Threads count
+# because work in a step outside of bricks leaves no record until the step ends.
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class QuietWatch:
         self._threads = None
 
     def look(self, now_ns: int) -> None:
-        """Read the threads if the process has been quiet for MIN_QUIET_NS, or if no thread ever reported a brick.
+        """Read the threads if the process has been quiet for MIN_QUIET_NS, or if no thread has ever reported a brick.
 
         An ended thread, for example of a request, has left the ring.
         """

@@ -98,7 +98,7 @@ class Source:
 
     @property
     def catalog(self) -> list[CatalogMessage]:
-        """The valid catalog messages, without those that were replaced."""
+        """The valid catalog messages. Replaced messages are left out."""
         return self._announced.messages
 
     @property

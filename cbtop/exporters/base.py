@@ -20,9 +20,9 @@ class RecordedProcess:
     `records` can be iterated several times while the recording is open. `key` identifies the process in its
     recording, and `rank` is its rank in a job.
 
-    Records that the process wrote and that are missing: `overwritten` ones were lost in the ring before they were
-    read, `rejected` ones have an unknown node or a negative duration, and `missed` ones are not in the recording (it
-    began later, or they were lost on the way).
+    Records that the process wrote and that are missing. `overwritten` ones were lost in the ring before they were
+    read. `rejected` ones have an unknown node or a negative duration. `missed` ones are not in the recording, because
+    it began later or lost them.
     """
 
     process: str

@@ -108,8 +108,8 @@ def are_steps(table: NodeTable) -> NDArray[np.bool_]:
 
 
 class CallColumns:
-    """Makes the columns `names` of a table with the calls of `processes`, a row for each call of the nodes that
-    `choice` selects.
+    """Makes the columns `names` of a table with the calls of `processes`. Each call of a node that `choice` selects
+    is a row.
 
     Times count from the earliest record of all processes.
     """

@@ -21,7 +21,7 @@ class DiffStack:
     now_ns: int
 
 
-# Speedscope cannot draw differences. So the file has four profiles: one of each run, one of added time, and one of
+# Speedscope cannot draw differences. So the file has four profiles: each of the two runs, the added time, and the
 # saved time.
 _PROFILES: dict[str, Callable[[DiffStack], int]] = {
     "before": lambda one: one.before_ns,

@@ -58,7 +58,7 @@ class Records:
     """The records of `chunks` in the order of their ends. Each iteration calls every function in `chunks` again."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        # Number of all records that were read, with those of amounts and of cancelled steps, which are not calls.
+        # Number of all records that were read. This includes amounts and cancelled steps, which are not calls.
         self.read = 0
         self._count = 0
         self._spans: list[_Span] = []
@@ -95,7 +95,7 @@ class Records:
         return min((span.first_ns for span in self._spans), default=0)
 
     def by_start(self) -> Iterator[TimedRecord]:
-        """Yield the records by start. A record precedes those that it contains.
+        """Yield the records by start. A record precedes the records that it contains.
 
         With equal times, a parent comes before its child, because its id is smaller.
         """

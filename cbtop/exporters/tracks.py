@@ -27,7 +27,7 @@ def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tup
     """Yield (track, depth, record) for each record of `by_start`. The depth is the number of records around the
     record on its track.
     """
-    # Track -> its open records inside each other, outermost first, and its last record at the end.
+    # Track -> its open records, of which each is inside the previous one, and its last record at the end.
     open_on: list[list[_Open]] = []
     for record in by_start:
         best, chosen = _NO_ROOM, len(open_on)
@@ -65,7 +65,7 @@ def ended_before(record: TimedRecord, around: list[TimedRecord]) -> Iterator[Tim
 
 
 class _Open(NamedTuple):
-    """An open record, which has not ended yet, and the number of records of each node that it already contains."""
+    """A record that has not ended yet, and how many records of each node it already contains."""
 
     record: TimedRecord
     held: dict[int, int]

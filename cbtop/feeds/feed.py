@@ -257,8 +257,8 @@ class Views:
         self.close()
 
     def _with_rate_change(self, source: FeedSnapshot, row: SourceRow) -> SourceRow:
-        """Return `row` (of the list of sources) with the change of its tokens/s since the baseline, or the reason why
-        it is unknown.
+        """Return `row` of the list of sources with the change of its tokens/s since the baseline, or why the change
+        is unknown.
         """
         change, why = None, "it marks no steps"
         if row.phase is not None:
@@ -470,8 +470,8 @@ class Feed(Views):
 
     @property
     def refused(self) -> str:
-        """Why no daemon will ever accept this viewer, or the reverse (different versions or keys). "" if a link works
-        or may work later.
+        """Why no daemon will ever accept this viewer, or why this viewer accepts none: different versions or keys. ""
+        if a link works or may work later.
         """
         return self.links.refused
 

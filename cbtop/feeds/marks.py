@@ -66,8 +66,8 @@ class Marks:
     def judge(self, at_ns: int, view: SourceView) -> None:
         """Find new verdicts on a view at `at_ns`, and store them as events.
 
-        Verdicts are made at most every 1.5 s. Those of severity `note` do not count, because healthy processes have
-        them, too.
+        Verdicts are made at most every 1.5 s. Verdicts of severity `note` do not count, because healthy processes
+        have them, too.
         """
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))

@@ -64,8 +64,8 @@ class Playback:
         self._follows_records = False
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
-        # How far before its target a jump must begin. The window and the longest curve need nothing earlier, so the
-        # view is as if everything had been played.
+        # How far before its target a jump must begin. The window and the longest curve need no earlier data, so the
+        # view is the same as after playing everything.
         self.reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
         self._states = KeptStates(self.reach_ns)
         self._range: _Range | None = None
@@ -154,7 +154,7 @@ class Playback:
         return True
 
     def _enter(self, chosen: _Range, next_ns: int) -> None:
-        """If the frame at `next_ns` is after the begin of the range, tell the store that it begins."""
+        """If the frame at `next_ns` is after the start of the range, tell the store that it begins."""
         if chosen.from_ns is None and next_ns > chosen.begin_ns:
             chosen.from_ns = self._said_ns
             self.store.begin_range((chosen.end_ns - chosen.begin_ns) / 1e9)

@@ -34,7 +34,8 @@ class RecordingSearch:
         self._reader, self._selected, self._decoder = reader, selected, decoder
 
     def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
-        """Return the moment `steps` steps of the source `key` after `from_s`, and how many steps were found.
+        """Return the moment at which the source `key` has done `steps` steps after `from_s`, and how many steps were
+        found.
 
         If `steps` is negative, the moment is before `from_s`. For merged sources, the steps of all count. Without a
         `key`, or without its data, the steps of any source count. The search covers five minutes. All steps in an

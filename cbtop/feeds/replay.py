@@ -22,7 +22,8 @@ from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
 
 
 def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
-    """Return a baseline of each process in the recording at `path`: over all of it, or its last `last_s` seconds.
+    """Return a baseline of each process in the recording at `path`, over the whole recording or its last `last_s`
+    seconds.
 
     Raises RecordingError or VersionError.
     """
@@ -88,7 +89,7 @@ class ReplayFeed(StoreViews):
         return super().merged(mode, key, phase, window=window or self.range_s is not None)
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Return every visible source: the main one, then the others, the newest live one first.
+        """Return every visible source: the main one, then the others with the newest live one first.
 
         A daemon's history has no main source.
         """

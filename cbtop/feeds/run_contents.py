@@ -26,7 +26,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 
 def contents_of(record: SourceRecord, phases: Sequence[PhaseContents]) -> Contents:
-    """Return the contents of a run's steps. `phases` has those that were counted from records."""
+    """Return the contents of a run's steps. `phases` has the phases that were counted from records."""
     return _Made(record).contents(phases)
 
 

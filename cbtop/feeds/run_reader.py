@@ -202,7 +202,9 @@ def _stall(name: str, source: _Read) -> str:
 
 
 def _rates(source: _Read) -> tuple[PhaseRates, ...]:
-    """Return the rates of each phase. If the recording has all steps, they are those on the screen."""
+    """Return the rates of each phase. If the recording contains all steps of the process, these are the steps on the
+    screen.
+    """
     record, began_ns = source.record, source.blocks.rates.began_ns
     found, headline = shown(record, window=False), shown_phase(record, None)
     on_screen = {
@@ -251,7 +253,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     return Run(
         name=name,
         key=record.key,
-        # The last sample may be from later, so prefer those from while the process ran.
+        # The last sample may be from after the end of the process, so prefer samples from before it.
         surroundings=surroundings_of(record, gpus or gpus_of(source.seen)),
         gpu_clock_mhz=_usual(one.clock_mhz for one in source.while_it_ran(source.gpus)),
         host_busy_percent=_usual(one.utilization_percent for one in source.while_it_ran(source.host)),

@@ -81,10 +81,10 @@ class Recording:
 
     @property
     def lost(self) -> int:
-        """The number of records that the processes wrote and that the tables lack.
+        """The number of records that are missing in the tables although the processes wrote them.
 
-        They are from before the recording, or were lost on the way, overwritten or rejected. `cbtop replay` has those
-        from before the recording in its sums.
+        Such records were written before the recording began, lost on the way, overwritten or rejected. `cbtop replay`
+        includes the earliest ones in its sums.
         """
         return sum(one.missed + one.overwritten + one.rejected for one in self._processes)
 
@@ -138,7 +138,9 @@ class Recording:
             return [view for source in feed.sources() if (view := feed.view(source.key)) and view.has_data]
 
     def close(self) -> None:
-        """Close the recording. Tables that were returned before stay valid, and further ones are errors."""
+        """Close the recording. Tables that were returned before stay valid. Asking for more tables then raises an
+        error.
+        """
         self._is_open = False
         self._reader.close()
 

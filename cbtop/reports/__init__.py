@@ -32,7 +32,7 @@ class ReportMaker(Protocol):
 OVERVIEW = "overview"  # name of the section that fits on one screen; it is printed without other sections
 SOURCES, DEVICES = "sources", "devices"  # names of the sections about all sources together
 HTML = "html"  # the format with every section, so it needs every record, too
-# The section that needs every single record, which the daemon sends only on request.
+# The section about single records, which the daemon sends only on request.
 TIMELINE = "timeline"
 # names of all other sections; text.py must use the same names
 VIEWS = (

@@ -118,7 +118,7 @@ def _rows(judged: Sequence[Judged]) -> tuple[Table, list[str]]:
 
 
 def _clauses(one: Judged) -> list[str]:
-    """Return the measurement of a verdict, and the remarks about it, as separate texts."""
+    """Return two texts about a verdict: its measurement, and the remarks."""
     return one.said.split(_BETWEEN_CLAUSES)
 
 

@@ -69,7 +69,7 @@ def _block(one: TimelineSpan | Gap, step: TimelineSpan, row: int) -> str:
 def change_drawing(changes: Sequence[tuple[str, float, bool]], unit: str) -> str:
     """Return the changes of times as bars, longer times to the right. Return "" if nothing has changed.
 
-    A change has a name, a time, and whether it is beyond noise. The bar of another change is gray.
+    A change has a name and a time, and says whether it is beyond noise. The bar of another change is gray.
     """
     largest = max((abs(delta) for _, delta, _ in changes), default=0.0)
     if not largest:

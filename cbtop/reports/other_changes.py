@@ -1,5 +1,5 @@
-"""Write a diff's lines about changes that the lists of slower and faster bricks leave out: drift, long calls, and
-figures that moved beyond their interval without a verdict.
+"""Write a diff's lines about changes that are not in the lists of slower and faster bricks: drift, long calls, and
+figures without a verdict that moved beyond their interval.
 """
 
 from __future__ import annotations

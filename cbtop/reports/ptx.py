@@ -51,7 +51,7 @@ def ptx_text(files: Sequence[PtxFile], *, verbose: bool) -> str:
 
 
 def _grouped(findings: Sequence[LintFinding]) -> list[list[LintFinding]]:
-    """Return the findings in groups with one cause: the same lint, and the same function or source line. Their
+    """Return the findings in groups. Findings of one lint in one function or source line have one cause. Their
     messages differ only in registers and lines.
     """
     groups: dict[tuple[object, ...], list[LintFinding]] = {}

@@ -418,7 +418,7 @@ def _remark(place: PlaceDiff, causes: Sequence[str] = ()) -> str:
 
 
 def _listed_cells(part: PartDiff) -> list[PlaceDiff]:
-    """Return the cells (a brick in one layer) with the largest increases and decreases, and those with a verdict."""
+    """Return the cells (a brick in one layer) with the largest increases and decreases, and all with a verdict."""
     last = len(part.cells) - LISTED_CELLS
     return [
         cell
@@ -446,8 +446,8 @@ def _verdicts(found: RunDiff, part: PartDiff, causes: Causes) -> list[str]:
 def _moved(part: PartDiff) -> list[tuple[str, PlaceDiff]]:
     """Return each brick or layer with the verdict `slower` or `faster`, with this word.
 
-    A place is left out if another one explains it: the same brick explains a brick in a layer, and a brick in a layer
-    explains the layer.
+    A change is left out if another change explains it. A brick explains the same brick in a layer, and a brick in a
+    layer explains the layer.
     """
     moved = [("slower", place) for place in part.slower]
     moved += [("faster", _most_of(part, place)) for place in part.bricks if place.verdict == "faster"]

@@ -65,7 +65,7 @@ def _is_much(view: SourceView) -> bool:
 
 
 def _others(view: SourceView) -> Iterator[str]:
-    """Yield a line that names other phases, if at least one of them took much of the time."""
+    """Yield a line that names the other phases if one of them took much of the time."""
     ran_us = sum(steps.union_us or 0.0 for steps in view.phases if not is_warm_up(steps.phase))
     others = [
         steps

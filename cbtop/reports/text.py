@@ -301,7 +301,7 @@ def _shown_time(view: SourceView) -> str:
 
 
 def _bricks(view: SourceView) -> str:
-    """Return tables of 80 columns: the times of the bricks, their work, and how far they are below the roof."""
+    """Return tables of 80 columns: the times of the bricks, their work, and their distance from the roof."""
     if view.ranks is not None:
         return "\n".join((ranks_text(view.ranks), books_text(view)))
     if not view.bricks:

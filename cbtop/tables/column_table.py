@@ -77,7 +77,7 @@ class ColumnTable:
 
 
 def _cell(value: Any) -> str:
-    """Return a value as text: "" if it is unknown, and six digits of a fraction."""
+    """Return a value as text. A fraction has six digits, and an unknown value is ""."""
     if value is None or value != value:
         return ""
     return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)

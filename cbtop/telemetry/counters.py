@@ -1,8 +1,8 @@
 """Keep the counters of an export from decreasing, even if the data of their sources does."""
 
-# A counter exports a sum, which may decrease in its source: a keyframe was partly lost, a process returns, or another
-# begins with the same labels. A brick's exclusive time decreases when records of inner bricks arrive late. Prometheus
-# takes a decrease for a restart, and adds the whole value to the rate again.
+# A counter exports a sum. The source's sum may decrease: if a keyframe was partly lost, if a process returns, or if
+# another one begins with the same labels. A brick's exclusive time decreases when records of inner bricks arrive
+# late. Prometheus takes a decrease for a restart, and adds the whole value to the rate again.
 
 from __future__ import annotations
 

@@ -126,7 +126,8 @@ def _buckets(value: DurationHistogram) -> list[tuple[str, float]]:
 class _Server(ThreadingMixIn, WSGIServer):
     """An HTTP server with limits on threads and time. A slow or silent client does not affect others.
 
-    At the limit of connections, the oldest one without a complete request is closed, or if all have one, the new one.
+    At the limit of connections, the oldest connection without a complete request is closed. If all have a complete
+    request, the new one is closed.
     """
 
     daemon_threads = True  # The daemon does not wait for the threads of scrapers when it ends.

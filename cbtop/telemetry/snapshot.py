@@ -113,7 +113,8 @@ class _Part:
 def snapshot(store: Store, now_ns: int) -> Snapshot:
     """Return the points of every metric at `now_ns` (Unix time), in at most MAX_SERIES series.
 
-    Without enough room, sources come first, then the first brick of each source, then the second, and so on.
+    If there is too little room, sources come first, then the first brick of each source, then the second brick of
+    each, and so on.
     """
     found: Snapshot = {metric: [] for metric in METRICS}
     left_out = dict.fromkeys(("device", "source", "phase", "brick", "check"), 0)
@@ -245,7 +246,7 @@ def _source(record: SourceRecord) -> Iterator[Value]:
 
 
 def _engine(record: SourceRecord) -> Iterator[Value]:
-    """Yield the figures of an engine's requests. Only counts remain of an engine that has ended."""
+    """Yield the figures of an engine's requests. If the engine has ended, only the counts remain."""
     of, times = (record.key,), record.serving.times
     loads = record.serving.loads.values()
     if times is not None:

@@ -8,7 +8,7 @@ from cbtop.protocol.attributes import ModuleAttributes
 from cbtop.units import counted
 from cbtop.viewmodels.bricks import BrickModule
 
-MAX_MODULES = 3  # Modules at fewer places are counted.
+MAX_MODULES = 3  # Modules in fewer places are only counted.
 
 
 def module(row: BrickModule) -> str:
@@ -17,7 +17,7 @@ def module(row: BrickModule) -> str:
 
 
 def described(row: BrickModule | ModuleAttributes) -> str:
-    """Return the known of a module's class, place and weight, separated by commas."""
+    """Return the class, place and weight of a module, separated by commas, as far as they are known."""
     weight = f"weight {row.weight_shape} {row.weight_dtype}" if row.weight_shape else ""
     return ", ".join(filter(None, (row.module_class, row.module_source, weight)))
 

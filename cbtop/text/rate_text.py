@@ -1,4 +1,4 @@
-"""Write rates, and the speed-up that is possible if a problem is fixed."""
+"""Write rates, and the speed-up that fixing a problem can bring."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def limit_of_overhead(sampling: Sampling) -> str:
 
 
 def no_bricks(view: SourceView) -> str:
-    """Return why no brick is shown, and advice: `none of the 7,000 decode steps was recorded: one in 10,000 is:
+    """Return why no brick is shown, and what to do: `none of the 7,000 decode steps was recorded: one in 10,000 is:
     recording costs …`.
     """
     steps, every = view.steps, view.sample_every

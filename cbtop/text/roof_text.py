@@ -1,4 +1,4 @@
-"""Write roofs (speed limits of the hardware), and how far bricks are below them."""
+"""Write roofs (speed limits of the hardware), and the distance of bricks from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.viewmodels.roofline import CeilingRow
 
 
 def limit(row: BrickRow) -> str:
-    """Format what bounds a brick, and the percentage of its roof that it reaches: `memory 79 %`.
+    """Format what limits a brick, and the percentage of this limit that it reaches: `memory 79 %`.
 
     If the roof is uncertain: `latency ~12 %`.
     The bound of a brick is `launch` if the device waited for the host.
@@ -57,7 +57,7 @@ def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
 def without_work(names: Sequence[str]) -> str:
     """Return the bricks without a point on the roofline, grouped by reason.
 
-    The reasons are that no work was declared, or that the device waited for the host.
+    There are two such reasons: no work was declared, or the device waited for the host.
     """
     waited = f", {LAUNCH_BOUND}"
     silent = [name for name in names if not name.endswith(waited)]

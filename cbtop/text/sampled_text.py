@@ -17,7 +17,7 @@ def heading(view: SampledTimeView) -> str:
 
 
 def function_place(one: FunctionShare) -> str:
-    """Return the place of a function: `Tokenizer.encode tok/fast.py:88, from serve.py:12 main`."""
+    """Return the location of a function: `Tokenizer.encode tok/fast.py:88, from serve.py:12 main`."""
     caller = f", from {one.called_from}" if one.called_from else ""
     return f"{one.name} {one.file}:{one.line}{caller}{waits(one)}"
 
@@ -35,7 +35,7 @@ def share(one: FunctionShare) -> str:
 
 
 def lines(view: SampledTimeView) -> list[str]:
-    """Return the place, and a line for each of its functions."""
+    """Return a line about the untimed time, then a line for each of its functions."""
     if not view.is_enough:
         return [f"{heading(view)}: fewer than {LEAST_SAMPLES} samples, so no shares"]
     shares = [share(one) for one in view.functions]

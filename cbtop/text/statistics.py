@@ -58,8 +58,8 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The functions that write a value: `bare` without the unit, for columns with the unit in their head, and
-    `in_full` with it.
+    """The functions that write a value. `bare` leaves out the unit, for columns with the unit in their title.
+    `in_full` adds it.
     """
 
     bare: Callable[[Any], str]
@@ -136,7 +136,7 @@ class Statistic:
     sort_key: str = ""
     # Whether the value is derived in a recent window. Since the start, it is measured.
     derived_in_window: bool = False
-    # Whether the value is of few calls, and so scatters. Rows sorted by it then change places less often.
+    # Whether the value is of few calls, and so scatters. Rows sorted by it then swap less often.
     of_few_calls: bool = False
 
     def value(self, row: object) -> Value:

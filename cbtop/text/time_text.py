@@ -57,7 +57,7 @@ def between(range_s: tuple[float, float], *, with_date: bool = False) -> str:
 
 
 def since(unix_s: float, wall_us: float | None, *, with_date: bool = False) -> str:
-    """Format the begin of a time range as a time of day.
+    """Format the start of a time range as a time of day.
 
     If the range is long, the day is added, and on request the year.
     """

@@ -24,11 +24,11 @@ PASSES = {BACKWARD: "backward", RECOMPUTE: "backward"}  # the part of bricks who
 class StepMetrics:
     """Measures the training steps of this process between calls of `since_last`.
 
-    Models are attached at their first call from `begin` to `end`. Under `cbtop run`, all models are attached already,
-    and its profiler is read. `bricks` is the number of the costliest bricks with a metric of their own.
+    Models are attached at their first call from `begin` to `end`. Under `cbtop run`, all models are attached already.
+    Their profiler is read. `bricks` is the number of the costliest bricks with a metric of their own.
 
     Each model and optimizer has steps of its own. The metrics of the first ones that train have the plain names. The
-    metrics of the others begin with the name of their steps, such as `cbtop/train Adam 2/step_ms`.
+    metrics of other models begin with the name of their steps, such as `cbtop/train Adam 2/step_ms`.
     """
 
     def __init__(self, profiler: BrickProfiler | None = None, bricks: int = BRICKS) -> None:

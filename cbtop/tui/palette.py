@@ -1,4 +1,4 @@
-"""The command palette. It lists the keys of the current view and of the others, by their descriptions."""
+"""The command palette. It lists the keys of the current view, then those of other views, each with a description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard for a recording. It has the usual views, and additional keys that move in time."""
+"""The dashboard for a recording. It has the usual views, and additional keys to move in time."""
 
 from __future__ import annotations
 

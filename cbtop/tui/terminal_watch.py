@@ -1,4 +1,6 @@
-"""Leave the app after a signal, or if the terminal or the browser is gone, even if nothing reads its output."""
+"""Leave the app after a signal, or if the terminal or the browser is gone. This must work even if nothing reads the
+app's output.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The position of the screen in time: the present, a moment of a recording or of a daemon's history, or a time
+"""Where the screen is in time: at the present, at a moment of a recording or of a daemon's history, or in a time
 range.
 """
 
@@ -219,7 +219,9 @@ class TimeTravel:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Read the recording for a short time. Then continue later, so that the screen can handle keys in between."""
+        """Read the recording for a short time. Then continue later, so that the screen can react to keys in the
+        meantime.
+        """
         if self.past is None:
             return
         if self.past.advance(ADVANCE_S):

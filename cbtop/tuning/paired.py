@@ -61,8 +61,7 @@ class PairedTest:
         """The change of the speed from A (1.0) to B with its noise. None if there are too few rounds to know how they
         scatter.
 
-        The noise is the scatter of the ratio of B to A within a round, because both sides of a round were measured
-        together.
+        The noise is how much the ratio of B to A varies between rounds. Both sides of a round are measured together.
         """
         if len(self.a_ns) < MIN_BLOCKS:
             return None

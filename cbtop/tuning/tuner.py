@@ -25,8 +25,8 @@ MAX_ROUNDS = 20  # A try has at most this many rounds. More rounds would only sh
 PROFILED = 3  # This many requests are recorded to find the time of each brick.
 SPARE = 1.2  # A later round may take this many times as long as the first round.
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
-# Names of kernel contracts. The kernels in PRODUCTS change with the type of matrix product, those in CACHES with the
-# type of the KV cache.
+# Names of kernel contracts. The kernels in PRODUCTS change with the type of matrix product. The kernels in CACHES
+# change with the type of the KV cache.
 PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated", "attention_bf16"})
 CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 
@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """The measured comparison of a candidate setting with the best setting: the times of whole requests, of prefill
+    """The comparison of a candidate setting with the best setting, measured: the times of whole requests, of prefill
     and of decode.
     """
 
@@ -79,7 +79,8 @@ class Try:
 
     @property
     def rounds_to_tell(self) -> int | None:
-        """About how many rounds tell LEAST_PERCENT from noise (derived), if the rounds go on to scatter alike.
+        """About how many rounds are needed to distinguish LEAST_PERCENT from noise, if the noise does not change
+        (derived).
 
         None if the measured difference is beyond noise, or if the measured rounds are enough.
         """
@@ -91,7 +92,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Untried:
-    """A setting that was not tried. `why` is the reason, or the condition for a try."""
+    """A setting that was not tried. `why` is the reason, or the condition under which it is tried."""
 
     what: str
     why: str
@@ -132,11 +133,11 @@ class Tuned:
 
 
 class BrickTuner:
-    """Finds the fastest setting of a model on this machine, beginning with the one in use.
+    """Finds the fastest setting of a model on this machine, starting from the current setting.
 
     The tuner records the bricks of some requests. The bricks suggest faster settings, and limit the possible gain of
     each setting. The tuner measures these settings in turns with the best setting, and keeps a setting only if whole
-    requests are faster beyond chance. A setting is not tried if it could gain less than 3 %, or if time is up.
+    requests are faster beyond chance. A setting is not tried if it could gain less than 3 %, or if no time is left.
 
         bench = Bench(Path("model.gguf"), TuningRequest(128, 32).tokens)
         tuned = BrickTuner(bench, Setting(threads=1), TuningRequest(128, 32)).tune(budget_s=120)
@@ -325,9 +326,7 @@ def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]
 def named(
     setting: Setting, shares: Collection[Share], processors: int, has_int8: bool
 ) -> tuple[list[Candidate], list[Untried]]:
-    """Return the settings that the bricks suggest, the most promising first, and the settings that are not
-    suggested.
-    """
+    """Return the settings that the bricks suggest with the most promising first, and the other settings."""
     candidates, untried = [], []
     parallel = sum(share.part for share in shares if share.is_parallel)
     spread = f"{_percent(parallel)} of a request is in bricks that spread over threads"
@@ -362,8 +361,8 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # Settings that keep the results come first, then those that change them, each with the largest possible speed-up
-    # first.
+    # First come settings that keep the results, then settings that change them. In both groups, the largest possible
+    # speed-up comes first.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 
 

@@ -40,8 +40,8 @@ def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, 
 
 
 def alike(growth: Sequence[BrickGrowth]) -> float | None:
-    """Return the common growth factor of all larger bricks. None if their factors differ, or if fewer than two are
-    known.
+    """Return the common growth factor of all larger bricks. None if their factors differ, or if fewer than two
+    factors are known.
     """
     before_us, after_us = sum(one.before_us for one in growth), sum(one.after_us for one in growth)
     larger = [one for one in growth if one.before_us >= LEAST_SHARE * before_us]

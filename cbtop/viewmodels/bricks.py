@@ -37,7 +37,7 @@ class SizePoint:
 
 @dataclass(frozen=True, slots=True)
 class BrickModule:
-    """A module that a brick calls at `places` places of the model. A text is "" if it is not known."""
+    """A module that a brick calls in `places` parts of the model. A text is "" if it is not known."""
 
     module_class: str
     module_source: str
@@ -48,7 +48,7 @@ class BrickModule:
 
 @dataclass(frozen=True)
 class BrickRow:
-    """One brick of a phase, summed over all places that run it."""
+    """One brick of a phase, summed over all layers that run it."""
 
     name: str
     category: BrickCategory
@@ -100,7 +100,8 @@ class BrickRow:
     # ascending order. Empty if unknown.
     by_cached: Lazy[tuple[SizePoint, ...]] = Lazy(())
     by_batch: Lazy[tuple[SizePoint, ...]] = Lazy(())
-    # The different modules that the brick calls, those at most places first. Empty if no module is known.
+    # The different modules that the brick calls. Those in the most parts of the model come first. Empty if no module
+    # is known.
     modules: Lazy[tuple[BrickModule, ...]] = Lazy(())
 
     @property
@@ -151,8 +152,8 @@ class BrickRow:
     def bound(self) -> str | None:
         """The limit of the brick's speed: `memory` or `compute`.
 
-        It is `latency or overhead` if the rate is far below all roofs, and `several at once` if steps that run at the
-        same time share the roofs.
+        It is `latency or overhead` if the rate is far below all roofs. It is `several at once` if steps that run at
+        the same time share the roofs.
         """
         return self.roof.bound if self.roof else None
 
@@ -268,7 +269,9 @@ def _row(
 
 
 def _modules(attributes: Iterable[ModuleAttributes]) -> tuple[BrickModule, ...]:
-    """Return the known modules, each once, with its number of places. Those at most places come first."""
+    """Return the known modules, each once, with its number of places. Modules in the most parts of the model come
+    first.
+    """
     counts = Counter(one for one in attributes if one != NO_MODULE)
     return tuple(BrickModule(**carried(ModuleAttributes, one), places=many) for one, many in counts.most_common())
 

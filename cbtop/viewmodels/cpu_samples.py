@@ -20,7 +20,7 @@ Z_95 = 1.96
 
 @dataclass(frozen=True, slots=True)
 class FunctionShare:
-    """A Python function, and its share of the samples of a place with a 95 % interval (Wilson).
+    """A Python function, and its share of the samples with a 95 % interval (Wilson).
 
     The shares are None if there are fewer than LEAST_SAMPLES samples. `asleep_percent` is the share of the function's
     own samples that found the thread waiting: for a lock, a file, a socket or a time.
@@ -39,7 +39,8 @@ class FunctionShare:
 
 @dataclass(frozen=True, slots=True)
 class SampledTimeView:
-    """The functions sampled at one untimed place: between steps, not instrumented, or a part of a training step.
+    """The functions that were sampled in one sort of untimed time: between steps, not instrumented, or a part of a
+    training step.
 
     Samples were taken during `over_s` seconds. `unread_percent` is the share of samples without a
     known function, and `own_percent` the share of cbtop's own functions.
@@ -86,8 +87,8 @@ def _shares(functions: Iterable[SampledFunction], samples: int) -> Iterable[Func
 
 
 def mostly(sampled: Iterable[SampledTimeView], place: str) -> str:
-    """Return the most frequent function of a place for a sentence, or "" if it is not known or has a small share:
-    `; mostly in Tokenizer.encode tok/fast.py:88 (60 % of 100 samples)`.
+    """Return the most frequent function as the end of a sentence: `; mostly in Tokenizer.encode tok/fast.py:88 (60 %
+    of 100 samples)`. Return "" if it is not known or has a small share.
     """
     for view in sampled:
         first = view.functions[0] if view.functions else None

@@ -83,7 +83,7 @@ class MachineView:
     daemon: str  # key of the daemon: host, boot id and pid
     host: str
     devices: tuple[DeviceRow, ...]
-    # processes on the machine: profiled ones first, then others on GPUs or processors, the busiest first
+    # processes on the machine: first profiled ones, then others on GPUs or processors, both with the busiest first
     processes: tuple[ProcessRow, ...]
     unknown: tuple[WhyView, ...]
     elsewhere: tuple[str, ...]  # keys of profiled processes in other pid namespaces, which the samplers cannot see
@@ -160,8 +160,8 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
 
 
 def _history(store: Store, process: DeviceProcess) -> tuple[ProcessMoment, ...]:
-    """Return the recent moments of a process. Only those of shown processes are copied, because this is done for each
-    frame, and the daemon samples every process of the machine that was busy.
+    """Return the recent moments of a process. Only shown processes are copied, because this runs for each frame, and
+    the daemon samples every busy process of the machine.
     """
     key = process.pid, process.process_start
     known = [one.of_processes[key] for one in store.devices.values() if key in one.of_processes]
@@ -180,7 +180,7 @@ def waiting_percent(store: Store, record: SourceRecord) -> float | None:
     key = record.hello.pid, record.hello.process_start
     moments = [one for known in store.devices.values() for one in known.of_processes.get(key, ())][-LATEST:]
     waited = [one.waiting_percent for one in moments if one.waiting_percent is not None]
-    # A sample is one second, so the mean over samples is the share of the whole time.
+    # A sample covers one second, so the mean over samples is the share of the whole time.
     return sum(waited) / len(waited) if waited else None
 
 

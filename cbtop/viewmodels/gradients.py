@@ -31,7 +31,7 @@ class GradientNormView:
 class GradientFaultView:
     """The first step with a NaN or Inf gradient.
 
-    `parameter` is the parameter with this gradient, the first one that the backward pass reached.
+    `parameter` is the parameter that got this gradient. It is the first one that the backward pass reached.
     """
 
     parameter: str | None  # name of the first such parameter that the backward pass reached; None if unknown
@@ -81,7 +81,7 @@ class GradientsView:
 
 
 def gradients_view(record: SourceRecord, step: Node) -> GradientsView | None:
-    """Return what the process has reported about the gradients in the steps of the node `step`, or None."""
+    """Return what the process has reported about gradients in the steps of the node `step`, or None."""
     norm = message_of(record, step, GradientNorm)
     fault = message_of(record, step, GradientFault)
     scale = message_of(record, step, LossScale)

@@ -24,7 +24,7 @@ from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # A larger graph has no critical path, because it would take too long. With this many nodes, the path and its graph
-# take 0.3 s, and the rest of the view 0.03 s (2 shared cores). A view is made twice a second.
+# take 0.3 s, and all the rest of the view takes 0.03 s (2 shared cores). A view is made twice a second.
 MAX_PATH_NODES = 10_000
 # The critical path may be this much longer than the mean step, because their times come from different clocks.
 LONGER = 1.01

@@ -13,7 +13,7 @@ class GuardFaultView:
     """The guard's first fault: the brick with a faulty output in the first faulty step."""
 
     kind: str  # the kind of the fault: NaN, Inf or "over the bound"
-    # Name of the brick. None if a layer's output was faulty, but no output of its bricks.
+    # Name of the brick. None if the output of a layer was faulty, but all outputs of its bricks were valid.
     brick: str | None
     module: str | None  # the name of the brick's module in the model, such as `layers.2.mlp.down_proj`
     layer: int | None  # number of the layer; None outside of layers
@@ -29,7 +29,7 @@ class GuardFaultView:
 
 @dataclass(frozen=True, slots=True)
 class GuardView:
-    """The steps of a model that the guard has checked, and the first fault."""
+    """How many steps of a model the guard has checked, and the first fault that it found."""
 
     model: str | None  # name of the model; None if the process runs only one model
     steps: int | None  # number of all steps, checked or not; None if not known

@@ -32,7 +32,7 @@ from cbtop.viewmodels.lanes import (
 class LaneMaker:
     """Makes a lane of a timeline from the records of one track.
 
-    The timeline begins at `begin_ns`. The lane begins `since_ns` after that.
+    The timeline begins at `begin_ns`. The lane begins `since_ns` after that moment.
     """
 
     def __init__(self, nodes: NodeTable, begin_ns: int, names: GapNames, since_ns: int, *, has_steps: bool) -> None:
@@ -40,7 +40,7 @@ class LaneMaker:
         self._begin_ns = begin_ns
         self._names = names
         self._has_steps = has_steps
-        self._told_ns = since_ns  # Until this moment (ns), the time of the lane is in a brick or a gap.
+        self._told_ns = since_ns  # Until this moment (ns), all time of the lane is assigned to a brick or a gap.
         self._gaps: list[Gap] = []
 
     def lane(self, name: str, records: Sequence[tuple[int, TimedRecord]], length_ns: int) -> Lane:
@@ -152,7 +152,7 @@ class GapNames:
     inside: dict[int, str] = field(default_factory=dict)
 
     def of(self, start_ns: int, end_ns: int, around: Sequence[TimelineSpan]) -> Iterator[Gap]:
-        """Yield the gaps of a lane from `start_ns` to `end_ns`, inside of the spans `around`."""
+        """Yield the gaps of a lane from `start_ns` to `end_ns` that are inside the spans `around`."""
         where = tuple([span.name for span in around])
         if self.holes and self._is_in_hole(self.begin_ns + start_ns, self.begin_ns + end_ns):
             yield Gap(start_ns, end_ns - start_ns, UNNAMED, where)

@@ -61,7 +61,7 @@ class TimelineSpan(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Time on a lane that is in no brick."""
+    """Time on a lane outside of all bricks."""
 
     start_ns: int
     duration_ns: int

@@ -22,20 +22,20 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BACKWARD, BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-P50_OF_A_CALL = "p50 µs a call"  # title of the column with times per call; the others have µs per step
+P50_OF_A_CALL = "p50 µs a call"  # title of the column with times per call; the other columns have µs per step
 # A layer is odd (conspicuously slow) at this many times the median of its peers. Noise alone does not make it this
 # slow.
 ODD = 1.2
-# How far the lower end of a confidence interval is from the median, in standard deviations of the number of calls
-# below the median. One in 1,500 medians is then wrong. The interval is this wide because the slowest of many layers
-# is judged.
+# How far the lower end of a confidence interval is from the median. The unit is the standard deviation of the number
+# of calls below the median. One in 1,500 medians is then wrong. The interval is this wide because the slowest of many
+# layers is judged.
 Z = 3.0
 MIN_STEPS = 20  # Fewer recorded steps than this have medians that vary too much.
 MIN_LAYERS = 6  # The variation of fewer peers than this is unknown.
 # The factor and the limit of the modified z-score: a layer is an outlier if 0.6745 (x - median) / MAD exceeds the
 # limit. Source: Iglewicz and Hoaglin, "How to detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-# If a larger share of the layers would be odd, none is, because the model is then built that way.
+# If a larger share of the layers would be odd, no layer counts as odd, because the model is then built that way.
 ODD_PART = 0.1
 # Each brick may take this many µs more in the first layer of a recorded step, because cbtop's own code is not in the
 # cache yet.
@@ -144,9 +144,9 @@ class LayersView:
         A peer counts if its excess over the median is at least half the excess of `row`. If too many count, the
         result is 0, because the model is then built that way.
 
-        The first layer of a stack runs with cold caches, so it does not count for other layers. cbtop's code is cold
-        there, too, so this layer must exceed the limit by FIRST_US for each brick. In a training step it is never
-        odd, because it follows the optimizer, which has used all weights.
+        The first layer of a stack runs with cold caches, so other layers are not compared with it. cbtop's code is
+        cold there, too, so this layer must exceed the limit by FIRST_US for each brick. In a training step it is
+        never odd, because it follows the optimizer, which has used all weights.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS
@@ -431,5 +431,5 @@ def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[
 
 
 def _kind(row: LayerRow) -> tuple[str, tuple[bool, ...]]:
-    """Return what the peers of a layer have in common: the stack, and which bricks they run."""
+    """Return what the peers of a layer have in common: their stack, and which bricks they run."""
     return row.stack, tuple([us is not None for us in row.cells])

@@ -12,10 +12,10 @@ class LossView:
     """Counts of the records of a source. Always: produced == received + dropped.
 
     `dropped` includes `rejected` records (with an unknown node), `on_the_wire` records (which come with the next
-    update), and overwritten records. Those that were overwritten before the daemon first read the ring are
-    `before_attach`. `unread` records were written but not read yet. `left_out` counts announcements beyond a limit,
-    not records. The `rejected` records include those `without_node`: calls too deep inside themselves, whose time
-    belongs to the call around them. They are not lost.
+    update), and overwritten records. `before_attach` are the records that were overwritten before the daemon first
+    read the ring. `unread` records were written but not read yet. `left_out` counts announcements beyond a limit, not
+    records. The `rejected` records include those `without_node`: calls too deep inside themselves, whose time belongs
+    to the call around them. They are not lost.
     """
 
     produced: int
@@ -48,7 +48,7 @@ class LossView:
 
 
 def loss_view(record: SourceRecord) -> LossView:
-    """Count the source's records that have arrived here, and those that have not."""
+    """Count the source's records that have arrived here, and the records that have not."""
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)

@@ -19,10 +19,10 @@ PARTS = 5
 LEAST_POINTS = 2 * PARTS + 1  # of 20 s each: 3 min 20 s
 # 97.5 % quantile of Student's t distribution with PARTS - 1 degrees of freedom, for an interval of 95 %.
 STUDENT_T = 2.776
-# The interval of the rate reaches at most this share of it to either side, and the last part has at least this share
-# of the mean rate. A cache that fills up grows ever more slowly, and an allocator grows in one step.
+# The interval of the rate extends at most this share of the rate to either side. The last part has at least this
+# share of the mean rate. A cache that fills up grows ever more slowly, and an allocator grows in one step.
 STEADY = 0.5
-# In less time than shown, the memory must grow by this share of what it was, and by this many bytes.
+# Within the shown time, the memory must grow by this share of its first size, and by this many bytes.
 LEAST_SHARE, LEAST_BYTES = 0.01, 16 << 20
 
 
@@ -30,8 +30,8 @@ LEAST_SHARE, LEAST_BYTES = 0.01, 16 << 20
 class MemoryGrowth:
     """The steady growth of a process's memory: the mean rate with its 95 % interval, in bytes per second.
 
-    `gpu` is the label of the GPU, or "" for memory of the host that is in no file and not shared. `free_bytes` is
-    what the device has left (None: unknown).
+    `gpu` is the label of the GPU, or "" for memory of the host that is in no file and not shared. `free_bytes` is the
+    free memory of the device (None: unknown).
     """
 
     gpu: str
@@ -51,7 +51,9 @@ class MemoryGrowth:
 
 
 def memory_growths(store: Store, record: SourceRecord) -> tuple[MemoryGrowth, ...]:
-    """Return the memory of a process that has grown steadily since its warm-up: of the host first, then of GPUs."""
+    """Return the memory of a process that has grown steadily since its warm-up: first memory of the host, then memory
+    of GPUs.
+    """
     hello, since_ns = record.hello, steady_since_ns(record)
     if hello is None or since_ns is None:
         return ()

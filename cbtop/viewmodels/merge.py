@@ -61,8 +61,8 @@ def merged_view(
     breakdown still add up, and percentiles are over all calls. If members report that they compute the same tokens
     together, rates count these tokens once.
 
-    Mode `max` shows each brick of the rank with the longest time per step. Mode `ranks` shows the sum, and the time
-    of every brick in each rank.
+    Mode `max` takes each brick from the rank in which it has the longest time per step. Mode `ranks` shows the sum,
+    and the time of every brick in each rank.
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
@@ -109,9 +109,9 @@ def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
     """Return the members of `records` that can be merged with `record`.
 
-    They have the same model, program and state. A killed process is merged with those that ran at the same time, so
-    that the loss is visible. Of a job, the newest process of each rank is returned, in any state. If two processes of
-    a rank ran at the same time, both are returned, because they are from two jobs that look equal.
+    They have the same model, program and state. A killed process is merged with processes that ran at the same time,
+    so that the loss is visible. Of a job, the newest process of each rank is returned, in any state. If two processes
+    of a rank ran at the same time, both are returned, because they are from two jobs that look equal.
     """
     job = job_of(record)
     if job is None:
@@ -125,7 +125,7 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
 
 
 def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
-    """Return the running processes of a rank. If none runs, return those that no later process has replaced."""
+    """Return the running processes of a rank. If none runs, return the ones that no later process has replaced."""
     run = [record for record in alike if not record.has_ended]
     last_ns = max((record.hello.realtime_ns for record in alike if record.hello), default=0)
     return run or [record for record in alike if last_ns <= _ended_at_ns(record)]
@@ -328,7 +328,7 @@ def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
 
 
 def _worst(records: Sequence[SourceRecord]) -> SourceRecord:
-    """Return the source in the worst state. Of several stopped ones, the first to stop."""
+    """Return the source in the worst state. If several have stopped, this is the first that stopped."""
     return max(records, key=_badness)
 
 

@@ -29,8 +29,8 @@ class MergedView:
     left_out: int
     # Number of running members with a window. If above 0, the recent window is only of these.
     running: int = 0
-    # Members that are gone, suspended or stalled, worst first. The very worst is left out, because the merge is in
-    # its state.
+    # Members that are gone, suspended or stalled, worst first. The first of these is left out, because its state is
+    # already shown as the state of the merge.
     troubled: tuple[TroubledMember, ...] = ()
     # Number of members that compute each token together, by their reports. Rates count such a token once.
     together: int = 1

@@ -21,10 +21,11 @@ class OddModule:
 
 
 def odd_module(graph: Sequence[GraphRow], brick: str, layer: int) -> OddModule | None:
-    """Return the module of `brick` in the layer `layer` that differs from those of the other layers, or None.
+    """Return the module of `brick` in the layer `layer` if it differs from the modules of the other layers, else
+    None.
 
     The modules of other layers at the same place (label) are compared. None is returned if they are not known, or if
-    only a part of them equals each other.
+    only some of them are equal.
     """
     outer: dict[int, int] = {}  # id of a node -> the id of the outermost layer around it
     here: dict[str, ModuleAttributes] = {}

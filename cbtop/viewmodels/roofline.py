@@ -75,7 +75,7 @@ class RooflineView:
 
     @property
     def has_roofs(self) -> bool:
-        """Whether a bandwidth or compute roof is known, to compare bricks with."""
+        """Whether bricks can be compared with a roof: bandwidth or compute."""
         return any(ceiling.kind in ("bandwidth", "compute") for ceiling in self.ceilings)
 
     @property
@@ -161,8 +161,8 @@ def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: s
 
 
 def note_of_then(said: str) -> str:
-    """Return what a process says about its roofs, without advice to measure them, because a recording's roofs cannot
-    change.
+    """Return what a process says about its roofs. Advice to measure them is left out, because a recording's roofs
+    cannot change.
     """
     if _CALIBRATE not in said:
         return said
@@ -193,7 +193,7 @@ def why_no_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
 
 
 def _without_peak(bricks: Iterable[BrickRow], ceilings: Iterable[CeilingRow]) -> list[str]:
-    """Return the data types that bricks multiply and that have no compute roof."""
+    """Return the data types that bricks multiply and for which there is no compute roof."""
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     dtypes = {dtype for brick in bricks for dtype in brick.dtypes}
     return sorted(one for one in dtypes if not any(roof_applies(one, peak.dtype) for peak in peaks))

@@ -1,7 +1,7 @@
 """Find steps with times of the host only, because the host runs ahead of the GPU.
 
-A host that launches kernels and does not wait for them ends a step before the GPU does. The times of its steps then
-say how long the launches took, and how long it waited for space in the queue of launches.
+A host that launches kernels and does not wait for them ends a step before the GPU does. The times of its steps are
+then the times of the launches, including waits for space in the queue of launches.
 """
 
 from __future__ import annotations

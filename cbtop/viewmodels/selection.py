@@ -1,4 +1,4 @@
-"""Select what a view shows of a source: a phase, and the recent window, a chosen range, or all data."""
+"""Select what a view shows of a source: one phase, and a time (the recent window, a chosen range, or all data)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def snapshot(
 ) -> Snapshot:
     """Return a snapshot of the window of `record`, with the times of all phases or only of `phase`.
 
-    Blocks of steps that a snapshot of this process in `beside` also has are excluded, so that no data is compared
+    Blocks of steps that are also in a snapshot of this process in `beside` are excluded, so that no data is compared
     with itself. With `inside`, the snapshot has the times of bricks and layers.
     """
     blocks = record.window.blocks()

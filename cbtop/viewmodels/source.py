@@ -158,7 +158,7 @@ class SourceView:
     stale_s: float | None = None  # seconds since the daemon's last message; None if it is not silent
     clock: ClockView | None = None  # how the host's clocks differ from ours; None if unknown
     straggler: StragglerView | None = None  # the straggler (slowest rank) of the source's job, or None
-    # The members of a merge, otherwise None. `pid`, `host` and so on are those of the first member.
+    # The members of a merge, otherwise None. `pid`, `host` and so on are the values of the first member.
     merged: MergedView | None = None
     ranks: RanksView | None = None  # the time of each brick in each rank; only set with MergeMode.RANKS
     # Critical path of the graph. None if all nodes run one after another.
@@ -289,7 +289,7 @@ def source_view(
     """Return the view of `record` for `phase` (default: `shown_phase`), over its window or since the start.
 
     `ceilings` are the roofs (default: those that the process announced). `engine` is the record of the process that
-    serves the requests (default: `record`). `is_recording` leaves out advice to measure roofs, because those of a
+    serves the requests (default: `record`). `is_recording` leaves out advice to measure roofs, because the roofs of a
     recording cannot be measured.
     """
     found = shown(record, window=window)
@@ -445,8 +445,8 @@ class _Parts:
     def bricks(self) -> list[BrickStats]:
         bricks = brick_stats(self.totals)
         if self._found.window and self.totals is not self.whole and self.totals.step is not None:
-            # A window's border may separate records of a brick from those of inner bricks. Exclusive times could be
-            # negative, so take them from ended steps.
+            # A window may begin or end between the record of a brick and the records of its inner bricks. Exclusive
+            # times could be negative, so take them from ended steps.
             bricks = [
                 replace(
                     one,
@@ -525,7 +525,7 @@ def _label(record: SourceRecord) -> str:
 
 
 def _newest_first(record: SourceRecord) -> tuple[bool, bool, int]:
-    """Order by state (live first), then processes with steps before those with only other work, then newest first.
+    """Order by state (live first), then by work (processes with steps first), then newest first.
 
     An engine may run its model in other processes, so it has no steps.
     """

@@ -92,7 +92,7 @@ class StepsView:
     at_once: float | None = None  # mean number of steps at once: the sum of their times, divided by `union_us`
     sequences: SpanView | None = None  # number of sequences per step of the phase
     cached: SpanView | None = None  # cached positions per sequence before a step
-    # Wall-clock time of the rates, 0 if unknown. For several processes, the longest of any.
+    # Wall-clock time of the rates, 0 if unknown. For several processes, the longest time of one process.
     wall_us: float = 0.0
     rates_us: float = 0.0  # time that the rates are divided by: `wall_us`, or in training the time in training steps
     is_training: bool = False
@@ -158,7 +158,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     tokens = record.stats.column("elements")
     of = {label: time_range and of_model(record, time_range, label) for label in {step.label for step in ended}}
     has_steady = not all(is_warm_up(step.name) for step in ended)
-    # The shown time is not that of the warm-up. If other steps have ended, the warm-up's rates are unknown.
+    # The shown time is not the time of the warm-up. If other steps have ended, the warm-up's rates are unknown.
     return tuple(
         _steps_view(
             stats, step, None if has_steady and is_warm_up(step.name) else of[step.label],
@@ -169,8 +169,8 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
 
 
 def _training_ns(record: SourceRecord, stats: NodeStats, ended: Sequence[Node], time_range: TimeRange) -> int:
-    """Return how much of `time_range` training steps took: of all optimizers, as in a GAN, but only of models that
-    trained in this time.
+    """Return how much of `time_range` training steps took. Steps of all optimizers count, as in a GAN, but only of
+    models that trained in this time.
     """
     training = [step.id for step in ended if is_training(step.name)]
     steady = [step.id for step in ended if is_training(step.name) and not is_warm_up(step.name)] or training
@@ -282,7 +282,7 @@ def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
     """Return whether all `steps` had the same number of tokens. `squared` is the sum of the squares of these
     numbers.
     """
-    # Older daemons do not send `squared`. Without it, a mean that is not whole proves that the numbers differ. A
+    # Older daemons do not send `squared`. Without it, only a mean that is not whole proves that the numbers differ. A
     # whole mean proves nothing.
     if squared is None:
         return tokens % steps == 0
@@ -310,7 +310,7 @@ def _steps_view(
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
     # All tokens of a step count, even if it began before the time range, so its whole time must count, too. The
-    # length of the range is the limit, or the rate could be below the wall-clock rate.
+    # length of the range is the limit. Otherwise the rate could be below the wall-clock rate.
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")

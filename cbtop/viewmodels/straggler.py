@@ -126,7 +126,7 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
     """Return the rank among `records` of one job that is clearly slower than every other, or None.
 
     A rank waits in communication, so its busy time is its step time outside of communication. If communication is not
-    recorded, or if the host times only launches, it is the time of bricks, without gaps.
+    recorded, or if the host times only launches, it is the time of bricks without gaps.
 
     Returns None while a running rank has too little data, because it may be equally slow. Also returns None if two
     processes have the same rank, because they are from two jobs.
@@ -222,5 +222,5 @@ def _is_communication(brick: Brick) -> bool:
 
 
 def _only_launches(record: SourceRecord) -> bool:
-    """Return whether the host's times of bricks are only those of launches, because the model runs on a device."""
+    """Return whether the host's times of bricks are only times of launches, because the model runs on a device."""
     return record.manifest is not None and LAUNCHES in record.manifest.backend

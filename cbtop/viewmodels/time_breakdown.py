@@ -1,6 +1,4 @@
-"""The time breakdown of steps: the parts of their wall time, times in parallel to it, and whether the parts add
-up.
-"""
+"""The time breakdown of steps: the parts of their wall time, times parallel to it, and whether the parts add up."""
 
 from __future__ import annotations
 

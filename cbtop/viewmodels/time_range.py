@@ -14,7 +14,7 @@ from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
 # Tolerance in ns. A record should end after its process's start message (hello), and not in the future. If it is
-# outside by more than this, its clock is not the host's, and its time is unknown.
+# outside by more than this, the clock is not the host's, and its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
 # If a time range and the sum of its parts differ by at most this share of wall-clock time, the difference is not
 # shown.
@@ -34,10 +34,10 @@ class TimeRangeView:
     wall = in steps + warm-up + between steps + since the last step ended
 
     `warm_up_us` is the time when only warm-up steps ran, or None if unknown. If it is None, or if all steps are
-    warm-ups, `in_steps_us` and `by_phase` include them. The range begins with the window, or without one with the
-    first step. It ends now, or with an ended process's last step. Of a step that began earlier, only a part counts.
-    After the last step's end, another may be running. A field is None if it is unknown when steps ran, or when the
-    last one ended.
+    warm-ups, `in_steps_us` and `by_phase` include the warm-ups. The range begins with the window, or without one with
+    the first step. It ends now, or with an ended process's last step. Of a step that began earlier, only a part
+    counts. After the last step's end, another may be running. A field is None if it is unknown when steps ran, or
+    when the last one ended.
     """
 
     wall_us: float
@@ -69,10 +69,11 @@ class CompilingView:
 
 
 def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
-    """Return the time range of `window`, or without one of all data. None if no step was seen.
+    """Return the time range of `window`, or of all data without a window. None if no step was seen.
 
-    It begins with the first step after the warm-up, because earlier time does not count as time between steps. A
-    window that begins later, or a chosen range, keeps its begin. It ends now, or with an ended process's last step.
+    It begins with the first step after the warm-up, because earlier time does not count as time between steps. The
+    beginning of a chosen range does not change, nor that of a window that begins later. It ends now, or with an ended
+    process's last step.
     """
     steps = _steps(record)
     if not steps:
@@ -224,7 +225,7 @@ def _ids(steps: Iterable[Node]) -> list[int]:
 def _early_warm_ups(
     record: SourceRecord, time_range: TimeRange, steps: list[Node], in_range_ns: Mapping[int, int]
 ) -> tuple[dict[int, int], int]:
-    """Return how much time (ns) to subtract from `in_range_ns` for each step node, and the largest error of this.
+    """Return how much time (ns) to subtract from `in_range_ns` for each step node, and how wrong this can be.
 
     If a range begins after the warm-up, the statistics contain earlier warm-up steps, which are subtracted. A warm-up
     that went on in another thread cannot be divided, so the error includes its time.

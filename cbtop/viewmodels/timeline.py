@@ -60,7 +60,7 @@ class TimelineView:
     newest_s: float | None  # Unix time when the newest step ended
     spans: int  # number of records on all lanes of the timeline
     older: int  # number of stored records before `begin_ns`, which are not shown
-    # number of records that no lane can show, because their step has not ended or has lost its record
+    # number of records that no lane can show, because their step has not ended or the step's record was lost
     unplaced: int
     missing: int  # number of records lost since the viewer receives records
     steps: int  # number of steps on all lanes of the timeline
@@ -206,7 +206,7 @@ class _Records:
         return None
 
     def begin(self, recent: RecentRecords, newest: int | None) -> int:
-        """Return the begin of the shown time, if possible the start of a step."""
+        """Return the start of the shown time, if possible the start of a step."""
         start_ns = np.sort(self.batch.start_ns)
         enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
@@ -220,14 +220,14 @@ class _Records:
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Return the records of `at` after a pause, and the begin of this pause. `at` is sorted by start.
+        """Return the records of `at` after a pause, and when this pause began. `at` is sorted by start.
 
-        It is the last pause before `moment_ns`. No record runs during it, so the others nest as before. Without a
-        pause, returns all records and 0.
+        It is the last pause before `moment_ns`. No record runs during the pause, so the other records nest as before.
+        Without a pause, returns all records and 0.
         """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
-        # `<` and not `<=`: a record of zero length may be inside one that ends at the same moment.
+        # `<` and not `<=`, because a record of zero length may be inside one that ends at the same moment.
         quiet = np.flatnonzero((ended_ns < start_ns[1:]) & (ended_ns <= moment_ns))
         return (at[quiet[-1] + 1 :], int(ended_ns[quiet[-1]])) if len(quiet) else (at, 0)
 
@@ -253,7 +253,7 @@ class _Lanes:
             yield from self._of(kind, at, 0)
 
     def about(self, moment_ns: float) -> Iterator[Lane]:
-        """Yield the lanes, each from the last moment before `moment_ns` when nothing ran on it."""
+        """Yield the lanes. Each begins at the last moment before `moment_ns` when nothing ran on it."""
         for kind, at in self._groups:
             near, since_ns = self._found.quiet_from(at, moment_ns)
             since_ns = max(0, since_ns - self._begin_ns)

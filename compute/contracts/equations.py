@@ -39,7 +39,7 @@ IN_WORDS = re.compile(rf"{PLACE}(?:,{PLACE})*:")
 
 
 class Line(NamedTuple):
-    """A line of a file, or the part of it with equations. Lines and columns are counted from 1."""
+    """A line of a file, or only the part with equations. Lines and columns are counted from 1."""
 
     number: int
     column: int
@@ -158,7 +158,7 @@ def _split(tokens: list[Token]) -> Iterator[list[Token]]:
 
 
 def _heads(statement: Sequence[Token]) -> Iterator[Token]:
-    """Yield the names that a statement defines: those before `=` or `:` and outside of brackets."""
+    """Yield the names that a statement defines. These are the names before `=` or `:` and outside of brackets."""
     depth = 0
     for token in statement:
         depth += (token.text in ("(", "[")) - (token.text in (")", "]"))

@@ -19,7 +19,7 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _UniqueKeys(LOADER):  # type: ignore[misc]
-    """A loader that refuses a key that is there twice. YAML would take the last one."""
+    """A loader that refuses a key that is there twice. YAML itself would silently take the last value."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         found: set[str] = set()

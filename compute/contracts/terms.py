@@ -73,7 +73,7 @@ class Checks:
         return (one.name for number, one in enumerate(self._conditions) if failed >> number & 1)
 
     def all_of(self, values: Values) -> list[tuple[str, bool]]:
-        """Return the name of each condition, and whether it holds for `values`."""
+        """Return for each condition its name, and whether it holds for `values`."""
         failed = self.failed(values)
         return [(one.name, not failed >> number & 1) for number, one in enumerate(self._conditions)]
 
@@ -119,11 +119,11 @@ class Terms:
         return *self.preconditions, *self.postconditions
 
     def check_before(self, arguments: Values) -> list[tuple[str, bool]]:
-        """Return the name of each precondition, and whether it holds before a call."""
+        """Return for each precondition its name, and whether it holds before a call."""
         return self.before.all_of(arguments)
 
     def check_after(self, arguments: Values, earlier: Values) -> list[tuple[str, bool]]:
-        """Return the name of each postcondition, and whether it holds after a call.
+        """Return for each postcondition its name, and whether it holds after a call.
 
         `earlier` are the arguments before the call. `self.earlier` has the indices of arguments. At least these
         arguments must be copies.
@@ -131,8 +131,7 @@ class Terms:
         return self.after.all_of((*arguments, *earlier))
 
     def broken(self, earlier: Values, right: Values) -> list[tuple[str, bool]]:
-        """Return each condition's name, and whether the condition fails after its `broken_by` has changed the
-        arguments.
+        """Return for each condition its name, and whether it fails after its `broken_by` has changed the arguments.
 
         `earlier` are the arguments before a call, and `right` are the arguments after a correct call.
         """

@@ -1,6 +1,6 @@
 """CUDA C++ of attention for a few rows.
 
-The context is divided into pieces, and the block that ends last combines their results.
+The context is divided into pieces. The block that ends last combines their results.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 It finds the first largest logit, or draws one of the likeliest tokens without sorting all logits.
 
-A logit and its index are combined into one number. The number is larger if the logit is larger, or if the logits are
-equal and the index is smaller.
+A logit and its index are combined into one number. The number is larger if the logit is larger. If logits are equal,
+it is larger if the index is smaller.
 
 The kernel searches for three tokens: the last of top_k, the last of top_p, and the drawn token. Each search finds the
 number at which the sum over all larger numbers exceeds a bound.

@@ -218,7 +218,7 @@ __device__ __forceinline__ void gated_in_turn(Matrix gate, Matrix up, float* out
 
 @dataclass(frozen=True, slots=True)
 class ThreadShape:
-    """The number of threads that share a row, and the part of the row that each thread has.
+    """How many threads share a row, and which part of the row each thread has.
 
     `warps` warps share a row. Each thread has `units` units (of 32 weights) of the row. Both numbers are template
     arguments.
@@ -242,8 +242,8 @@ class ThreadShape:
     def blocks(self, pieces: int, multiprocessors: int) -> int:
         """Return the number of blocks for `pieces` pieces of work.
 
-        A block works on one piece for each of its rows of threads along y at the same time, and then takes the next
-        pieces.
+        A block works on several pieces at the same time, one for each of its rows of threads along y. Then it takes
+        the next pieces.
         """
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 

@@ -28,8 +28,8 @@ MAX_CONTEXT = 1 << 24
 MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
-# Keys that do not change what a decoder computes. Some only describe the model, or repeat what the tensors show (such
-# as whether the halves of a layer are parallel). Some matter only together with other keys that are refused or off
+# Keys that do not change what a decoder computes. Some keys only describe the model, or repeat what the tensors show
+# (such as whether the halves of a layer are parallel). Some matter only together with keys that are refused or off
 # (such as the number of used experts). Keys with a prefix in OF_IMAGES are ignored, too, because they describe
 # tensors in other files.
 DESCRIBING = frozenset(

@@ -87,9 +87,7 @@ class Host:
         self._threads = threads
 
     def check(self) -> None:
-        """Raise ComputeError if this process is a fork of one that has run kernels on threads, because a fork cannot
-        use threads.
-        """
+        """Raise ComputeError in a fork of a process that has run kernels on threads, which a fork cannot use."""
         refuse_threads_of_fork(self._threads)
 
     def turn(self) -> AbstractContextManager[None]:

@@ -1,6 +1,6 @@
 """The architecture family of Phi-3, Phi-3.5 and Phi-4-mini.
 
-They differ from Llama in that one tensor holds queries, keys and values, and one tensor holds gate and up.
+They differ from Llama in two tensors: one tensor holds queries, keys and values, and one holds gate and up.
 
 Source: Phi-3 technical report (2024). Tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_PHI3.
 """

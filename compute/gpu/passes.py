@@ -150,8 +150,8 @@ class PassParts:
 
     They are in order: a brick follows its launches, and a layer follows its bricks.
 
-    A brick lasts from the begin of its first launch to the end of its last launch, and a layer from the begin of its
-    first brick to the end of its last brick.
+    A brick lasts from the start of its first launch to the end of its last launch. A layer lasts from the start of
+    its first brick to the end of its last brick.
     """
 
     def __init__(self, launched: Sequence[Launched]) -> None:

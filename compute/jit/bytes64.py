@@ -126,7 +126,7 @@ def flipped(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
 def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> tuple[Any, Codegen]:
     """Shift `high`, then return low | (high & mask).
 
-    The shift makes bit `place` (0 to 7) of `high` the fifth bit.
+    The shift turns bit `place` (0 to 7) of `high` into the fifth bit.
 
     Whole words are shifted, and the mask removes the bits of neighbouring bytes. AVX-512 rotates in one instruction,
     and computes `&` and `|` in one.
@@ -213,8 +213,8 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     return _bytes(_bytes, _bytes), generate
 
 
-# The order of the rows in a tile: first the first two rows of every group of four, then the last two rows of every
-# group. In any other order, two columns would need permutations across a register (two instructions for 32 weights).
+# The order of the rows in a tile: from every group of four, first the first two rows, then the last two rows. In any
+# other order, two columns would need permutations across a register (two instructions for 32 weights).
 _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]
 
 

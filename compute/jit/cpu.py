@@ -71,9 +71,9 @@ TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"
 # the same in the name of a backend
 TIER_LABEL = TIER.replace("-", "").replace(" ", "").lower()
 HAS_BF16 = has_feature("avx512bf16")  # whether the processor can add products of two bfloat16 to a float32
-# Whether products of bfloat16 are faster than float32. Per cycle, a Zen 4 begins one vector of sixteen float32
-# products or one of 32 bfloat16 products. A Xeon begins two vectors of float32. On a Xeon, attention takes 1.9 times
-# as long with pairs of bfloat16 (one token at position 2,000).
+# Whether products of bfloat16 are faster than float32. Per cycle, a Zen 4 can start either one vector of sixteen
+# float32 products, or one of 32 bfloat16 products. A Xeon begins two vectors of float32. On a Xeon, attention takes
+# 1.9 times as long with pairs of bfloat16 (one token at position 2,000).
 BF16_PAYS = HAS_BF16 and CPU_NAME == "znver4"
 # Whether AMX can multiply tiles of bfloat16. If NUMBA_CPU_NAME names a processor, only that processor counts, because
 # the code need not run on this one.

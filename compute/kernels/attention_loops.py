@@ -33,10 +33,10 @@ from cbtop.compute.memory import line_aligned_zeros
 from cbtop.compute.settings import crossovers
 
 # How many rows (heads of tokens) share a read of keys and values. A processor begins two multiply-adds per cycle, and
-# each takes four cycles. So eight registers of sums keep it busy, and a few more leave a margin. In pairs of rows,
-# each row has two vectors of sums. With AVX-512, a vector is one register, so rows of larger groups have two vectors,
-# too. A Zen 4 is an exception: it begins only one multiply-add per cycle, and takes 1.16 times as long with two
-# vectors. There, rows of larger groups have one vector.
+# each takes four cycles. So eight registers of sums keep it busy. A few more registers leave a margin. In pairs of
+# rows, each row has two vectors of sums. With AVX-512, a vector is one register, so rows of larger groups have two
+# vectors, too. A Zen 4 is an exception: it begins only one multiply-add per cycle, and takes 1.16 times as long with
+# two vectors. There, rows of larger groups have one vector.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
 MAX_ROWS = 64  # largest number of rows (heads of tokens) in one piece of work
@@ -46,8 +46,8 @@ LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))
 # its weight is 0 even before any visible position. Infinity cannot be used, because it is undefined under fastmath.
 LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
 # A reference score is subtracted from the scores of a row. It is replaced only by a score that exceeds it by more
-# than ABOVE, because finding the largest score of every block takes 4 % of the time. No weight exceeds 2^8, so sums
-# of weights stay far below infinity.
+# than ABOVE. The reason is that finding the largest score of every block takes 4 % of the time. No weight exceeds
+# 2^8, so sums of weights stay far below infinity.
 ABOVE = np.float32(8)
 NOTHING_LEFT = np.float32(126)  # if the reference score rises by this much, all earlier sums become 0
 TIMES = 1  # factor for the outputs; a variant that reads too small values uses a different factor

@@ -8,11 +8,11 @@ numba        AMX: some columns of 32 rows are dequantised into tiles, and all to
              thread of an Emerald Rapids Xeon)
 cuda         x is rounded, W is dequantised into the scratch, and cuBLAS multiplies both
 
-Rounding to the 8 bits of bfloat16 has 0.43-0.44 of the error of activations in int8 (normal random numbers). Tiles of
-int8 multiply twice as many numbers per instruction, but are not used. Each block of columns has its own scales, so
-all sums of a tile would have to be scaled after every instruction. Altogether, int8 takes 1.92 times as long for the
-same columns. Each call configures the tiles. This takes 86 ns, 0.001 of the smallest product (`python -m benchmarks
-tiles`; a Xeon with AMX, 2026-11-28).
+With bfloat16, which keeps 8 bits, the rounding error of activations is 0.43-0.44 of that with int8 (normal random
+numbers). Tiles of int8 multiply twice as many numbers per instruction, but are not used. Each block of columns has
+its own scales, so all sums of a tile would have to be scaled after every instruction. Altogether, int8 takes 1.92
+times as long for the same columns. Each call configures the tiles. This takes 86 ns, 0.001 of the smallest product
+(`python -m benchmarks tiles`; a Xeon with AMX, 2026-11-28).
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class CudaScratch:
     - `weights`: (rows * columns or more,).
     - `sums`: float32 (tokens * rows or more,), used when matrices are multiplied together.
 
-    All matrices of a decoder share one scratch. It is large enough for each matrix, and for all that are multiplied
-    together.
+    All matrices of a decoder share one scratch. It is large enough for each matrix, and for all matrices that are
+    multiplied together.
     """
 
     x: Any

@@ -102,7 +102,7 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int
 def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows], Any, Any, int]:
     """Prepare activations once for all products that use them.
 
-    If `scratch` is an Int8Scratch, the products are in int8. Any other scratch is for `linear`.
+    If `scratch` is an Int8Scratch, the products are in int8. Otherwise they are those of `linear`.
 
     Returns the row functions by format, their arguments `x` and `beside`, and the number of threads. Raises
     ValueError if x is not float32, except in `linear` with several tokens.

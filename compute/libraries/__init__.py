@@ -43,8 +43,8 @@ def is_installed(function: str) -> bool:
 
 
 def not_implemented() -> list[str]:
-    """Return what AllImplemented lacks: files that no domain lists, names without a file, and functions that are
-    missing in a library that is installed.
+    """Return what AllImplemented lacks: files that are in no domain's list, names without a file, and functions that
+    are missing in an installed library.
     """
     names = [name for domain in DOMAINS.values() for name in domain]
     missing = [f"{path.name} is in no domain" for path in sorted(FOLDER.glob("*.yaml")) if path.stem not in names]

@@ -15,8 +15,9 @@ RADIUS = int(4 * SIGMA + 0.5)
 def edges(image: Any) -> Any:
     """Return which pixels of an image (rows, columns) are edges.
 
-    The image is smoothed, its gradient found by Sobel's operator, pixels kept that are largest along the gradient,
-    and of these the groups of neighbours above LOW that contain one above HIGH. A pixel of the border is not an edge.
+    The image is smoothed. Sobel's operator finds its gradient. Pixels that are largest along the gradient are kept.
+    Of their groups of neighbours above LOW, those with a pixel above HIGH remain. A pixel of the border is not an
+    edge.
     """
     smooth = _smoothed(image.astype(np.float64)) / (_smoothed(np.ones(image.shape)) + np.finfo(np.float64).eps)
     down = _sobel(smooth)
@@ -60,7 +61,7 @@ def _is_ridge(magnitude: Any, down: Any, right: Any, i: int, j: int) -> bool:
 
 
 def _connected(weak: Any, strong: Any) -> Any:
-    """Return the pixels of `weak` that are connected, also diagonally, with a pixel that is strong, too."""
+    """Return the pixels of `weak` that are connected, also diagonally, with a strong pixel."""
     found = np.zeros(weak.shape, bool)
     waiting = list(zip(*np.nonzero(weak & strong), strict=True))
     while waiting:

@@ -117,7 +117,7 @@ def counts(x: Any) -> Any:
 
 
 def compressed_rows(a: Any) -> tuple[Any, Any, Any]:
-    """Return the begin of each row, and the column and value of each element that is not zero."""
+    """Return the start of each row, and the column and value of each element that is not zero."""
     begins, columns, values = [0], [], []
     for row in a:
         columns += [j for j, value in enumerate(row) if value]

@@ -4,8 +4,8 @@ Each is the `through` of contracts in this folder. It is called with the bound f
 the outputs. The arrays are NumPy's or CuPy's.
 """
 
-# A decomposition is unique only up to signs, or an order. So an output is the product that must be the matrix again,
-# the products that must be the identity, and what is unique.
+# A decomposition is unique only up to signs, or an order. So an output is made of three things: the product that must
+# be the matrix again, the products that must be the identity, and the parts that are unique.
 
 from __future__ import annotations
 

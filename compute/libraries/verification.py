@@ -29,8 +29,8 @@ Call = Callable[..., Any]
 class LibraryCheck:
     """The result of one contract on one case, or the reason `skipped` why it was not checked.
 
-    `function` is the bound one. `call_us` is the median time of one call in microseconds, after a first one. On a
-    GPU it includes the wait for the result, and no copies.
+    `function` is the bound one. `call_us` is the median time of one call in microseconds. The first call does not
+    count. On a GPU it includes the wait for the result, and no copies.
     """
 
     domain: str
@@ -44,7 +44,7 @@ class LibraryCheck:
 def verify_library(domain: str, contract: OwnContract, backend: str) -> list[LibraryCheck]:
     """Return a result for each case of the contract. `backend`, cpu or gpu, selects the binding.
 
-    The result is one skipped check without a binding, or if its library is not installed. Raises ContractError if an
+    The result is one skipped check if there is no binding or its library is not installed. Raises ContractError if an
     installed library lacks the function.
     """
     binding = contract.bindings[backend]

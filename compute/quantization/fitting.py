@@ -59,9 +59,9 @@ def _fit_scales(blocks: Any, lowest: Any, highest: Any, scales: Any) -> None:
         best, scale = np.float32(0), np.float32(0)
         if abs(extreme) > SMALLEST:
             for candidate in range(CANDIDATES):
-                # The lowest level is one farther from zero than the highest. So the largest magnitude is mapped to
-                # the lowest level, with a negative scale if its weight is positive. Other candidates map this weight
-                # to up to one level above or below the lowest.
+                # The lowest level is one step farther from zero than the highest. So the largest magnitude is mapped
+                # to the lowest level, with a negative scale if its weight is positive. Other candidates map this
+                # weight to up to one level above or below the lowest.
                 share = np.float32(2 * candidate) / np.float32(CANDIDATES - 1) - np.float32(1)
                 explained, fitted = _fit_scale(blocks, block, (lowest + share) / extreme, lowest, highest)
                 if explained > best:

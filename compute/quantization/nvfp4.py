@@ -34,7 +34,7 @@ _NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 
 
 def _scales() -> Floats:
-    """Return half of the number that each byte stands for. The highest bit is ignored."""
+    """Return half of the number that each byte represents. The highest bit is ignored."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
     numbers = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(1 + mantissa / 8, exponent - 7))

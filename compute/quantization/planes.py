@@ -1,8 +1,8 @@
 """A GPU's layout of a quantised matrix: units of 32 weights of a row, with codes and scales in separate planes.
 
 The size of a ggml block is not a multiple of 16 bytes, so threads cannot read blocks in pieces of 16 bytes. So each
-field has a plane, which contains that field of all blocks. First come the planes of the codes, divided by bits, then
-the fields that are stored unchanged. Each plane is padded by at most 255 bytes.
+field has a plane of its own, which contains that field of all blocks. First come the planes of the codes, divided by
+bits, then the fields that are stored unchanged. Each plane is padded by at most 255 bytes.
 
 The codes of a unit are eight words of four bytes. Weight 4 g + b is byte b of word g. For each unit, a plane of
     8 bits   has 32 bytes, the codes unchanged

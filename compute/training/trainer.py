@@ -242,7 +242,7 @@ class Trainer(Decoder):
         return [*parts, (add, (out, delta))]
 
     def _ends(self) -> tuple[BrickCall, list[BrickCall]]:
-        """Return the brick of the loss, and the bricks of its backward pass down to the output of the last layer."""
+        """Return the brick of the loss, and the bricks of the backward pass down to the last layer's output."""
         model, d, planner, bricks = self.model, self._gradients, self._planner, self.bricks
         loss = BrickLaunch(cross_entropy.CROSS_ENTROPY, cross_entropy.work(), model.vocabulary)
         kernel = cross_entropy_backward.CROSS_ENTROPY_BACKWARD

@@ -359,7 +359,9 @@ def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, i
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
-    """Return the work of all calls of `node`: the sum of the recorded amounts, or else computed from the elements."""
+    """Return the work of all calls of `node`: the sum of the recorded amounts. Without these, it is computed from the
+    elements.
+    """
     if unit != "size_bytes" and totals.stats.rare("amounts", (node.id,)):
         given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))

@@ -15,7 +15,7 @@ from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_middle_ns
 # no interpolation).
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)
 MIN_VARIED = 2  # a single call has no variation
-# `bincount` is faster than sorting if there are at most this many possible keys per key with a count.
+# `bincount` is faster than sorting if the possible keys are at most this many times the keys that have a count.
 SPARSE = 8
 
 
@@ -23,7 +23,7 @@ SPARSE = 8
 class Calls:
     """The statistics of a group of calls. Percentiles and `cv` come from histograms, and are exact to one percent.
 
-    They are None if the histograms do not have exactly these calls: for nodes after MAX_HISTOGRAM_NODES, or if the
+    They are None if the histograms have other calls than these: for nodes after MAX_HISTOGRAM_NODES, or if the
     histograms were full. In these cases, a result of NodeStats.since has no minimum and maximum either.
     """
 

@@ -1,4 +1,4 @@
-"""Takes fingerprints of a run's results, and finds the first place where another run differs."""
+"""Takes fingerprints of a run's results, and finds the first difference from another run."""
 
 # Threads and backends add in different orders, so correct runs differ in their last bits. Fingerprints are therefore
 # compared with a tolerance, never bit by bit.
@@ -35,8 +35,8 @@ class Fingerprint:
 class DivergenceInfo:
     """The first place, in order of execution, where a run differs from its reference.
 
-    `quantity` is what differs (`mean`, `value[17]`, …). `expected` is the reference's value, and `actual` the run's.
-    None means that the value does not exist. If the run has no fingerprint here, `quantity` is `recorded`.
+    `quantity` is the value that differs (`mean`, `value[17]`, …). `expected` is the reference's value, and `actual`
+    the run's. None means that the value does not exist. If the run has no fingerprint here, `quantity` is `recorded`.
     """
 
     brick: str

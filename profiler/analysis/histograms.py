@@ -22,8 +22,8 @@ SUB_BUCKETS = 1 << SUB_BUCKET_BITS
 MAX_DURATION_NS = (1 << 62) - 1  # durations above this are not counted
 OCTAVES = 62 - SUB_BUCKET_BITS + 1
 BUCKETS = OCTAVES * SUB_BUCKETS
-# A page has the counts of one octave. It takes 128 bytes, or 256 or 512 for large counts, so all pages together take
-# at most 64 MiB even for a hostile source. 8,192 nodes with 16 octaves each fit.
+# A page has the counts of one octave. It takes 128 bytes, or 256 or 512 for large counts. So all pages together take
+# at most 64 MiB, even for a hostile source. 8,192 nodes with 16 octaves each fit.
 MAX_PAGES = 1 << 17
 MAX_CELLS = 1 << 20  # maximum number of cells in one message
 _MIN_ROOM = 64  # minimum number of rows (nodes or pages) to allocate

@@ -173,8 +173,8 @@ class PhaseTotals:
 def _own_rows(step: Node | None, table: NodeTable, inside: Inside, columns: dict[str, Column]) -> NDArray[np.bool_]:
     """Return a mask by node id: the own operations that are a row.
 
-    Those with the same name are one row, if they take LEAST_OWN_PERCENT of the time together. `columns` are those of
-    `PhaseTotals`.
+    Nodes with the same name become one row if together they take LEAST_OWN_PERCENT of the time. `columns` are those
+    of `PhaseTotals`.
     """
     found = np.zeros(len(table) + 1, np.bool_)
     ids = inside.ids if step is None else np.append(inside.ids, step.id)
@@ -221,7 +221,7 @@ def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: C
     subtracted twice.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
-    # What to subtract from each node, by node id: `in_brick` from a brick, `in_other` from any other node.
+    # What to subtract from each node, by node id: `in_brick` from bricks, `in_other` from other nodes.
     in_brick, in_other = -overlap_ns, -overlap_ns
     for ids in reversed(inside.by_depth):
         parent, kind = parent_of[ids], kind_of[ids]

@@ -19,7 +19,9 @@ MAX_OPEN_PARTS = 64  # add up the stored parts of a running step after this many
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """The records of a batch that belong to steps. They are grouped by step and lane, and in order of arrival."""
+    """The records of a batch that belong to steps. They are grouped by step and lane. In a group, they are in order
+    of arrival.
+    """
 
     node: Column
     step: Column  # the step around the record's node, or the node itself if it is a step
@@ -54,8 +56,8 @@ class RunningSteps:
     """
 
     def __init__(self) -> None:
-        # Group -> the end of its last step, whether this step was cancelled, and how much of its time is outside of
-        # its parts.
+        # Group -> the end of its last step, whether this step was cancelled, and how long it ran outside of its
+        # parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
         # Group -> node ids, and two rows of times: the whole time of each part, and its overlap with earlier parts.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}
@@ -135,7 +137,7 @@ class RunningSteps:
     ) -> Column:
         """Return how much of each ended step's time is outside of its parts in this batch.
 
-        Also corrects this value for steps of earlier batches with late parts in this batch.
+        If parts of an earlier step arrive only in this batch, the value of that step is corrected, too.
         """
         found = inside.duration_ns[ends]
         counted = fate.closing & ~inside.is_end & (inside.outer == inside.step)

@@ -20,7 +20,7 @@ from cbtop.profiler.analysis.step_intervals import StepIntervals
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, FLAG_UNCOUNTED, UNKNOWN_AMOUNT
 from cbtop.protocol.ring_reader import Batch
 
-# Only this many nodes have their own histogram. Further nodes share one with all nodes of their name and phase. So
+# Only this many nodes have their own histogram. All further nodes share one histogram per name and phase. So
 # percentiles of the brick are known, but not of each node.
 MAX_HISTOGRAM_NODES = 8_192
 

@@ -28,8 +28,8 @@ class StepIntervals:
     def since(self, from_ns: int, most: int) -> tuple[Column, Column, Column]:
         """Return the intervals when steps ran, as columns: node, begin in ns, length in ns.
 
-        A node's intervals are disjoint and ascending, and end at `from_ns` or later. At most `most` are returned over
-        all nodes, without a node's earliest ones.
+        A node's intervals are disjoint and ascending, and end at `from_ns` or later. At most `most` are returned for
+        all nodes together. If there are more, each node's earliest intervals are left out.
         """
         found = [(NONE, NONE, NONE)]
         for step, parts in sorted(self._intervals.items()):

@@ -1,5 +1,5 @@
 """Divides the wall time of a phase's steps into bricks and gaps (the books of the phase), and adds up the time
-outside of steps. The books close if no part is larger than the whole around it.
+outside of steps. The parts add up if no part is larger than the whole around it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdown:
-    """The books of a phase, summed over its ended steps: wall = bricks + gaps - overlap + unattributed. All other
-    times are not in this sum.
+    """The time breakdown of a phase, summed over its ended steps: wall = bricks + gaps - overlap + unattributed. All
+    other times are not in this sum.
 
     The books do not close if parts took longer than their whole. Then no share of the wall time can be trusted.
     `over` is the number of such steps, and `over_ns` the excess. `exceeded` has the layers and bricks with such
@@ -53,8 +53,8 @@ class TimeBreakdown:
     unmatched_calls: int  # number of calls that were stopped twice, out of order or after their step
     unmatched_ns: int
     cancelled: int  # number of steps that were cancelled, or renamed after bricks ran; their bricks are left out
-    # Number of steps in the lane that steps share when all others are in use. Its bricks cannot be assigned to single
-    # steps.
+    # Number of steps in the shared lane, which steps use when all other lanes are taken. Its bricks cannot be
+    # assigned to single steps.
     in_shared_lane: int
     # Work of other threads or tasks for this phase's steps; None without any.
     adopted: Beside | None
@@ -133,7 +133,7 @@ def outside_steps(table: NodeTable, stats: NodeStats) -> Beside | None:
     """Return the time of bricks, layers and functions outside of all steps, by the outermost node's name. None
     without any.
 
-    Steps inside such a node are subtracted, because their own books have their time.
+    Steps inside such a node are subtracted, because their time is in their own time breakdown.
     """
     stats.grow(len(table) + 1)
     total_ns, count = stats.column("total_ns"), stats.column("count")

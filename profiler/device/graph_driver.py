@@ -55,7 +55,7 @@ class GraphDriver(Protocol):
         """Return the edges of `graph`."""
 
     def takes_time(self, node: int) -> bool:
-        """Return whether `node` runs work. Events run none, nor do nodes that only wait."""
+        """Return whether `node` runs work. Events and nodes that only wait do not."""
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
         """Add a node that runs `kernel` in `blocks` blocks of one thread. The new node depends on the nodes

@@ -145,7 +145,7 @@ def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Seque
 
 
 class StampedGraph:
-    """An executable clone of `graph` with a stamp at each of `places`, which are in order of execution.
+    """A clone of `graph` that can be launched. It has a stamp at each of `places`, which are in order of execution.
 
     Making it takes 10 to 60 ms, and some megabytes on the device. Raises DriverError if the driver refuses a call.
     """

@@ -37,10 +37,10 @@ from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.requests import State
 
-# Most different kernels in a burst; kernels of one name differ by brick and by launch configuration.
+# At most this many different kernels in a burst; kernels of one name differ by brick and by launch configuration.
 MAX_KERNELS = 5_000
 MAX_RECORDS = 800_000  # most records of all kinds together in one window; a launch has four or five records
-CALL_BITS = 32  # An external id of a call has the number of the call in this number of bits. The step is above.
+CALL_BITS = 32  # In an external id of a call, this number of bits holds the number of the call. The step is above.
 WAIT_S = 10.0  # longest wait for the device to finish the work of a step
 NAP_S = 200e-6
 OURS = "cbtop_"  # prefix of the names of cbtop's own kernels
@@ -144,8 +144,8 @@ class KernelBurstResults:
         return durations.fewest if durations.steps == self.steps[keys[0]] else 0, durations.most
 
     def cover(self, spans: list[tuple[int, int, Keys]]) -> None:
-        """Add the times of kernels to `covered_ns`. A span has the begin and the end of one kernel in ns, and the
-        keys of its place.
+        """Add the times of kernels to `covered_ns`. A span has the begin and end of one kernel in ns, and the keys of
+        its step, layers and bricks.
         """
         if self.covered_ns is not None:
             until_ns = 0
@@ -171,16 +171,16 @@ class KernelWindow:
         self._cupti, self._driver = cupti, driver
         self._kinds = OF_CALLS if has_calls else OF_KERNELS
         self._places: list[Keys] = []
-        # A number for each place (keys of step, layers and bricks) that was passed to `move`.
+        # A number for each tuple of keys (step, layers and bricks) that was passed to `move`.
         self._number_of: dict[Keys, int] = {}
         # Numbers of the places (layers and bricks) that were entered and not left yet, the innermost last.
         self._open: list[int] = []
-        # The keys of the steps that were begun by `begin_step`, and the places of the calls in them.
+        # The keys of the steps that `begin_step` began, and the keys of the calls in these steps.
         self._steps: list[Hashable] = []
         self._calls: Sequence[Keys] = ()
         self._base = 0  # the external ids of calls in the current step are greater than this
         self._executables: list[int] = []
-        # (executable graph, node) -> the place of the node: the keys of its step, layers and bricks.
+        # (executable graph, node) -> the keys of the node's step, layers and bricks
         self._of_node: dict[tuple[int, int], Keys] = {}
         self._streams: dict[int, None] = {}
         self._moved: set[int] = set()  # ids of the threads in which `move` has set an external id
@@ -203,7 +203,7 @@ class KernelWindow:
             self._cupti.push(number)
 
     def begin_step(self, key: Hashable, calls: Sequence[Keys]) -> None:
-        """Begin a step with this `key`. `calls` has the places of its calls: the keys of their layers and bricks."""
+        """Begin a step with this `key`. `calls` has the keys of the layers and bricks of each of its calls."""
         self._steps.append(key)
         self._calls = calls
         self._base = len(self._steps) << CALL_BITS
@@ -243,7 +243,7 @@ class KernelWindow:
         return self._wait(most_s)
 
     def move(self, keys: Keys) -> None:
-        """Assign the next launches of the calling thread to the place `keys`, until the next `move` in this thread.
+        """Count the calling thread's next launches for the step, layers and bricks in `keys`, until its next `move`.
 
         Launches between `enter` and `leave` belong to the entered place instead. Any thread may call this method.
         """
@@ -338,7 +338,7 @@ class KernelWindow:
         return kernels
 
     def _keys_of(self, number: int) -> Keys | None:
-        """Return the place with the external id `number`, or None if the id is not one of cbtop's."""
+        """Return the keys with the external id `number`, or None if the id is not one of cbtop's."""
         step, call = number >> CALL_BITS, number & ((1 << CALL_BITS) - 1)
         if not step:
             return self._places[number - 1] if number <= len(self._places) else None

@@ -68,7 +68,7 @@ class PingPong:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last kernel has ended, so nothing writes to the words."""
+        """Whether the last kernel has ended. After this, nothing writes to the memory words."""
         return bool(self._words[ENDED])
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ Z_95 = 1.96
 
 @dataclass(frozen=True, slots=True)
 class StampCost:
-    """The additional ns of a replay because of one stamp (never negative), and the error of this figure."""
+    """How much longer a replay takes because of one stamp, in ns (never negative), and the error of this figure."""
 
     cost_ns: float
     error_ns: float

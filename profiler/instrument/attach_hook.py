@@ -8,7 +8,7 @@ Rules
 - An error of cbtop reaches only the viewer. Nothing is printed.
 - A forked child is not shown, because the viewer asked for this process only.
 
-These remain after the viewer's end: the imported modules, this process's files in the runtime directory, a page of
+After the viewer ends, these remain: the imported modules, this process's files in the runtime directory, a page of
 memory with the code that started this thread, and a function that each fork calls.
 """
 

@@ -139,7 +139,7 @@ _after_in_c: Callable[..., Any] | None = None
 
 
 def prepared(look: Callable[[Any], None], module: Any) -> Any:
-    """Call `look` with `module`. Returns what to call next: the replacement of the call, or the module's usual
+    """Call `look` with `module`. Returns what to call next: the replacement of the call, or else the module's usual
     call.
     """
     without_dynamo(look, module)

@@ -139,8 +139,8 @@ def end() -> None:
 def _at_exit() -> None:
     """Stop timing graphs, and free all clones. Called when the interpreter ends.
 
-    A process group that was not destroyed waits now until no graph contains its collectives. cbtop no longer learns
-    when the host frees its graphs, so it frees all clones here.
+    If a process group was not destroyed, its destruction now waits until no graph contains its collectives. cbtop no
+    longer learns when the host frees its graphs, so it frees all clones here.
     """
     with _lock:
         for captured in list(graphs.values()):

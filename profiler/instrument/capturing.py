@@ -169,7 +169,7 @@ def keys_inside(around: Keys, key: Hashable) -> Keys:
 
 
 def place(keys: Keys, model_own: OwnOperations | None = None) -> Keys:
-    """Return the keys of the brick that gets the kernels of the innermost call in `keys`.
+    """Return the keys of the brick that the kernels of the innermost call in `keys` are counted for.
 
     `model_own` is the brick for kernels of the model itself.
     """
@@ -180,7 +180,7 @@ def place(keys: Keys, model_own: OwnOperations | None = None) -> Keys:
 
 
 captures: dict[int, Capture] = {}  # running captures, by id of the thread
-# Id of a thread -> the ModelSteps and the call, if an engine makes a run without requests in this thread. None: do
+# Id of a thread -> the ModelSteps and the call, for threads in which an engine makes a run without requests. None: do
 # not time graphs captured in this run.
 engine_runs: dict[int, tuple[Any, Call] | None] = {}
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.wrapping import BrickCall
 
 COMPILER = "torch._inductor.compile_fx"
-MAX_FILES = 256  # most files of generated code that are stored
+MAX_FILES = 256  # at most this many files of generated code are stored
 MAX_NAME_CHARS = 200
 
 # A line that launches a generated loop. Matrix products run in templates (`triton_tem_…`) or in other libraries
@@ -107,7 +107,7 @@ class GraphOrigins:
         return found
 
     def under_names_of(self, other: GraphOrigins) -> GraphOrigins:
-        """Return these origins under the node names of `other`, a graph that is equal except for names."""
+        """Return these origins with other node names: those of `other`, a graph that differs only in names."""
         same = len(self.origins) == len(other.origins)
         origins = dict(zip(other.origins, self.origins.values(), strict=True)) if same else {}
         return GraphOrigins(origins, self.classes, self.elements)

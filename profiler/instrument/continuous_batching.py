@@ -72,7 +72,8 @@ class Loop:
         self.log = log
         self.call: phases.Call | None = None  # describes the model's next call
         self.decoding: set[str] = set()  # requests whose prompt is in the cache
-        # Of the running `update_batch`: the requests that get a token, and those that have ended, with the reason.
+        # In the running `update_batch`: the requests that get a token, and the requests that have ended, each with
+        # the reason.
         self.updated: list[str] | None = None
         self.ended: list[tuple[str, str]] = []
 
@@ -123,7 +124,7 @@ def loop_of(scheduler: Any) -> Loop | None:
 
 
 def _load() -> tuple[int, int, float | None]:
-    """Return the load of all schedulers together. The use of the cache is the one of the fullest."""
+    """Return the load of all schedulers together. The use of the cache is the use of the fullest cache."""
     running, waiting, percent = 0, 0, None
     for scheduler in list(_loops):
         running += len(scheduler.active_requests)

@@ -21,7 +21,7 @@ def unlike(found: Mapping[str, list[str]], methods: Methods) -> list[str]:
 
 
 def differences(owner: Any, methods: Methods) -> list[str]:
-    """Return the methods that the class `owner` lacks, or that have other first parameters than expected."""
+    """Return the methods that `owner`, a class, lacks or defines with unexpected first parameters."""
     found = {}
     for name in methods:
         try:
@@ -34,7 +34,7 @@ def differences(owner: Any, methods: Methods) -> list[str]:
 def owners_of(contract: Contract, package: str, seen_in: tuple[str, ...], lost: str) -> dict[tuple[str, str], Any]:
     """Return the imported classes of `contract`. Return {} if one of them differs, and log one line.
 
-    The line names the `package`, the versions that the contract was compared with, and what is `lost`.
+    The line names the `package`, the versions that the contract was compared with, and the figures that are `lost`.
     """
     owners = {key: getattr(sys.modules.get(key[0]), key[1], None) for key in contract}
     for key, owner in owners.items():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.protocol.messages import Ceiling, Manifest
 
-MAX_IN_MODE = 4096  # most bricks that are remembered
+MAX_IN_MODE = 4096  # at most this many bricks are remembered
 
 
 @dataclass(slots=True)

@@ -74,8 +74,8 @@ LEAST_USED = 0.2  # the fraction of the allowed share that recording may always 
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # fraction of the golden ratio, multiplied by ONE
 # With k below FIRST_EVERY, steps with a fraction in one of two ranges are not recorded. The ranges begin at
-# PLAIN_FROM and PLAIN_AFTER. They make pairs of steps: after a step in the first range, the next one is in the
-# second.
+# PLAIN_FROM and PLAIN_AFTER. A step in the first range is followed by a step in the second, so unrecorded steps come
+# in pairs.
 PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE
@@ -414,7 +414,7 @@ class Governor:
     def share_of(self, model: str, recorded: int, now_ns: int, steady: float = 1.0) -> float:
         """Return the share of the time that `model` may spend on recording, if it chooses its recorded steps itself.
 
-        The model has recorded `recorded` steps, and the last one ended at `now_ns`. All models with recent recorded
+        The model has recorded `recorded` steps. The last of them ended at `now_ns`. All models with recent recorded
         steps divide the allowed share. Until `recorded` is FLOOR, the allowed share is at least FLOOR_SHARE. After
         that, only the fraction `steady` of it is used.
         """

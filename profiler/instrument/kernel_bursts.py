@@ -206,7 +206,7 @@ class Bursts:
     def begin(self, step: Hashable, steps: TimedSteps, *, has_calls: bool) -> KernelRecording | None:
         """Begin to record the step with the key `step`, which begins now.
 
-        Returns None if that is not possible. If the reason is an error, it is also the answer to the request.
+        Returns None if that is not possible. If an error is the reason, the error is also the answer to the request.
         """
         if _is_left_on:
             self.refuse(left_on())

@@ -1,9 +1,9 @@
 """Records some steps of an eager model on a CUDA device by the kernels that CUPTI sees.
 
 Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. Therefore CUPTI
-records the kernels of some steps. The time of a brick is the sum of its kernels. The time of a step is that of the
-plain step before it, or the sum of all its kernels if that is longer. In the rest of a step, the device is idle if it
-was idle when the step began. Otherwise the device may run earlier work in that time.
+records the kernels of some steps. The time of a brick is the sum of its kernels. The time of a step is the time of
+the plain step before it. If the step's kernels take longer in sum, it is their sum. In the rest of a step, the device
+is idle if it was idle when the step began. Otherwise the device may run earlier work in that time.
 
 Rules
 - All other steps are plain. Each step is counted once.
@@ -58,13 +58,13 @@ CHECK_NS, IDLE_NS = 250_000_000, 100_000_000  # how often steps look for idle ti
 # Part of its share that a model uses once FLOOR steps are recorded. The rest is for costs that nothing measures, such
 # as the slower steps after a window, and the noise of the program itself.
 STEADY = 0.5
-MOST_STEPS = 8  # most steps in a window
+MOST_STEPS = 8  # at most this many steps in a window
 RECORDS_PER_LAUNCH = 5
 # Number of windows with a single step after records were lost.
 ALONE = 8
 LEAST_WINDOWS = LEAST_OF_INTERVAL  # the cost of windows has an interval after this many of them
 LEAST_TOLD = 3  # an idle device is announced only after this many windows
-MOSTLY = 0.8  # an idle device is announced if it was idle at the begin of at least this share of windows
+MOSTLY = 0.8  # an idle device is announced if it was idle at the start of at least this share of windows
 KEPT = 3  # number of newest recorded steps with kernels that are shown
 TOLD_EVERY = 8  # kernels are announced after KEPT windows, and then once in this number of windows
 
@@ -86,7 +86,7 @@ class KernelSteps:
         self.burst = KernelBurstResults()
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._windows = self._recorded = 0  # number of windows, and of steps recorded in them
-        self._most = 1  # most steps in the next window
+        self._most = 1  # at most this many steps in the next window
         self._alone = 0  # number of next windows that have a single step
         # For each window: whether the device was idle when it began.
         self._were_idle: deque[bool] = deque(maxlen=SAMPLES)
@@ -127,7 +127,7 @@ class KernelSteps:
         with self._lock:
             try:
                 return self._begin(key, call)
-            except BaseException:  # a signal handler has interrupted the begin of the step
+            except BaseException:  # a signal handler has interrupted the start of the step
                 self.abandon()
                 raise
 
@@ -156,7 +156,7 @@ class KernelSteps:
         return None if self._recording is None else self._recording.steps[-1]
 
     def abandon(self) -> None:
-        """Close the window of the calling thread, because the begin of a step was interrupted."""
+        """Close the window of the calling thread, after an interruption while a step began."""
         recording = self._recording
         if recording is not None and recording.thread == get_ident():
             recording.abandon()

@@ -88,7 +88,7 @@ class WindowResults(KernelBurstResults):
         self.recorded: list[RecordedStep] = []
 
     def key(self) -> Hashable:
-        """Return the first key of the kernels in the last step of `recorded`."""
+        """Return the step key that all kernels of the newest step in `recorded` begin with."""
         number = len(self.recorded) - 1
         return OwningKey.of((NodeKind.STEP, number), own_operations(self.recorded[number].key))
 

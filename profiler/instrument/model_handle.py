@@ -30,7 +30,7 @@ class ModelHandle(ABC):
         self.detach()
 
     def report(self, window_s: float | None = None) -> Report:
-        """Return the statistics of the model's profiler: of everything, or of the last `window_s` seconds."""
+        """Return the statistics of the model's profiler: since its start, or of the last `window_s` seconds."""
         return self.profiler.report(window_s)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:

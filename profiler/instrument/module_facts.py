@@ -1,4 +1,4 @@
-"""Finds the class of a module, the place of its `forward`, and its weight, for the details of a brick.
+"""Finds the class of a module, the source line of its `forward`, and its weight, for the details of a brick.
 
 Rules
 - Everything is read once, when a model is planned, and never while it runs.
@@ -20,7 +20,7 @@ from cbtop.profiler.instrument.module_tree import attribute_of, home_of_class, o
 from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameters
 from cbtop.protocol.attributes import ModuleAttributes
 
-MAX_WRAPPERS = 16  # most decorators of a `forward` that are followed
+MAX_WRAPPERS = 16  # at most this many decorators of a `forward` are followed
 MAX_DIMENSIONS = 8  # dimensions of a weight that are named
 MAIN = "__main__."
 
@@ -55,7 +55,7 @@ def class_name(kind: type) -> str:
 
 
 def source_of(kind: type) -> str:
-    """Return the place of the `forward` of a class, such as `torch/nn/modules/linear.py:134`, or "" if unknown.
+    """Return where the `forward` of a class is defined, such as `torch/nn/modules/linear.py:134`, or "" if unknown.
 
     The path begins at the folder that Python imports from, so it names no home folder.
     """

@@ -100,9 +100,7 @@ _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend=
 
 
 def recorded_here() -> HotPath | Path | Timing | Capture | None:
-    """Return the path that times the caller's recorded step, or the `Capture` that is running. None if there is
-    neither.
-    """
+    """Return the path that times the caller's recorded step, or the running `Capture`. None if there is neither."""
     paths = set(swapped_in.values())
     if len(paths) == 1:  # if the hot path is compiled, `path.position` takes a tenth of the time of `unit()`
         path = paths.pop()

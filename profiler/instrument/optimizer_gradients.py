@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ANNOUNCE_NS = 1_000_000_000  # least time in ns between two announcements
 EARLY = 4, 16  # after these numbers of norms, the norm is announced without waiting
-MAX_WAITING = 4  # most measurements that may be on their way from a device
+MAX_WAITING = 4  # at most this many measurements may be on their way from a device
 SMALL = 8  # number of small gradients that are checked
 
 

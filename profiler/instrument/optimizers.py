@@ -357,7 +357,9 @@ def _begin_step() -> None:
 
 @_unless_it_fails
 def _begin_optimizer(hook_ns: int) -> None:
-    """Begin a step of an optimizer. cbtop's own work before it has begun at `hook_ns`, and belongs to no part."""
+    """Begin a step of an optimizer. cbtop's own work before the step began at `hook_ns`. This work belongs to no
+    part.
+    """
     training_clock, now_ns = training_here().clock, clock.perf_counter_ns()
     training_clock.leave_out(hook_ns, now_ns)
     training_clock.begin(TrainingPart.OPTIMIZER, now_ns)

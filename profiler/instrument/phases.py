@@ -81,9 +81,9 @@ def describe(
     """Describe a call with these arguments.
 
     `has_cache` says that the model can take a cache. `without_cache` is the phase of a model that cannot. It is also
-    the phase of a call with `use_cache=False` outside of `generate` (`is_generating`), for example to score texts.
-    `axis` is the axis of sequences in arguments without a known name (None: unknown). `takes_ids` says that integers
-    without a known name can be token ids.
+    the phase of a call with `use_cache=False` outside of `generate` (`is_generating`). An example is a call that
+    scores texts. `axis` is the axis of sequences in arguments without a known name (None: unknown). `takes_ids` says
+    that integers without a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     if new is None:  # the arguments are in a batch (a dictionary), which is itself an argument

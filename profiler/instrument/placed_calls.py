@@ -1,7 +1,7 @@
 """Notes the calls of modules in a step while CUPTI records its kernels. A launch belongs to the innermost call.
 
-Each call sets an external id before it, and removes it after it. CUPTI stores this id with each launch. Most of the
-cost of a recorded step is this work, so a call that has been seen before makes no objects.
+cbtop sets an external id before each call, and removes the id after the call. CUPTI stores this id with each launch.
+Most of the cost of a recorded step is this work, so a call that has been seen before makes no objects.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Section:
 
 
 class _Pattern(NamedTuple):
-    """The plan of one layer. It is used for all similar layers: those in the same stack with the same build.
+    """The plan of one layer. It is used for all similar layers(same stack, same build).
 
     A module is given by its index in `modules_of(layer)`.
     """

@@ -45,7 +45,7 @@ from cbtop.protocol.vocabulary import EnginePart
 
 TELL_NS = 1_000_000_000  # interval between two announcements of times and load
 LOAD_NS = 100_000_000  # shortest interval between two announcements of the load because new requests run
-MAX_TOLD = 64  # most running requests in one announcement
+MAX_TOLD = 64  # at most this many running requests in one announcement
 MAX_OPEN = 65_536  # follow at most this many requests at a time, and ignore the others
 # The positions of the parts in EnginePart. A dict with its members as keys takes ten times as long.
 WAITING, SCHEDULER, MODEL, OUTPUTS, DETOKENISE, HOST = range(len(EnginePart))
@@ -117,7 +117,8 @@ class ServingLog:
         self._thread = 0
         self._requests: dict[str, OpenRequest] = {}
         self._scheduled: set[str] = set()  # the names in `_requests` that were scheduled
-        # Steady requests -> how many of `_steady_outputs` came before. Their newest tokens came at `_steady_ns`.
+        # Steady requests -> the value of `_steady_outputs` when they became steady. Their newest tokens came at
+        # `_steady_ns`.
         self._steady: dict[str, int] = {}
         self._steady_outputs = self._steady_ns = 0
         self._arrived = self._ended = self._preempted = self._loads = 0
@@ -248,7 +249,9 @@ class ServingLog:
         return True
 
     def _settle(self, names: Iterable[str]) -> None:
-        """Give these steady requests the tokens that they got together. They are no longer steady."""
+        """Give each of these requests the tokens that were counted for all steady requests together. They are no
+        longer steady.
+        """
         for name in names:
             request = self._requests[name]
             request.output_tokens += self._steady_outputs - self._steady.pop(name)

@@ -1,4 +1,4 @@
-"""Plans the stamps (kernels that store the device's time) in a captured graph: where they are, and which layers and
+"""Plans the stamps (kernels that store the device's time) in a captured graph: their positions, and which layers and
 bricks are between them.
 """
 

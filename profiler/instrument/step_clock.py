@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cbtop.profiler.cpu_sampling import CODES, NO_STEP, end_training_step, show_part
 from cbtop.protocol.vocabulary import TrainingPart
 
-MOST_RANGES = 8_000  # most ranges of time that are kept for the record of a step
+MOST_RANGES = 8_000  # at most this many ranges of time are kept for the record of a step
 
 Parts = dict[TrainingPart, int]  # part of a training step -> its time in ns
 

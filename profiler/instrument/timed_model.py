@@ -280,8 +280,8 @@ class TimedModel(ABC):
         """Look at the first weight that requires a gradient, and announce that the process trains if this weight is
         trained.
 
-        It is trained if it has a gradient, or if torch has counted that it was changed in place. The gradient alone
-        is not enough, because most programs clear gradients before the next step.
+        It is trained if it has a gradient, or if torch has counted a change in place. The gradient alone is not
+        enough, because most programs clear gradients before the next step.
         """
         root = self.root()
         if root is None:

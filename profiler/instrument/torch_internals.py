@@ -1,7 +1,8 @@
 """The private names of torch that the instrumentation uses. Checked with torch 2.11 and 2.13.
 
-Some private names are elsewhere: in hot code, to save a function call, and in `call_attribute`, because every process
-with torch loads that file. A build of torch without CUDA lacks some names, so these are read inside functions.
+Some private names are in other files: in hot code, because this saves a function call, and in `call_attribute`,
+because every process with torch loads that file. A build of torch without CUDA lacks some names, so these are read
+inside functions.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ is_tracing = _is_tracing
 dispatch_modes = _len_torch_dispatch_stack
 #: Returns the active dispatch mode with the given key (see SYMBOLIC_MODES), or None.
 dispatch_mode = _get_dispatch_mode
-#: : The keys of two sorts of modes: modes that give tensors no contents, and the mode of `make_fx`, which traces.
+# : : The keys of two sorts of modes: modes in which tensors have no contents, and the mode of `make_fx`, which
+# traces.
 SYMBOLIC_MODES = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY)
 
 #: Returns torch's precision setting for float32, by backend and operator. It is None in torch before 2.9.
@@ -116,7 +118,7 @@ def has_made_optimizer() -> bool:
 
 
 def is_in_bad_fork() -> bool:
-    """Whether this process cannot use CUDA, because it was forked from one that does."""
+    """Whether this process cannot use CUDA, because it is a fork of a process that uses CUDA."""
     return bool(cuda._is_in_bad_fork())
 
 
@@ -147,8 +149,8 @@ def raw_stream_of(index: int) -> Callable[[], int]:
 
 
 def stream_functions() -> tuple[Callable[[], bool], Callable[[int], int]]:
-    """Return two C functions: whether the current stream is being captured, and the current stream of a given
-    device.
+    """Return two C functions. One tells whether the current stream is being captured, the other returns the current
+    stream of a given device.
     """
     return _C._cuda_isCurrentStreamCapturing, _C._cuda_getCurrentRawStream
 

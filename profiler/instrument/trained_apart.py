@@ -1,8 +1,8 @@
-"""Finds out whether modules of one class, called in turns, are layers of one model or models of their own.
+"""Finds out whether modules of one class that are called in turns are layers of one model, or a model each.
 
 The generator and the discriminator of a GAN may have one class. So may the network and the target network of a
 Q-learning program, the two encoders of a retrieval model, or an actor and its critic. Their calls look like those of
-layers that a program calls by itself. An optimizer tells them apart in one of two ways:
+layers that a program calls by itself. An optimizer shows which is the case, in one of two ways:
 
 - It trains all weights of some of these modules, and no weight of the others.
 - It trains all weights of all of them, and their inputs do not depend on each other's weights. Layers get the output
@@ -27,7 +27,8 @@ MAX_MODELS = 8  # With more modules of one class, they are layers.
 # After this many steps of optimizers, no class is looked at any longer. A Wasserstein GAN trains its discriminator
 # five times before its generator.
 MAX_OPTIMIZER_STEPS = 32
-# Most operations before an input that are looked at, about 1 us each. With more, it counts as depending on all.
+# At most this many operations before an input are looked at, about 1 us each. With more, it counts as depending on
+# all.
 MAX_OPERATIONS = 1024
 
 
@@ -60,7 +61,9 @@ class _Called:
 
 
 class TrainedApart:
-    """The classes with several modules that were called in turns, while it is unknown what they are."""
+    """The classes with several modules that were called in turns. It is not known yet whether they are layers or
+    models.
+    """
 
     def __init__(self) -> None:
         self._called: dict[int, _Called] = {}  # id of a class -> its modules that were called
@@ -129,7 +132,7 @@ class TrainedApart:
 def are_apart(modules: list[nn.Module], trained: set[int]) -> bool:
     """Return whether an optimizer of the weights `trained` (ids) tells that `modules` are models, not layers.
 
-    It trains some of them completely, and the others not at all. If there are more than two, all have weights that
+    It trains some of them completely, and others not at all. If there are more than two, all have weights that
     require gradients, because the first of many layers may be frozen.
     """
     if not 2 <= len(modules) <= MAX_MODELS:
@@ -163,7 +166,7 @@ def trainable_weights(module: nn.Module) -> list[nn.Parameter]:
 
 
 def depends_on(tensors: Iterable[Tensor], weights: set[int]) -> bool:
-    """Return whether autograd has computed one of `tensors` from one of `weights` (ids).
+    """Return whether autograd has computed one of `tensors` from one of `weights`, which are ids.
 
     Returns True if more than MAX_OPERATIONS operations were needed to compute them.
     """

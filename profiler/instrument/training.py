@@ -131,7 +131,7 @@ class ThreadTraining:
         self.phase_after_backward = ""
 
     def give_up(self) -> None:
-        """Drop the step. It does not count, and its times are lost."""
+        """Drop the step. It does not count, and its times are discarded."""
         self.record_no_more()
         self.forget()
         self.clock.restart(None)
@@ -453,7 +453,7 @@ class TrainingSteps:
         return 0
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
-        """Measure what it has cost to record the step that ended at `now_ns`."""
+        """Measure the cost of recording the step that ended at `now_ns`."""
         cost = noting_cost()
         paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns + calls.guard_ns
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
@@ -523,9 +523,9 @@ def end_step(here: ThreadTraining, phase: str, now_ns: int) -> None:
 def is_in_training(model: TimedModel) -> bool:
     """Return whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
 
-    It does if a part of a training step is running. It also does if gradients are enabled and a training step has
-    begun, or if gradients are enabled and the model is in the same mode (training or evaluation) as when an optimizer
-    last changed it.
+    It does if a part of a training step is running. While gradients are enabled, it also does in two cases: a
+    training step has begun, or the model is in the same mode (training or evaluation) as when an optimizer last
+    changed it.
     """
     if not model.profiler.enabled:
         return False
@@ -536,7 +536,7 @@ def is_in_training(model: TimedModel) -> bool:
         return True
     if here.clock.has_backward and model.training.is_by_hand:
         if has_made_optimizer():
-            model.training.is_by_hand = False  # the optimizer ends this step, and the next ones
+            model.training.is_by_hand = False  # the optimizer that ends this step and the following ones
         else:
             end_step(here, TRAIN, clock.perf_counter_ns())
     is_trained = torch.is_grad_enabled() and (here.steps is not None or model.training_mode() == model.training.mode)

@@ -48,9 +48,8 @@ MAX_NODES = 100_000  # the backward of a larger graph is not split into bricks
 #: Returns the number that the next node of this thread will get. None: torch has no such function.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 _ACCUMULATES = 1 << 63  # nodes with this number or a higher one add a gradient to a weight
-# Used in place of a call's number: OUTSIDE is outside of calls, LOSS is nodes that no call of the model made, _AFTER
-# is the end of a backward after its last node, and _SYNC is the wait of DistributedDataParallel for gradients, also
-# after the last node.
+# Used instead of a call's number. OUTSIDE: outside of calls. LOSS: nodes that no call of the model made. _AFTER: the
+# end of a backward after its last node. _SYNC: DistributedDataParallel waits for gradients, also after the last node.
 OUTSIDE, LOSS, _AFTER, _SYNC = -1, -2, -3, -4
 # The bricks for parts of a backward that belong to no call of the model.
 LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
@@ -81,7 +80,7 @@ class Products:
         self._is_sized = True
 
     def add(self, node: Any) -> None:
-        """Count a node of autograd if it is one of a matrix product."""
+        """Count a node of autograd if it belongs to a matrix product."""
         operands = _OPERANDS.get(node.name())
         if operands is not None:
             after = node.next_functions
@@ -297,7 +296,7 @@ class StepCalls(Capture):
         return sorted(found, key=lambda part: (part[2], -part[1]))
 
     def _places(self) -> list[Keys]:
-        """Return the keys that lead from the step down to each call."""
+        """Return, for each call, the keys that lead from the step down to it."""
         places: list[Keys] = []
         for key, around in zip(self._keys, self._around, strict=True):
             outer = () if around == OUTSIDE else places[around]
@@ -457,8 +456,8 @@ def _node_ended(unfinished: list[int], all_ended: Callable[[], None], inputs: An
 
 
 def _last_nodes(node: Any) -> list[Any]:
-    """Return the nodes that run last if `node` has the lowest number: `node`, and the nodes that add its gradients to
-    weights.
+    """Return the nodes that run last if `node` has the lowest number: `node` itself, and the nodes that add its
+    gradients to weights.
     """
     after = dict.fromkeys(after for after, _ in node.next_functions if after is not None)
     return [node, *(each for each in after if hasattr(each, "variable"))]
@@ -475,7 +474,7 @@ def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
     and bricks a separate name. The backwards of bricks follow each other, so they are not nested. Recomputed calls
     are inside the backward of their layer.
     """
-    # Equal keys of layers may have different own operations, so these are an argument, too.
+    # Layers with equal keys may have different own operations, so these are an argument, too.
     return _renamed(keys, suffix, scale, tuple([key.own for key in keys if isinstance(key, OwningKey)]))
 
 

@@ -87,7 +87,7 @@ UNSETTLED = 2
 WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER
 # Once FLOOR steps are measured, only one in this number of steps is measured, because an event costs the host 3 us.
 MEASURED_EVERY = 4
-MOST_RUNNING = 64  # most steps that may be unfinished on the device
+MOST_RUNNING = 64  # at most this many steps may be unfinished on the device
 MOST_STAYS = 16  # maximum number of measured waits (parts in WAITS) in one step
 SETTLE_S = 1.0  # longest wait for the device, in seconds, before a step is recorded
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
@@ -104,9 +104,9 @@ class StepKernels(StepCalls):
         self.part_of: dict[Keys, TrainingPart] = {}
         self.elements: Counter[Keys] = Counter()  # place of a call -> elements of all calls in this place
         self._called: list[Keys] = []  # for each call: the keys that lead from the step down to the call
-        self._where: list[Keys] = []  # for each call: the place that its kernels are assigned to
+        self._where: list[Keys] = []  # for each call: the keys that its kernels are counted for
         self._in_backward = LOSS  # the call that the running nodes of the backward belong to
-        self._of_owner: dict[int, Keys] = {}  # the place of the backward of each call
+        self._of_owner: dict[int, Keys] = {}  # for each call: the keys of its backward
         self._threads: list[int] = []  # threads of autograd that have run nodes in this backward pass
         # Memory is measured in the first step of a window only: a read of the counters takes 30 us.
         self.memory = None if recording.steps else StepMemory()
@@ -250,8 +250,8 @@ class IdleTimes:
         """Return the idle times of the last measured step, in ns by part.
 
         Returns None if no step was measured, or if the device still runs the measured step. If `follows` is False, an
-        evaluation or the end of an epoch came between the begin of the measurement and the begin of the step. Such a
-        step counts as not measured.
+        evaluation or the end of an epoch came after the measurement began and before the step began. Such a step
+        counts as not measured.
         """
         if self._is_measured:
             self.changed(TrainingPart.FORWARD)  # this ends a running wait, because the part FORWARD is not in WAITS
@@ -333,7 +333,7 @@ class GpuTrainingSteps(TrainingSteps):
         self._idle = IdleTimes()
         self._events = StepEvents()
         self._told = 0  # number of steps whose kernels were recorded
-        self._most = 1  # most steps in the next window
+        self._most = 1  # at most this many steps in the next window
         self._window: TrainingWindow | None = None  # the open window
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
@@ -450,7 +450,7 @@ class GpuTrainingSteps(TrainingSteps):
     def count_earlier(
         self, model: TimedModel, name: str, step: EndedStep, window: TrainingWindow | None = None
     ) -> None:
-        """Count the plain steps that the device has ended by now. `step`, and those of `window`, are not plain."""
+        """Count the plain steps that the device has ended. Neither `step` nor the steps of `window` are plain."""
         others = [step, *(one.ended for one in window.steps)] if window else [step]
         for before, of_device in self._events.ended(name, step, follows=False):
             if not any(of_device is other for other in others):
@@ -502,7 +502,9 @@ class GpuTrainingSteps(TrainingSteps):
             self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(step.wall_ns)
 
     def length_ns(self, phase: str, burst: KernelBurstResults) -> int:
-        """Return the time in ns of a recorded step: that of a plain step, or of all its kernels if that is longer."""
+        """Return the time of a recorded step in ns. It is the time of a plain step, or the sum of all kernels of the
+        recorded step if that is longer.
+        """
         busy_ns = sum(durations.sum_ns for durations in burst.kernels.values())
         walls = self._walls_ns.get(phase)
         return max(busy_ns, round(statistics.fmean(walls))) if walls else busy_ns
@@ -535,8 +537,8 @@ class GpuTrainingSteps(TrainingSteps):
     def _closed(self, phase: str) -> list[StepTimes]:
         """Return the times of the latest plain steps.
 
-        Every step gets the mean wall time of these steps, the mean kernel times of the recorded steps, and its own
-        idle times in waits. The remaining time of a step counts as time without a kernel.
+        Each step gets the mean wall time of these steps and the mean kernel times of the recorded steps. Its idle
+        times in waits are its own. The remaining time of a step counts as time without a kernel.
         """
         windows = self._windows[phase]
         kernels: Parts = {}

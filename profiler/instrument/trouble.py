@@ -28,7 +28,7 @@ def first_said() -> str:
 
 
 def log_own_error(error: Exception, what: str) -> None:
-    """Log that `what` failed, and the error. An error that a signal handler of the host raised is raised again
+    """Log the error, and that `what` failed. An error that a signal handler of the host raised is raised again
     instead.
 
     A RecursionError is not logged, because the host will soon notice itself that its stack is full.

@@ -39,7 +39,7 @@ RUNNERS = {
 class Needed:
     """Methods of a class of vLLM, and what cbtop shows with them.
 
-    `needs` is what must be shown, too. For a runner, the same runner must show it.
+    `needs` names what else must be shown for this. For a runner, the same runner must show it.
     """
 
     shows: str

@@ -369,7 +369,7 @@ class WgpuClock:
         self._submit(encoder, [batch])
 
     def _compare(self, host_ns: int, device_ns: int, read_ns: int) -> None:
-        """Add a pair of readings if it is better than what is known, or contradicts it."""
+        """Add a pair of readings if it is more exact than the known pairs, or contradicts them."""
         took_ns = read_ns - host_ns
         pair = ClockPair(device_ns, host_ns + took_ns // 2, took_ns // 2 + 1)
         if self._round_trip_ns is None or took_ns < self._round_trip_ns:

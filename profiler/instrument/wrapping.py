@@ -1,7 +1,7 @@
 """Times the calls of a module. The module gets no hook and does not change.
 
 In recorded steps, the table of call_attribute.py has a `CallWrapper`, which torch calls instead of the module. In
-other steps torch calls the host's value, or the module.
+other steps, torch calls the host's replacement, or else the module.
 
 Rules
 - A `CallWrapper` refers to its module weakly, so that `del model` frees it.
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 
 KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to the module, mode, image size) -> brick
-# Most bricks of one module. A convolution has a brick for each size of its images. For further sizes, its work is
-# unknown.
+# At most this many bricks of one module. A convolution has a brick for each size of its images. For further sizes,
+# its work is unknown.
 MAX_KEYS = 64
 
 
@@ -64,7 +64,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 class CallWrapper:
-    """Is called in place of a module. Subclasses add work before and after the call.
+    """Is called instead of a module. Subclasses add work before and after the call.
 
     `instead` is what the wrapper calls: the wrapper of another model, or a callable that `module.compile()` has set.
     None: the module itself.

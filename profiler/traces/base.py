@@ -13,7 +13,7 @@ from cbtop.protocol.messages import TraceNumber
 
 HISTORY_FORWARDS = 32  # number of newest traced passes that are stored and summarised
 MAX_ANOMALIES = 16  # number of newest anomalies that are stored for each trace
-MAX_ROWS = 48  # most rows of a summary; a model with more layers shows some at even distances
+MAX_ROWS = 48  # at most this many rows of a summary; a model with more layers shows some at even distances
 
 Item = TypeVar("Item")
 

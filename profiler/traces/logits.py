@@ -1,7 +1,7 @@
 """Trace MLT-03: how the ranks of likely tokens rise from layer to layer, according to the logit lens."""
 
-# The logit lens (nostalgebraist 2020) treats each layer's output as the last one: it applies the final norm and the
-# output matrix.
+# The logit lens (nostalgebraist 2020) treats each layer's output as if it were the last layer's: it applies the final
+# norm and the output matrix.
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
 def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
     """Yield the numbers of the first followed token.
 
-    The first numbers say from which layer on it was always the most likely. One row per layer follows, over all
-    passes.
+    The first numbers say from which layer on this token was always the most likely one. One row per layer follows,
+    over all passes.
     """
     winners = [trace.tokens[0] for trace in passes if trace.tokens]
     decided = [winner.decisive_layer for winner in winners]

@@ -1,7 +1,7 @@
 """Computes the mean, the deviation and other statistics of a tensor, in one pass over memory."""
 
-# A chunk's mean and sum of squares are computed in float64 while it is in cache, and merged with earlier chunks as in
-# Chan, Golub & LeVeque (1979). This is exact enough at any length, unlike a running sum of squares.
+# A chunk's mean and sum of squares are computed in float64 while the chunk is in cache. They are merged with earlier
+# chunks as in Chan, Golub & LeVeque (1979). This is exact enough at any length, unlike a running sum of squares.
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def quantization_error(
 ) -> QuantizationErrorTrace:
     """Compare the output `actual` of a brick with the exact output `expected`, an array of the same shape."""
     wanted, found = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
-    # With an infinite value, the error is undefined: the cosine becomes NaN, and the verdict critical.
+    # If a value is infinite, the error is undefined. The cosine becomes NaN, and the verdict is critical.
     with np.errstate(invalid="ignore", over="ignore"):
         error = found - wanted
         signal, noise = float(wanted @ wanted), float(error @ error)

@@ -29,7 +29,7 @@ NAMESPACES = ("mnt", "pid")
 
 @dataclass(frozen=True, slots=True)
 class AttachableProcess:
-    """A process that cbtop may attach to, and the addresses of the functions that an attachment calls."""
+    """A process that cbtop may attach to, with the addresses of the functions to call in it."""
 
     pid: int
     functions: Mapping[str, int]
@@ -59,7 +59,7 @@ def attachable(pid: int) -> AttachableProcess:
 
 
 def not_permitted(pid: int) -> str:
-    """Return why the kernel does not let this process trace `pid`, and the way out."""
+    """Return why the kernel does not let this process trace `pid`, and how to change that."""
     try:
         scope = SCOPE.read_text(encoding="ascii").strip()
     except OSError:

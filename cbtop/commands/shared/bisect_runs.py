@@ -32,8 +32,8 @@ ID_CHARS = 12
 class CommitRuns:
     """Runs a command at commits, and stores the recorded runs in the folder `state`.
 
-    `command` is what starts the recording, followed by the user's command. `on_first_run` is called once, with the
-    seconds of the first checkout and build, and of the first run.
+    `command` is the words that start the recording, followed by the user's command. `on_first_run` is called once,
+    with the seconds of the first checkout and build, and of the first run.
     """
 
     def __init__(

@@ -71,9 +71,7 @@ class Repository:
         return Repository(Path(os.fsdecode(root)), below, Path(os.fsdecode(common)) / STATE)
 
     def ends(self, good: str, bad: str) -> tuple[str, str]:
-        """Return the full hashes of two commits: the one that GOOD names, and the one that BAD names. Raises
-        UsageError if GOOD is not an ancestor of BAD.
-        """
+        """Return the full hashes of the commits GOOD and BAD. Raises UsageError if GOOD is not an ancestor of BAD."""
         first, last = commit_of(good, self.root), commit_of(bad, self.root)
         if first == last:
             raise UsageError(f"GOOD and BAD are the same commit, {first[:SHORT]}")
@@ -297,7 +295,7 @@ def _is_marked(folder: Path, identifier: str) -> bool:
 def last_line(log: int, begins: int) -> str:
     """Return ": " and the last line of a log, or "" if nothing follows the first `begins` bytes.
 
-    Lines of cbtop itself are skipped, unless there are no others.
+    Lines of cbtop itself are skipped, unless all lines are.
     """
     text = os.pread(log, os.lseek(log, 0, os.SEEK_END) - begins, begins).decode(errors="replace")
     every = text.strip().splitlines()

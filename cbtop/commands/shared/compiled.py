@@ -1,5 +1,5 @@
-"""Explain why the profiler's hot path runs in Python and not in C, and how to change that, for `doctor` and
-`overhead`.
+"""For `doctor` and `overhead`: explain why the profiler's hot path runs in Python and not in C, and how to change
+that.
 """
 
 from __future__ import annotations

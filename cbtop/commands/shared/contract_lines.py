@@ -20,7 +20,7 @@ IN_OUTPUT = re.compile(r" in output \d+$")
 
 
 class ContractLines:
-    """The lines of a contract file, counted from 1. A line that is not found is the first one."""
+    """The lines of a contract file, counted from 1. A line that is not found counts as the first line."""
 
     def __init__(self, path: Path) -> None:
         self.file = checkout_path(path)
@@ -110,7 +110,7 @@ def lint_sarif(faults: dict[str, list[str]]) -> str:
 
 
 def _rules(brick: OwnBrick) -> Iterator[SarifRule]:
-    """Yield a rule for each property that is checked, and one for the function itself, which has the brick's name."""
+    """Yield a rule for each checked property, and one for the function itself with the brick's name."""
     # The function may be an object with `__call__`, or a function of C, which has no code.
     code = getattr(brick.function, "__code__", None) or getattr(type(brick.function).__call__, "__code__", None)
     file = code.co_filename if code else sys.modules[brick.name.partition(":")[0]].__file__ or ""
@@ -129,7 +129,7 @@ def _rules(brick: OwnBrick) -> Iterator[SarifRule]:
 
 
 def _failed(brick: OwnBrick, one: Verified) -> Iterator[tuple[str, str]]:
-    """Yield the rule of each failure of a call, and the message."""
+    """Yield the broken rule and the message for each failure of a call."""
     for failure in one.failed:
         check, _, note = failure.partition(": ")
         conditions = note.split("; ") if check.startswith("contract ") and not note.startswith("raises ") else []

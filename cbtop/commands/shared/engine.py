@@ -17,6 +17,6 @@ def require_engine(what: str) -> None:
 
 
 def how_to_demo() -> str:
-    """Return a help text with commands that start a process which cbtop can watch."""
+    """Return a help text: commands that start a process for cbtop to watch."""
     demo = "`cbtop demo --serve-only`"
     return demo if engine.is_installed() else f"`{engine.INSTALL}`, then {demo}"

@@ -27,8 +27,8 @@ def launch(text: str) -> tuple[str, Block]:
 
 
 def launches_of(module: Module, given: Sequence[tuple[str, Block]]) -> Mapping[str, Block]:
-    """Return the thread block of each function of a module: the one for its name, or the one for all entries.
-    Functions without either are left out.
+    """Return the thread block of each function of a module: its own, or the one for all entries. Functions without
+    either are left out.
     """
     by_name = dict(given)
     named = {one.name: by_name.get(one.name, by_name.get("")) for one in module.functions}

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROC_STAT = "/proc/stat"
-# Possible error of the kernel's processor times in seconds: at least the first for all processors together, and the
-# second for each processor more. A time is counted in ticks of 10 ms and may be wrong by one. Over many processors,
-# most errors cancel out.
+# Possible error of the kernel's processor times in seconds: at least the first number for all processors together,
+# plus the second number for each further processor. A time is counted in ticks of 10 ms and may be wrong by one. Over
+# many processors, most errors cancel out.
 TICKS_S, TICKS_S_OF_EACH = 0.03, 0.004
 QUIET_PROCESSORS = 0.1  # On a quiet machine, other processes use at most this many processors on average.
 # Large machines run more services, so other processes may use this share of all processors. The larger of both limits

@@ -140,8 +140,8 @@ class MissingRoofs:
 
 
 def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
-    """Return the number of threads of a process that has announced that its roofs are unknown. Returns None for any
-    other process.
+    """Return how many threads a process has, if it announced that its roofs are unknown. Returns None for any other
+    process.
     """
     manifest, roofs = None, {}
     for message in said:

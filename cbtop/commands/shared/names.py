@@ -1,4 +1,4 @@
-"""Check options that must be one of several names, and suggest the nearest name."""
+"""Check options whose value must be one of several names, and suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 # as in `cbtop.protocol.recording.SUFFIX`; importing that would load msgpack
 RECORDING_SUFFIX = ".cbtop"
-MAX_FILES = 10_000  # most files of a folder that are looked at
+MAX_FILES = 10_000  # at most this many files of a folder are looked at
 FILE_CUTOFF = 0.75  # names of recordings are long and alike, so only a typing error counts
 
 
@@ -42,9 +42,9 @@ def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str
 
 
 def file_hint(word: str) -> str:
-    """Return an error text for a word in place of a command that is probably a file, or "" for any other word.
+    """Return an error text if the word that should be a command is probably a file, else "".
 
-    It is probably a file if a file has this name, or if a recording in its folder has nearly this name.
+    It probably is if a file has this name, or if a recording in the file's folder has nearly this name.
     """
     path = Path(word)
     if path.is_file():
@@ -66,7 +66,7 @@ def nearest_recording(path: Path) -> str:
 
 
 def nearest(text: str, known: Iterable[str]) -> str:
-    """Return the first name that begins with `text`, or the name that is most like it, or "" if none is."""
+    """Return the first name that begins with `text`, else the most similar name, else ""."""
     names = tuple(known)
     begun = [name for name in names if text and name.startswith(text)]
     return next(iter(begun or get_close_matches(text, names, n=1)), "")

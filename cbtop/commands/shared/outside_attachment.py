@@ -26,8 +26,8 @@ FIRST_WAKE_S = 0.5  # then after 1, 2, 4 s, …
 # mmap(2): readable and writable memory without a file
 READ_WRITE, PRIVATE_ANONYMOUS, NO_FILE = 3, 0x22, (1 << 64) - 1
 PAGE_BYTES = 4096
-# The main thread executes this between two instructions. It only starts a thread, binds no name, and passes on an
-# exception that a signal handler of the host has raised meanwhile. If gevent has replaced the function that starts
+# The main thread executes this between two instructions. It only starts a thread and binds no name. If a signal
+# handler of the host raises an exception meanwhile, it passes it on. If gevent has replaced the function that starts
 # threads, its original is used: loading cbtop in a greenlet would stop all greenlets for a second.
 START = """\
 try: (lambda name, find: find and find('_thread', name) or getattr(__import__('_thread'), name))('start_new_thread', \

@@ -90,7 +90,7 @@ def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]
     """Run `command` as `count` ranks until they end. The output of the first rank is printed.
 
     When `is_stopped` returns true, the first rank gets SIGTERM and stops the others. If a rank fails or is killed,
-    all others are ended, and CbtopError has its exit code and last message.
+    all others are ended. CbtopError then has the failed rank's exit code and last message.
     """
     with ExitStack() as stack:
         said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
@@ -148,7 +148,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """Return the number of the rank that made the others end: if possible a killed one, else one with an error, else
+    """Return the number of the rank that made the others end: preferably a killed one, then one with an error, then
     one that still runs.
     """
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):

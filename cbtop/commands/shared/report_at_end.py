@@ -95,7 +95,8 @@ def _next_to_pass_on() -> int | None:
         number = signal.sigwait({*PASSED_ON, signal.SIGCHLD})
         return None if number in (*FROM_TERMINAL, signal.SIGCHLD) else number
     signal_info = signal.sigwaitinfo({*PASSED_ON, signal.SIGCHLD})
-    # The code of a signal from a process is at most 0. The kernel sends those of a terminal, to all of its processes.
+    # The code of a signal from a process is at most 0. Signals from a terminal are sent by the kernel to all of its
+    # processes.
     is_to_pass_on = signal_info.si_code <= 0 and signal_info.si_signo != signal.SIGCHLD
     return signal_info.si_signo if is_to_pass_on else None
 

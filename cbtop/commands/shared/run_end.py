@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STDERR = 2
 # Interval in ms between two checks whether the command still runs. It is used only if the kernel has no pidfd_open.
 POLL_MS = 250
-LOOK_MS = 1000  # ms between two readings of the time that the processes have waited for a processor
+LOOK_MS = 1000  # interval in ms at which the processes' waiting time for a processor is read
 LATEST = 10  # At most this many readings of the waiting time are stored for each process.
 MAX_LOOKED_AT = 8  # Read the waiting times of at most this many processes.
 # Niceness of the process that prints the summary. The user's program has a more urgent need for the processors.
@@ -101,7 +101,7 @@ class _Waits:
     """for each recording process: the waiting time of its busiest thread in each of the last seconds, in percent"""
 
     def __init__(self) -> None:
-        # process -> time of its last reading, and the processor times of its threads then
+        # process -> time of its last reading, and its threads' processor times at that time
         self._times: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
         self._percents: dict[int, list[float]] = {}
 

@@ -28,8 +28,8 @@ class SarifRule:
 class Failure:
     """A failure of a rule, with a message.
 
-    `level` is `error`, `warning` or `note`. For a rule that was checked in generated code such as PTX, the failure
-    may be at a line of source code, and `derived_from` is the file and line in the generated code.
+    `level` is `error`, `warning` or `note`. If a rule was checked in generated code such as PTX, the failure may be
+    at a line of source code. `derived_from` is then the file and line in the generated code.
     """
 
     rule: SarifRule

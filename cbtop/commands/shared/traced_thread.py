@@ -62,7 +62,7 @@ STACK_WORDS = 64  # the functions of the C library that wait for a lock use less
 LIBCS = ("libc.so.", "libc-2.", "ld-musl-", "libpthread")
 ANSWER_WITHIN_S = 5.0
 DONE, MAX_ANSWER_BYTES = "done ", 1024
-POLL_S = 0.0  # Only let others run: a sleep of 20 µs takes 75 µs, as long as most stops.
+POLL_S = 0.0  # Only let others run, because a sleep of 20 µs takes 75 µs, as long as most stops.
 
 
 class TracedThread:

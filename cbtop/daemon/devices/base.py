@@ -1,4 +1,4 @@
-"""The common parts of all device samplers: their interface, a class for the figures of a device, and one that makes
+"""The common parts of all device samplers: their interface, a class for a device's figures, and a class that makes
 rates from counters.
 """
 
@@ -73,7 +73,7 @@ class Rates:
 
 
 class Figures:
-    """The figures of one device. Each is queried by itself, so that a failure does not affect the others.
+    """The figures of one device. Each device is queried by itself, so that one failure does not affect the others.
 
     `reason` makes a text from an error. If the whole device does not answer, it raises an error.
     """

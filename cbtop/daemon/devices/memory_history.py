@@ -1,4 +1,6 @@
-"""Keep the memory of processes over minutes: the least of each range of 20 seconds. Short peaks do not count."""
+"""Remember the memory of processes for minutes, as the lowest value in each range of 20 seconds. Short peaks do not
+count.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_GPUS = 64
-# Most processes per device in a sample: those with the most memory.
+# At most this many processes per device in a sample. The processes with the most memory are chosen.
 MAX_PROCESSES = 64
 # The kernel's number of the pid namespace outside of all containers (PROC_PID_INIT_INO).
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC

@@ -98,7 +98,7 @@ def _column(us: float, begin_us: float, end_us: float, inner: int) -> int:
 def _axis(begin_us: float, end_us: float, inner: int) -> Line:
     """Return the time axis of the histograms.
 
-    Some cells have their begin time, and the last cell has its end time.
+    Some cells show the time when they begin. The last cell shows the time when it ends.
     """
     text, last = "", units.duration(end_us)
     for column in range(0, inner, 18):

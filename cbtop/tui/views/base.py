@@ -29,8 +29,8 @@ class View(Vertical):
     wants_data: ClassVar[bool] = True  # whether the view is only useful for a process with recorded data
     needs_records: ClassVar[bool] = False  # whether the view needs every single record, and not only statistics
 
-    # Not a Textual reactive: it would repaint all lines, although drawings know which have changed, and it would
-    # compare sources, which makes all their lazy parts.
+    # Not a Textual reactive, for two reasons. A reactive would repaint all lines, although drawings know which have
+    # changed. And it would compare sources, which makes all their lazy parts.
     source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:

@@ -25,7 +25,7 @@ Fact = tuple[str, str, str]  # a fact about a brick: (name, value, colour role)
 
 # Keys of the figures that depend on a roof. If the roof is uncertain, they are grey, and numbers have a `~`.
 ROOFED = ("percent_of_roof", "bound")
-# minimum number of lines of the panel, and the number of lines that its whole content needs
+# minimum number of lines of the panel, and number of lines that all of its content needs
 LEAST_LINES, ALL_LINES = 5, 26
 TWO_COLUMNS = 110  # In a panel of at least this width in cells, pictures are to the right of the figures.
 

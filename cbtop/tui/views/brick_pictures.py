@@ -66,8 +66,8 @@ def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | 
 
 
 def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
-    """Return the time axis of the histogram. Bars have their begin time if it fits, and the last bar also has its end
-    time.
+    """Return the time axis of the histogram. Bars show the time when they begin if it fits. The last bar also shows
+    when it ends.
     """
     last = units.duration(bars[-1].to_us)
     end = _MARGIN + spacing.width - len(last)

@@ -98,8 +98,8 @@ PROCESSES: tuple[Column[ProcessRow], ...] = (
 
 
 def process_columns(rows: Sequence[ProcessRow]) -> list[Column[ProcessRow]]:
-    """Return the columns of the processes, without those that no process can have, such as memory of a GPU on a
-    machine without one.
+    """Return the columns of the processes. Columns that are empty for every process are left out, such as GPU memory
+    on a machine without GPU.
     """
 
     def is_known(column: Column[ProcessRow]) -> bool:

@@ -13,7 +13,7 @@ from cbtop.tui.widgets.lines import Line, clean
 def figure(text: str, role: str = "") -> Line:
     """Return a figure of a row as a cell in the colour `role`.
 
-    The cell is faint if the figure was not measured, or if the row cannot have such a figure.
+    The cell is faint if the figure was not measured, or if rows of this kind have no such figure.
     """
     return ((text, "faint" if text in (units.NOT_MEASURED, units.NONE_THERE) else role),)
 

@@ -151,7 +151,8 @@ def _tile_list(source: SourceView) -> list[_Tile]:
 def _latencies(steps: StepsView) -> tuple[str, tuple[float | None, float | None, float | None]]:
     """Return (word for the unit, (p50, p99, max) in µs) of the shown times.
 
-    The times are of a token. In training, or if the time of a token is unknown, the times are of a step.
+    The times are of a token. In training, the times are per step. They are also per step if the time of a token is
+    unknown.
     """
     if steps.why_no_us_per_token or steps.is_training:
         return "ms/step", (steps.p50_us, steps.p99_us, steps.max_us)
@@ -170,7 +171,7 @@ def _latency_tiles(steps: StepsView | None) -> list[_Tile]:
 def _reason_tile(steps: StepsView | None) -> list[_Tile]:
     """Return a tile with the reason why the time of a token is unknown.
 
-    Return [] if it is known, in training, or if tokens are not reported.
+    Return [] if it is known, in training, or if the process does not report tokens.
     """
     if steps is not None and steps.is_training:
         return []
@@ -280,7 +281,7 @@ class Notice(Drawing):
         self._show()
 
     def show_progress(self, what: str, done: float | None = None) -> None:
-        """Show the progress of a request of the user in place of notices. An empty `what` hides the progress."""
+        """Show the progress of a user's request instead of notices. An empty `what` hides the progress."""
         self._progress = (("  ", ""), *progress_line(what, done, _BAR_WIDTH)) if what else BLANK
         self._show()
 
@@ -342,7 +343,7 @@ def _urgent(source: SourceView) -> Line:
 
 
 def activity_line(source: SourceView, bar_width: int) -> Line:
-    """Return a line with the current activity that the source reports, and the progress of this activity."""
+    """Return a line with the activity that the source reports now, and its progress."""
     return progress_line(source.activity, source.activity_done, bar_width)
 
 

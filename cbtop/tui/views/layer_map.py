@@ -23,7 +23,7 @@ from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, LayerRow, Layers
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 MAX_BAR_HEIGHT = 6
-SMALL_STRIP = 3  # number of lines that one brick takes: the lines of its bars, and the blank line above the bars
+SMALL_STRIP = 3  # number of lines that one brick takes, which are the lines of its bars and the blank line above them
 _SCALED = 3  # Bars of at least this height in lines have a scale on their left.
 AROUND = 6  # At most this many lines of the map are not bars.
 _ROOMY = 140  # In a map of at least this width in cells, the median has a column.
@@ -61,9 +61,9 @@ def _number(row: LayerRow, before: str = "") -> str:
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
-    """Return a line such as `Layer 17: p50 2.4× that of its peers, +1.1 ms in DownProjection …`, as much as fits.
+    """Return a line such as `Layer 17: p50 2.4× that of its peers, +1.1 ms in DownProjection …`, cut to the width.
 
-    If all layers are similar, or if there are too few steps, the line has this fact in place of a layer.
+    If all layers are similar, or if there are too few steps, the line says so instead of naming a layer.
     """
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:

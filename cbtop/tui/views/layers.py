@@ -159,7 +159,7 @@ class LayerMap(SourceDrawing, can_focus=True):
 
     @property
     def current_line(self) -> str:
-        """The name of the row of bars under the cursor, such as that of a brick, or "" without layers."""
+        """The name of the row of bars under the cursor, such as a brick's name, or "" without layers."""
         layers = self._source.layer_times if self._source else None
         strips = strips_of(layers) if layers else []
         return strips[min(self._line, len(strips) - 1)].name if strips else ""
@@ -177,7 +177,7 @@ class LayerMap(SourceDrawing, can_focus=True):
             self.redraw()
 
     def point_at(self, node: int | None) -> None:
-        """Move the cursor to the layer `node`, and to the brick that takes the most time beyond that of its peers."""
+        """Move the cursor to the layer `node`, and to the brick whose time exceeds its peers' by the most."""
         row = next((row for row in self._rows if row.id == node), None)
         layers = self._source.layer_times if self._source else None
         if row is None or layers is None:

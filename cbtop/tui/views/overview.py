@@ -172,7 +172,7 @@ class OverviewRow:
 
 @dataclass(frozen=True, slots=True)
 class _Pane:
-    """The lines of one column of the overview, each with its row or None, and the column's first cell and width."""
+    """One column of the overview: its lines, its first cell and its width. Each line comes with its row, or None."""
 
     lines: Sequence[tuple[Line, Hashable]]
     begin: int
@@ -501,7 +501,7 @@ def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
 
 
 def _time_of(row: BrickRow) -> tuple[float | None, str]:
-    """Return the time (µs) of a brick, and whether it is of a token or of a call.
+    """Return the time (µs) of a brick, and whether this is per token or per call.
 
     It is exclusive, because the share of the wall time is exclusive, too.
     """

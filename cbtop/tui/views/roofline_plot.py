@@ -48,7 +48,7 @@ def letter(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LetteredPoint:
-    """A brick's point in the plot, and the letter that marks it."""
+    """A brick's point in the plot, and the letter at this point."""
 
     letter: str
     point: BrickRow

@@ -19,7 +19,7 @@ HOW = (
 
 
 def shown_places(source: SourceView) -> list[SampledTimeView]:
-    """Return the places with enough samples for shares."""
+    """Return the groups with enough samples for shares."""
     return [place for place in source.sampled if place.is_enough]
 
 
@@ -29,7 +29,7 @@ def most_sampled_lines(source: SourceView) -> int:
 
 
 def sampled_lines(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return one line for each place with its most frequent function, or all functions if there is room."""
+    """Return one line for each group with its most frequent function, or with all functions if there is room."""
     places = shown_places(source)
     if height >= most_sampled_lines(source):
         return [line for place in places for line in _place(place, width)]

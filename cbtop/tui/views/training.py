@@ -78,7 +78,7 @@ def _segment(part: TrainingPartRow) -> BarSegment:
 
 
 def legend(training: TrainingView, width: int) -> list[Line]:
-    """Return the shares of all parts of a training step that took time, in as few lines of `width` cells as possible.
+    """Return the share of each part of a training step that took time, in as few lines of `width` cells as possible.
 
     The largest share comes first. Overlapped communication is added at the end, because this time belongs to no part
     of the step.

@@ -61,7 +61,8 @@ def _briefly(install: str) -> tuple[Line, ...]:
 
 
 class Welcome(Drawing):
-    """The welcome screen. It shows how to start a program, or the progress of a started program until it has data.
+    """The welcome screen. It shows how to start a program. After a start, it shows the progress until the program has
+    data.
 
     If the daemon refuses this viewer, the screen shows the reason.
     """

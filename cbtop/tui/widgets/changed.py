@@ -35,7 +35,7 @@ class _Compositor(Compositor):
     """A compositor that finds the changed cells.
 
     Textual's own compositor paints all lines from the first change to the last change. In each painted line, Textual
-    sends everything from the begin of the widget to the change.
+    sends everything from the start of the widget to the change.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class _Compositor(Compositor):
         # The columns at which a widget begins (cuts), as a list for each line. They are from the last update, and
         # change when widgets move.
         self._cuts_known: list[list[int]] = []
-        # Maps (first column after a cut, line) to the widget that is in front there, and its region.
+        # Maps (first column after a cut, line) to the widget that is visible there, and its region.
         self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]

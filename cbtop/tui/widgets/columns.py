@@ -112,9 +112,9 @@ class Cells:
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
     """Return the head line of a table, with an arrow at the sort column.
 
-    It follows the title. If the title fills its column, the arrow is in the gap after it, and the last title moves
-    into the gap before it. If the sort column is not visible, the first wide enough text column names it:
-    `brick, by p95▼`.
+    It follows the title. If the title fills its column, the arrow is in the gap after the column. The title of the
+    last column moves into the gap before it. If the sort column is not visible, the first wide enough text column
+    names it: `brick, by p95▼`.
     """
     spans: list[Span] = []
     arrow = "▼" if descending else "▲"

@@ -15,7 +15,7 @@ GAP = "  "
 class ScreenPart:
     """A part of a view: a function that draws it in (width, height), and its minimum and maximum height.
 
-    `links` returns what the user can open at each line that `draw` returns for the same size, or None.
+    `links` returns, for each line that `draw` returns for the same size, what the user can open there, or None.
     """
 
     draw: Callable[[int, int], list[Line]]

@@ -26,7 +26,7 @@ def redraws_apart(column: Column[RowT]) -> int:
 
 
 class SteadyOrder:
-    """The order of a table's row keys, which changes only after a lasting difference.
+    """The order of a table's row keys. It changes only after a difference has lasted.
 
     It is updated at each redraw.
     """
@@ -51,7 +51,7 @@ class SteadyOrder:
 
 
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
-    """Return the row keys of the newest redraw in their new order.
+    """Return the row keys of the newest redraw in the stable order.
 
     Two keys of `previous` swap only if one was ahead of the other in all stored redraws.
     """

@@ -25,7 +25,8 @@ SHADES, GAP = "░▒▓", "·"
 
 
 class Block(NamedTuple):
-    """A block from `start_ns` to `end_ns`. Its label is the first name that fits, or the last one, cut off.
+    """A block from `start_ns` to `end_ns`. Its label is the first name that fits. If none fits, it is the last name,
+    cut off.
 
     `names` is a function, because most blocks are in clusters, which show no names. `role` colours text, and `fill`
     the inside. A block without a `glyph` is a gap, dotted and not counted.
@@ -189,7 +190,7 @@ def _whole(block: Block, width: int, *, is_lit: bool) -> tuple[str, str]:
 def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) -> list[tuple[str, str]]:
     """Return the cells between two blocks that were drawn.
 
-    These cells may show the end of the first block and the begin of the second.
+    These cells may show the end of the first block and the start of the second.
     """
     if width <= 0:
         return []

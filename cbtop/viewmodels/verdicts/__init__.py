@@ -138,7 +138,8 @@ def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
         kept = trusted()
         if not is_early and not view.waiting_percent and len(kept) == len(wanted):
             return None
-        # A wait for a processor may explain what a rule finds. So run the rules as if the waits were unknown.
+        # Waits for a processor may explain the problem that a rule finds. So run the rules as if the waits were
+        # unknown.
         unexplained = view if is_early else with_parts(view, waiting_percent=None)
         shown = {verdict.id for verdict in made.value()}
         others = [rule for rule in wanted if rule.id not in shown and rule is not STARVED]

@@ -72,8 +72,8 @@ class Rule:
 def gain(view: SourceView, percent: float) -> float | None:
     """Return the gain in wall-clock tokens/s from saving `percent` of the time in steps (Amdahl's law).
 
-    None if it cannot be derived: steps overlap, parts of the breakdown do not add up, the rate is unknown, or steps
-    spent more than a median step before the time range.
+    None if it cannot be derived. This is so if steps overlap, if parts of the breakdown do not add up, if the rate is
+    unknown, or if steps spent more than a median step before the time range.
     """
     steps, time_range = view.steps, view.time_range
     if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:

@@ -29,8 +29,8 @@ class Lost:
 
 
 def lost_records(view: SourceView) -> Lost:
-    """Return how many records were lost since the daemon found the process, or in the window if their share is larger
-    there.
+    """Return how many records were lost since the daemon found the process, or how many were lost in the window, if
+    the window lost a larger share.
     """
     window = view.window
     of_all = Lost(view.loss.lost, view.loss.seen, "")

@@ -8,8 +8,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-# Recomputation is reported above this percentage of a step. If every layer is checkpointed, it takes about a quarter:
-# a step is a forward pass, its repetition, and a backward that is twice as long.
+# Recomputation is reported above this percentage of a step. If every layer is checkpointed, it takes about a quarter.
+# A step is then a forward pass, a repetition of it, and a backward pass that takes twice as long.
 RECOMPUTE_PERCENT = 10.0
 
 

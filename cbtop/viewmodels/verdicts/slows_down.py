@@ -13,7 +13,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alik
 MIN_SECONDS = 8  # At least this many seconds contain steps.
 # Steps take this many times as long at the end of the window as at its beginning.
 SLOWER = 1.2
-CORRELATION = 0.9  # Least correlation between the time and the mean step of each second.
+CORRELATION = 0.9  # The seconds and their mean step times must correlate at least this much.
 
 
 def _find(view: SourceView) -> Finding | None:

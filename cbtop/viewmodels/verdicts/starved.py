@@ -14,7 +14,7 @@ BUSY_PERCENT = 95.0
 # The process waits for a processor in at least this percentage of the last seconds. If the kernel does not report
 # waits, this is the time of steps without a processor.
 MISSING_PERCENT = 20.0
-# Waits for a processor explain long steps if they take at least this part of the extra time.
+# Long steps are explained by waiting for a processor if these waits take at least this part of the extra time.
 EXPLAINED = 0.5
 
 

@@ -15,8 +15,8 @@ MIN_SECONDS = 4
 # The first steps take at least this many times the usual time. Steps that compile, tune or fill caches take several
 # times as long.
 FACTOR = 2.0
-# With more than this many times the usual steps in its first second, cbtop has found the process late, and its
-# warm-up is unknown.
+# If the first second has more than this many times the usual number of steps, cbtop has found the process late, and
+# its warm-up is unknown.
 FOUND_LATE = 2.0
 # The first steps cost at least this percentage of the time in steps. Less hardly changes a mean.
 SHARE_PERCENT = 10.0

@@ -117,7 +117,7 @@ def _weight(own: Sequence[float], event: int) -> float:
 
 
 def _events(graph: RecordedGraph) -> list[list[int]]:
-    """Return which events follow each event. Event 2n is the begin of node n, and event 2n + 1 its end.
+    """Return which events follow each event. Event 2n is the start of node n, and event 2n + 1 its end.
 
     A node's own time comes directly after its begin.
     """
@@ -134,7 +134,7 @@ def _events(graph: RecordedGraph) -> list[list[int]]:
 
 
 def _topological(graph: RecordedGraph, after: list[list[int]]) -> list[int]:
-    """Return the events in an order in which each comes after those that it waits for."""
+    """Return the events in an order in which each event comes after all events that it waits for."""
     sorter = TopologicalSorter[int]()
     for event, laters in enumerate(after):
         sorter.add(event)

@@ -94,7 +94,7 @@ class NodeTable:
         is_phase = node.parent is None and node.kind is NodeKind.STEP
         self._phase.append(node.id if is_phase else self._phase[node.parent or 0])
         category = BrickCategory.OTHER if node.category is None else node.category
-        # A layer is named by its number, and the row of its own operations by `own`. So the key has both.
+        # A layer is named by its number. `own` names the row of a layer's own operations. So the key has both.
         name = node.name if node.kind is NodeKind.BRICK else f"{node.own}{node.name}"
         first = self._first.setdefault((self._phase[-1], node.kind, name, category), node.id)
         self.first_of.append(first)

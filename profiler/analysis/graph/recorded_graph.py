@@ -192,8 +192,8 @@ class RecordedGraph:
         """Return pairs of transfers that move data from one memory to another and back. A transfer is in at most one
         pair.
 
-        The second has as many bytes as the first and the opposite direction, and its source is the first one's
-        destination.
+        The second copy has the same number of bytes and the opposite direction. Its source is the destination of the
+        first copy.
         """
         pairs: list[tuple[int, int]] = []
         gone: dict[tuple[int, str, TransferDirection], list[int]] = {}
@@ -208,7 +208,7 @@ class RecordedGraph:
         return pairs
 
     def edges(self) -> Iterator[Edge]:
-        """Yield every edge: first those that follow from the scopes, node by node, then the added ones.
+        """Yield every edge: first the edges that follow from the scopes, node by node, then the added edges.
 
         A parent launches its kernels and contains its other nodes. A node follows the sibling (or root) recorded
         before it. A parallel node (`is_beside`) starts where it was recorded, and nothing follows it. Nodes that need

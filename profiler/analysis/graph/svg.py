@@ -21,7 +21,8 @@ BLOCK_COLORS: dict[type[GraphNode], str] = {
 def to_svg(graph: RecordedGraph) -> str:
     """Return the graph as an SVG element, or "" if no node of the graph has a time.
 
-    A block contains the blocks below it. If a node has no time of its own, its time is that of the nodes inside it.
+    A block contains the blocks below it. If a node has no time of its own, its time is the sum of the nodes inside
+    it.
     """
     times_ns = _times_ns(graph)
     roots_ns = sum(time_ns for node, time_ns in enumerate(times_ns) if graph.parents[node] is None)
@@ -56,7 +57,7 @@ def to_html(graph: RecordedGraph) -> str:
 
 
 def _times_ns(graph: RecordedGraph) -> list[float]:
-    """Return the time of each node, of one run of its root. It is at least the time of the nodes inside the node."""
+    """Return the time of each node, per run of its root. It is at least the time of the nodes inside the node."""
     inside = [0.0] * len(graph.nodes)
     # A node has a higher id than the node around it, so go through the nodes backwards.
     for node in range(len(graph.nodes) - 1, -1, -1):

@@ -42,7 +42,7 @@ class KernelCode:
     shared_bytes: int  # static shared memory per block, without the driver's part
     constant_bytes: int  # bytes in constant bank 0: the kernel's parameters, and what the driver adds
     barriers: int | None
-    max_threads: int | None  # most threads per block, by .maxntid or .reqntid
+    max_threads: int | None  # at most this many threads per block, by .maxntid or .reqntid
     required_threads: int | None  # threads per block that .reqntid requires
     code_bytes: int  # bytes of the kernel itself, without functions after it in the same section
 

@@ -25,8 +25,8 @@ GLOBAL = ("global load", "global store", "generic load", "generic store")
 GLOBAL_ATOMICS = ("ATOM", "ATOMG", "RED", "REDG")
 SAME = 1.05  # loops are equally intensive if they differ by at most this factor
 # Two bounds in FLOP/byte. Below the first, memory limits every GPU from V100 to B200. Above the second, arithmetic
-# limits every one. In between, it depends on the GPU. NVIDIA's data sheets have ratios of peak FLOP/s to bandwidth of
-# 12 (A100) to 82 (RTX 4090) for float32, and of 125 (V100) to 290 (B200) for dense float16 of tensor cores.
+# limits every one. In between, it depends on the GPU. In NVIDIA's data sheets, the ratio of peak FLOP/s to bandwidth
+# is 12 (A100) to 82 (RTX 4090) for float32, and 125 (V100) to 290 (B200) for dense float16 of tensor cores.
 SURELY_MEMORY, SURELY_COMPUTE = 10, 100
 SURELY_MEMORY_TENSOR, SURELY_COMPUTE_TENSOR = 100, 600
 # If a warp requests fewer bytes per instruction, issuing instructions can take longer than memory. An SM issues 4

@@ -15,7 +15,7 @@ from cbtop.profiler.analysis.ptx.opcodes import is_plain_access, opcode
 
 SECTOR_BYTES = 32  # bytes of the smallest transaction of global memory
 BANKS, BANK_BYTES = 32, 4  # number of banks of shared memory, and bytes per bank
-PASS_BYTES = BANKS * BANK_BYTES  # most bytes that shared memory delivers in one pass
+PASS_BYTES = BANKS * BANK_BYTES  # shared memory delivers at most this many bytes in one pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class LaneAddresses:
 
 
 def lanes_of(analysis: FunctionAnalysis) -> LaneAddresses:
-    """Return a kernel's accesses with known addresses. Bytes that another access to the same array uses are not
-    wasted.
+    """Return a kernel's accesses with known addresses. A byte counts as wasted only if no other access to the same
+    array uses it.
     """
     found: list[Access] = []
     counts = {"global": 0, "shared": 0}
@@ -84,8 +84,8 @@ def sectors(addresses: Sequence[int], size: int) -> set[int]:
 def passes(addresses: Sequence[int], size: int) -> int:
     """Return how many passes over the banks of shared memory an access takes.
 
-    Threads that use the same word share it. Half a warp at a time does an access of 8 bytes, and a quarter does an
-    access of 16 bytes.
+    Threads that use the same word share it. If an access has 8 bytes, half a warp does it at a time. If it has 16
+    bytes, a quarter of a warp does.
     """
     threads = max(WARP_THREADS * BANK_BYTES // max(size, BANK_BYTES), 1)
     return sum(_passes(addresses[start : start + threads], size) for start in range(0, len(addresses), threads))

@@ -1,5 +1,4 @@
-"""Compute how many blocks of a kernel fit on an SM, what limits this number, and which change of a resource would
-change it.
+"""Compute how many blocks of a kernel fit on an SM, which resource limits this number, and how to change it.
 
 The rules are those of NVIDIA's `cuda_occupancy.h` (CUDA 13.5). The limits are in the CUDA programming guide, table
 "Technical specifications per compute capability". The shared memory of an SM is its largest carve-out.
@@ -16,7 +15,7 @@ REGISTERS_PER_SM = 65536  # registers of an SM; a single block may use all of th
 REGISTER_UNIT = 256  # a warp's registers are rounded up to a multiple of this
 PARTITIONS = 4  # an SM has four partitions, each with a quarter of its registers
 MAX_THREADS_PER_BLOCK = 1024
-MAX_REGISTERS = 255  # most registers per thread
+MAX_REGISTERS = 255  # at most this many registers per thread
 
 WARPS, BLOCKS, REGISTERS, SHARED, BARRIERS = "warps", "blocks", "registers", "shared memory", "barriers"
 
@@ -169,8 +168,8 @@ def _gain(limits: Limits, block: BlockShape, blocks: int) -> OccupancyChange | N
 
 
 def _smallest(limits: Limits, less: Callable[[int], BlockShape], most: int, blocks: int) -> tuple[int, int] | None:
-    """Return the smallest saving of a resource that lets more than `blocks` blocks fit, and how many then fit. None
-    if no saving is enough.
+    """Return how much less of a resource a block must use so that more than `blocks` blocks fit, and how many then
+    fit. None if no saving is enough.
     """
 
     def blocks_with(amount: int) -> int:

@@ -71,7 +71,7 @@ class Assembled:
 def assembled(ptx: bytes, architecture: str, assemblers: Sequence[Tool]) -> Assembled:
     """Assemble the text `ptx` for a GPU architecture such as sm_90a, by the first assembler that accepts it.
 
-    If none does, raises ToolError with the first one's problem. Raises CubinError if the result cannot be read.
+    If none does, raises ToolError with the problem of the first one. Raises CubinError if the result cannot be read.
     """
     if not ARCHITECTURE.fullmatch(architecture):
         raise ToolError(f"{architecture} is not an architecture such as sm_90")

@@ -16,7 +16,7 @@ from cbtop.profiler.analysis.machine_code.tools import Tool, ToolError, run
 INSTRUCTION_BYTES = 16  # bytes of each instruction, from compute capability 7.0
 WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
 DEFAULT_WIDTH = 32  # bits per thread if an access has no width in its name
-MAX_WIDTH = 128  # most bits per thread in one access, on every architecture
+MAX_WIDTH = 128  # at most this many bits per thread in one access, on every architecture
 SPACES = {  # first part of an instruction's name -> kind of memory access
     "LDG": "global load",
     "STG": "global store",
@@ -38,7 +38,7 @@ OFFSET = re.compile(r"\+?(-?0x[0-9a-f]+)$")
 PREDICATE = re.compile(r"!?U?P[T0-9]")
 WRITERS_OF_ONE = ("FADD", "FMUL", "FFMA", "MOV", "IADD3", "S2R", "LOP3", "SHF", "MUFU")
 LOADS = ("LDG", "LDS", "LDL", "LD", "LDC", "LDCU", "ULDC")
-WRITTEN_REGISTERS = 8  # most registers that an instruction writes, other than loads and WIDE_WRITERS
+WRITTEN_REGISTERS = 8  # an instruction writes at most this many registers, other than loads and WIDE_WRITERS
 WIDE_WRITERS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA", "LDTM", "CALL")
 
 

@@ -23,7 +23,7 @@ from cbtop.profiler.analysis.ptx.opcodes import (
 from cbtop.profiler.analysis.ptx.thread_bits import shared_results
 
 FIRST_WITHOUT_EXITED = 70  # the architecture
-MAX_SHARED_ACCESSES = 400  # most accesses with known addresses, because each is compared with all others
+MAX_SHARED_ACCESSES = 400  # at most this many accesses with known addresses, because each is compared with all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class FunctionAnalysis:
     def meeting_barriers(self) -> frozenset[int]:
         """The barriers at which warps with different work meet, each at its own instruction.
 
-        These barriers are not aligned, and both sides of a divergent branch have one with the same number.
+        These barriers are not aligned, and both sides of a divergent branch have a barrier with the same number.
         """
         free = {at for at, one in self.reachable() if is_block_barrier(one) and may_diverge_at(one)}
         met: set[tuple[str, ...]] = set()
@@ -210,8 +210,8 @@ class FunctionAnalysis:
         return tuple(sorted(threads))
 
     def conditions(self, number: int) -> dict[int, tuple[str, bool]]:
-        """Return what must be true for a basic block to run: block with a branch -> the register that decides the
-        branch, and the value that it must have.
+        """Return what must be true for a basic block to run: a map from a block with a branch to the register that
+        decides the branch, and the value that it must have.
         """
         found = {}
         blocks, dominators = self.flow.blocks, self.flow.dominators

@@ -84,7 +84,9 @@ class Dataflow:
         return None if one.guard else one
 
     def has_same_turn(self, write: int, read: int) -> bool:
-        """Whether a read always gets the value of the same pass of a loop. True if the write is outside of loops."""
+        """Whether a read always gets the value that was written in the same iteration of its loop. True if the write
+        is outside of loops.
+        """
         number = self._flow.block_of[write]
         return number not in self._flow.in_loop or number == self._flow.block_of[read]
 

@@ -53,8 +53,8 @@ def natural_loops(flow: ControlFlow) -> list[NaturalLoop]:
 
 
 class CountedLoop:
-    """A loop with counters (registers that each iteration changes by the same amount), and the values that follow
-    from them.
+    """A loop, its counters (registers that each iteration changes by the same amount), and the values computed from
+    them.
 
     `steps` has the amount of each counter. It is None if a register that the loop does not change has the amount.
     """
@@ -113,7 +113,7 @@ class CountedLoop:
             self._updates[name] = at
 
     def _values_of_counters(self) -> LaneValues:
-        """Return the values of registers as sums of counters and of registers that the loop does not change."""
+        """Return registers as sums of counters and of registers that the loop does not change."""
         base = self._data.most_lane_values
         known = {name: LaneValue({name: 1}, (0,)) for name in self.steps}
         writers: dict[str, PtxInstruction] = {}

@@ -1,7 +1,7 @@
 """Computes the values of registers in each thread of a block, if they follow from thread ids and constants.
 
-A value is a sum: a known number in each thread, plus multiples of terms that never change and are the same in all
-threads, such as a parameter or the address of a shared variable. Usually it is a·tid.x + b.
+A value is a sum of a number, which is known for each thread, and multiples of terms. Terms never change and are the
+same in all threads, such as a parameter or the address of a shared variable. Usually it is a·tid.x + b.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cbtop.profiler.analysis.ptx.opcodes import opcode
 WARP_THREADS = 32
 # Number of threads if the block size is unknown. With two warps, one can wait for the other.
 ASSUMED_THREADS = 64
-MAX_THREADS = 1024  # most threads of a block (CUDA Programming Guide, "Technical Specifications")
-MAX_CHAIN = 200  # most instructions from a thread id to a value that is computed from it
-# Most values of single threads that are computed for a function. Most functions need a few 10,000.
+MAX_THREADS = 1024  # at most this many threads of a block (CUDA Programming Guide, "Technical Specifications")
+MAX_CHAIN = 200  # at most this many instructions from a thread id to a value that is computed from it
+# At most this many values of single threads are computed for a function. Most functions need a few 10,000.
 MAX_WORK = 4_000_000
 _ADDRESS = re.compile(r"([\w$%#]+)\s*(?:\+\s*(-?\w+))?")
 

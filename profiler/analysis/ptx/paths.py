@@ -5,7 +5,7 @@ from __future__ import annotations
 from cbtop.profiler.analysis.ptx.analysis import FunctionAnalysis
 from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
 
-MAX_STATES = 20_000  # most pairs of a block and known conditions in one search
+MAX_STATES = 20_000  # at most this many pairs of a block and known conditions in one search
 
 Conditions = frozenset[tuple[object, bool]]
 
@@ -13,7 +13,8 @@ Conditions = frozenset[tuple[object, bool]]
 def has_unordered_path(
     analysis: FunctionAnalysis, first: int, second: int, *, in_warps: bool, thread: int | None = None
 ) -> bool:
-    """Whether a thread can go from one instruction to another without one that orders memory accesses.
+    """Whether a thread can go from one instruction to another without passing an instruction that orders memory
+    accesses.
 
     A condition that does not change is the same at each branch of the path. With `thread`, conditions on its id are
     known.

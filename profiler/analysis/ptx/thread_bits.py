@@ -14,7 +14,7 @@ from cbtop.profiler.analysis.ptx.opcodes import opcode
 
 ALL_BITS = -1
 LANE_BITS = WARP_THREADS - 1
-MAX_DEPTH = 200  # most instructions from a thread's id to a value computed from it
+MAX_DEPTH = 200  # at most this many instructions from a thread's id to a value computed from it
 _COMMUTATIVE = frozenset({"add", "mul", "min", "max", "and", "or", "xor"})
 _OTHERS = frozenset({"atom", "call", "elect", "activemask", "mbarrier", "match", "tex", "mma", "wgmma", "ldmatrix"})
 _IDS = ("%tid", "%laneid", "%warpid", "%lanemask", "%clock", "%globaltimer", "%pm")
@@ -90,8 +90,8 @@ class ThreadBits:
         return bits & ~LANE_BITS
 
     def _partner(self, a: str, b: str) -> int:
-        """Return the distance of the exchanging lanes if a butterfly exchange makes one of `a` and `b` from the
-        other, else 0.
+        """Return the distance between the lanes of a butterfly exchange that makes one of `a` and `b` from the other,
+        else 0.
         """
         for own, other in ((a, b), (b, a)):
             one = self._data.only_writer(self._source(other))

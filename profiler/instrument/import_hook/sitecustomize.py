@@ -65,8 +65,8 @@ class ImportFinder:
         self._is_lent = False
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        """Find a module by the finders after this one. For an awaited one, its loader also reports the end of the
-        import.
+        """Find a module by the finders after this one. If cbtop waits for this module, the module's loader also
+        reports the end of the import.
         """
         if name not in self._awaited or self not in sys.meta_path:
             return None

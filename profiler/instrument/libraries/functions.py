@@ -1,4 +1,4 @@
-"""A row of a table: the place of a library function, its shown name, and its work."""
+"""A row of a table: where a library function is defined, its shown name, and its work."""
 
 from __future__ import annotations
 

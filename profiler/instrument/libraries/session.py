@@ -33,7 +33,7 @@ LIBRARIES: dict[str, tuple[LibraryFunction, ...]] = {
     "cupy": CUPY,
 }
 _SMALL = "small calls"
-MAX_SMALL = 50  # most functions in the announcement of small calls
+MAX_SMALL = 50  # at most this many functions in the announcement of small calls
 
 
 class TimedLibraries:
@@ -52,7 +52,7 @@ class TimedLibraries:
         atexit.register(self._say_small)
 
     def add(self, libraries: Iterable[str]) -> None:
-        """Time the functions of `libraries`: now those that are imported, the others after their import."""
+        """Time the functions of `libraries`: imported libraries now, the others after their import."""
         for library in libraries:
             if library in self._libraries:
                 continue

@@ -20,7 +20,7 @@ class LintSeverity(StrEnum):
 
 
 class Problem(NamedTuple):
-    """A place in a function that a lint reports, and the message. `instruction` is its number, or None for the whole
+    """A line of a function that a lint reports, and the message. `instruction` is its number, or None for the whole
     function.
     """
 

@@ -10,7 +10,7 @@ from cbtop.profiler.analysis.ptx.lints.base import Lint, LintSeverity, Problem
 from cbtop.profiler.analysis.ptx.opcodes import is_warp_sync, may_order
 from cbtop.profiler.analysis.ptx.paths import has_unordered_path
 
-MAX_PAIRS = 500  # most pairs of different accesses to compare; each comparison takes milliseconds
+MAX_PAIRS = 500  # at most this many pairs of different accesses to compare; each comparison takes milliseconds
 
 
 def _between_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
@@ -29,8 +29,9 @@ def _in_warps(analysis: FunctionAnalysis) -> Iterator[Problem]:
 def _races(analysis: FunctionAnalysis, *, in_warps: bool) -> Iterator[Problem]:
     """Yield the second of two accesses by different threads to the same bytes, if one is a store.
 
-    A path without a barrier must lead from the first access to the second, and one of them must never run without the
-    other. If only thread ids decide whether they run, it is enough that the second access's thread takes such a path.
+    There are two conditions. A path without a barrier leads from the first access to the second. And one of the
+    accesses never runs without the other. If only thread ids decide whether the accesses run, it is enough that the
+    thread of the second access takes such a path.
     """
     accesses = analysis.shared_accesses
     # (array, whether the accesses are stores) -> accesses.
@@ -108,7 +109,7 @@ def _within(access: SharedAccess, threads: tuple[int, ...]) -> SharedAccess:
 
 
 def _reached_unordered(analysis: FunctionAnalysis, start: int, *, in_warps: bool) -> frozenset[int]:
-    """Return the instructions that a thread can reach after `at` without one that orders memory accesses."""
+    """Return the instructions that a thread can reach before any instruction that orders memory accesses."""
     flow = analysis.flow
     found: set[int] = set()
     done: set[int] = set()
