@@ -57,7 +57,13 @@ from cbtop.profiler.instrument.training_calls import (
     layers_of,
     renamed,
 )
-from cbtop.profiler.instrument.training_windows import FIRST_NS, TrainedStep, TrainingResults, TrainingWindow
+from cbtop.profiler.instrument.training_windows import (
+    FIRST_NS,
+    TrainedStep,
+    TrainingResults,
+    TrainingWindow,
+    dated,
+)
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
@@ -391,7 +397,7 @@ class GpuTrainingSteps(TrainingSteps):
         return True
 
     def recorded(self, step: Hashable) -> None:
-        """Record the steps of the window, which is closed. They have ended on the device."""
+        """Record the steps of the closed window."""
         self.is_running = False
         whole, self.burst = self.burst, TrainingResults()
         window, self._window = self._window, None
@@ -513,13 +519,13 @@ class GpuTrainingSteps(TrainingSteps):
         _, model, name, step, calls = trained
         if step.phase not in self._walls_ns or self._has_failed:
             return
-        burst = _dated(whole, (STEP, name, model.model) if model.model else (STEP, name))
+        burst = dated(whole, (STEP, name, model.model) if model.model else (STEP, name))
         self._kept.append(burst)
         took_ns: dict[Keys, int] = {}
         for (keys, _), durations in burst.kernels.items():
             took_ns[keys[1:]] = took_ns.get(keys[1:], 0) + durations.sum_ns
-        dated = step._replace(begun_ns=begun_ns, ended_ns=ended_ns)
-        self._write(model, name, dated, parts_from(took_ns, begun_ns, calls.elements))
+        placed = step._replace(begun_ns=begun_ns, ended_ns=ended_ns)
+        self._write(model, name, placed, parts_from(took_ns, begun_ns, calls.elements))
         parts: Parts = {}
         for keys, covered_ns in (whole.covered_ns or {}).items():
             part = calls.part_of.get(keys[1:], TrainingPart.OTHER)
@@ -587,16 +593,4 @@ def _communication() -> StepCommunication:
     distributed: Any = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         found.unknown = "it runs on the GPU"
-    return found
-
-
-def _dated(burst: KernelBurstResults, key: Hashable) -> KernelBurstResults:
-    """Return a copy of `burst`, in which all kernels have `key` as the key of their step.
-
-    This key was unknown when the step began.
-    """
-    found = KernelBurstResults()
-    found.kernels = {((key, *keys[1:]), kernel): durations for (keys, kernel), durations in burst.kernels.items()}
-    found.steps[key] = 1
-    found.unplaced, found.lost, found.left_out = burst.unplaced, burst.lost, burst.left_out
     return found

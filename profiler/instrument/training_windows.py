@@ -104,3 +104,15 @@ class TrainingWindow(KernelRecording):
         by_time = MOST_OPEN_NS // max(1, round(plain_ns))
         by_records = MAX_RECORDS // 2 * count // max(1, RECORDS_PER_LAUNCH * launches)
         return max(1, min(MOST_STEPS, wanted, by_time, by_records))
+
+
+def dated(burst: KernelBurstResults, key: Hashable) -> KernelBurstResults:
+    """Return a copy of `burst`, in which all kernels have `key` as the key of their step.
+
+    This key was unknown when the step began.
+    """
+    found = KernelBurstResults()
+    found.kernels = {((key, *keys[1:]), kernel): durations for (keys, kernel), durations in burst.kernels.items()}
+    found.steps[key] = 1
+    found.unplaced, found.lost, found.left_out = burst.unplaced, burst.lost, burst.left_out
+    return found

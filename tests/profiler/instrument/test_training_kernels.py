@@ -385,7 +385,8 @@ def test_models_that_train_in_turns_share_windows_and_pauses(
 
 def test_of_two_models_of_a_step_the_announced_one_is_timed_by_kernels(world: bursts.World) -> None:
     host = Host(world)
-    other = nn.Sequential(nn.Linear(64, 4096), nn.Linear(4096, 64))  # the larger model is announced, and steps are counted for the first
+    # The larger model is announced, and steps are counted for the first one.
+    other = nn.Sequential(nn.Linear(64, 4096), nn.Linear(4096, 64))
     attach(other, host.profiler)
     first = host.model.forward
     host.model.forward = lambda input_ids: first(input_ids) + other(torch.ones(2, 4, 64)).mean()
