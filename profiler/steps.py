@@ -349,7 +349,7 @@ class ActiveStep:
         self._record(ended, lambda scopes: (parts.scopes_in(ended.scope, scopes), starts_ns, ends_ns, elements))
 
     def _record(self, ended: Ended, read: Callable[[Scopes], Told]) -> None:
-        """Record the parts that `read` returns. If no more parts will come, record the step, too."""
+        """Record the parts that `read` returns. If all parts have come, record the step, too."""
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)

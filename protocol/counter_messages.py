@@ -13,7 +13,7 @@ MAX_COUNTED_BRICKS = 256
 class CountedBrick:
     """The counters of `calls` calls of a brick in all places, with the bricks inside. `node` is one of the places.
 
-    Only the calling thread is counted. `disk_faults` are those of the `page_faults` that read a disk. The processor
+    Only the calling thread is counted. `disk_faults` are the `page_faults` that read a disk. The processor
     counted cycles to `l1_misses` in `core_calls` calls, and loads that missed L2 and L3 in `cache_calls` calls. Loads
     that reach L3 count as `l2_misses`.
     """
@@ -38,7 +38,7 @@ class CountedBrick:
         if min(counts) < 0 or max(counts) >= MAX_QUANTITY or self.calls < 1:
             raise ValueError(f"brick {self.node}: a count is out of range: {counts}")
         if max(self.core_calls, self.cache_calls) > self.calls or self.disk_faults > self.page_faults:
-            raise ValueError(f"brick {self.node}: a count is larger than that of its whole: {counts}")
+            raise ValueError(f"brick {self.node}: a part is larger than its whole: {counts}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class InFlight:
 
 
 class RingReader:
-    """Reads the ring at `path`, starting at its oldest record. Each read continues where the previous read ended.
+    """Reads the ring at `path`, starting at its oldest record. Each read continues at the end of the previous one.
 
     Raises RingError if the file is not a ring of this version, or if the file's header does not fit its size.
     """

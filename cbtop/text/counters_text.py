@@ -1,4 +1,4 @@
-"""How the counters of a brick are written."""
+"""The words and figures of a brick's counters."""
 
 from __future__ import annotations
 

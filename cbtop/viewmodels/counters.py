@@ -41,9 +41,10 @@ class BrickCounts:
 
 @dataclass(frozen=True, slots=True)
 class CountersView:
-    """The counters of the bricks in a phase since recording began, and why others are missing ("": all are there).
+    """The counters of the bricks in a phase since recording began.
 
-    `cost_percent` is the time that counting took, in percent of the process's time.
+    `why_not` is the reason if events of the processor are missing, or "". `cost_percent` is the time that counting took,
+    in percent of the process's time.
     """
 
     bricks: tuple[BrickCounts, ...]

@@ -179,7 +179,7 @@ class RunningSteps:
         """Return how long each record overlaps earlier parts of the same `outer` node in the same step.
 
         0 in the shared lane, where records of different steps cannot be told apart. Steps of one lane may overlap
-        if each is one call of a library, in several threads. This is no overlap of their parts.
+        if each is one call of a library, in several threads. Their parts do not overlap then.
         """
         group, outer, start_ns, end_ns = inside.group, inside.outer, inside.start_ns, inside.end_ns
         found = np.zeros(len(group), np.int64)

@@ -72,7 +72,7 @@ class Models:
     def how_measured(self, model: str) -> str:
         """Return how the device's times of `model` are measured, or "".
 
-        Two encoders that train together have steps of one of them. So a model without steps has the words of others.
+        If two encoders train together, only one of them has steps. So a model without steps has the words of the other.
         """
         others = set(self.measured.values())
         return self.measured.get(model) or (others.pop() if len(others) == 1 else "")

@@ -16,7 +16,7 @@ Rules
 - A window has one step if other threads replay captured graphs, which must not run while CUPTI is open.
 - The host's times are measured in a plain step half-way between two windows (host_steps.py). The next window comes at
   least two steps later, because the time of the step before a window counts as that of a plain step.
-- Costs are shares of the time in which the model runs. If no step begins for IDLE_NS, that time does not count, or a
+- A cost is a share of the time that the model runs. If no step begins for IDLE_NS, that time does not count, or a
   server that waits for requests would pay for a window as soon as one comes.
 - Steps of a warm-up are not recorded.
 - If a step replays a captured graph that cbtop does not clone, the kernels of this graph are not known, so the shares
@@ -94,7 +94,7 @@ class KernelSteps:
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # costs in ns of the latest windows
         self._first_ns = self._paid_ns = 0
         self._due_ns = 0  # when the next window is due, or the measurement of the host's times
-        self._idle_ns = 0  # time in ns in which no step began, since the first window
+        self._idle_ns = 0  # idle time in ns since the first window
         self._plain_ns = 0  # mean time in ns of the plain steps before the steps of the last window
         self._host_paid_ns = 0  # cost in ns of measuring the host's times since the last window
         self.times_host = False  # whether the next step that is due measures the host's times, and not the kernels

@@ -91,10 +91,10 @@ class TrainingWindow(KernelRecording):
         return max(0, round(paid_ns))
 
     def most_next(self, launches: int, plain_ns: float, paid_ns: int, missing: int, left_ns: float) -> int:
-        """Return how many steps the next window may have, after this one, whose steps had `launches`.
+        """Return how many steps the next window may have, after this one. Its steps had `launches`.
 
         While steps are `missing` for reliable figures, a window has as many as possible within `left_ns`, which
-        recording may still cost. Later, it has so many that they cost as much as opening and closing.
+        recording may still cost. Later, its steps cost about as much as opening and closing.
         """
         count = max(1, len(self.steps))
         fixed_ns = self.opened_ns - self.begun_ns + clock.perf_counter_ns() - self.closing_ns
@@ -107,7 +107,7 @@ class TrainingWindow(KernelRecording):
 
 
 def dated(burst: KernelBurstResults, key: Hashable) -> KernelBurstResults:
-    """Return a copy of `burst`, in which all kernels have `key` as the key of their step.
+    """Return a copy of `burst`, with `key` as the key of the step of all kernels.
 
     This key was unknown when the step began.
     """

@@ -39,7 +39,7 @@ WORD = 8  # bytes of a timestamp
 NAP_S = 50e-6
 # The clocks are compared this often. A drift of 100 ppm changes 100 us in this time.
 LOOK_NS = 1_000_000_000
-FIRST_PAIRS = 8  # comparisons of the clocks by the constructor, of which the best counts
+FIRST_PAIRS = 8  # comparisons of the clocks by the constructor; the best one counts
 COUNTER_BITS = (32, 36, 40, 48, 56, 64)  # sizes of GPUs' counters; wgpu does not tell the size
 
 
@@ -64,7 +64,7 @@ def _translated(call: Callable[[], T]) -> T:
 
 
 class WgpuMark:
-    """A point in the device's work. `device_ns` is 0 until it is known. `batch` is None if no more is expected."""
+    """A point in the device's work. `device_ns` is 0 until it is known. `batch` is None if no time is awaited."""
 
     __slots__ = ("batch", "device_ns", "host_ns", "number")
 
@@ -146,7 +146,7 @@ class WgpuClock:
     """The clock for `BrickProfiler(device_clock=WgpuClock(device))`.
 
     `device` is a `wgpu.GPUDevice` with the feature `timestamp-query`. The constructor waits for its work. Raises
-    WgpuClockError without the feature, or if the timestamps are no times.
+    WgpuClockError without the feature, or if the timestamps are not times.
     """
 
     def __init__(self, device: Any, now_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
@@ -312,7 +312,7 @@ class WgpuClock:
 
     @property
     def error_ns(self) -> int:
-        """The possible error of `time_ns` in ns, in both directions, for a mark that is reached now."""
+        """The possible error of `time_ns` in ns, in both directions, for a mark reached now."""
         assert self._time.last is not None
         return self._time.error_ns(self._now_ns() - self._time.last.offset_ns)
 

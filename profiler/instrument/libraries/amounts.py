@@ -67,7 +67,7 @@ def moved_by(inputs: int) -> AmountsOf:
 
 
 def written(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Amounts:
-    """Return the bytes of the result, as for random numbers. They are unknown if the result is no array.
+    """Return the bytes of the result, as for random numbers. They are unknown if the result is not an array.
 
     The FLOP are unknown.
     """

@@ -278,7 +278,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _has_objects(value: Any) -> bool:
-    """Return whether an array has Python objects, whose work is unknown."""
+    """Return whether an array has Python objects. Their work is unknown."""
     return getattr(getattr(value, "dtype", None), "kind", "") == "O"
 
 
