@@ -43,8 +43,8 @@ class BrickCounts:
 class CountersView:
     """The counters of the bricks in a phase since recording began.
 
-    `why_not` is the reason if events of the processor are missing, or "". `cost_percent` is the time that counting took,
-    in percent of the process's time.
+    `why_not` is the reason if events of the processor are missing, or "". `cost_percent` is the time that counting
+    took, in percent of the process's time.
     """
 
     bricks: tuple[BrickCounts, ...]

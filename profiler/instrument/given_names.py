@@ -72,7 +72,7 @@ class Models:
     def how_measured(self, model: str) -> str:
         """Return how the device's times of `model` are measured, or "".
 
-        If two encoders train together, only one of them has steps. So a model without steps has the words of the other.
+        If two encoders train together, only one of them has steps. So the other one has its words.
         """
         others = set(self.measured.values())
         return self.measured.get(model) or (others.pop() if len(others) == 1 else "")
