@@ -125,5 +125,5 @@ def test_the_overview_has_a_line_of_steps_and_samples_for_each_phase(runtime: Pa
     head = next(line for line in text.splitlines() if "samples/s" in line)
     row = next(line for line in text.splitlines() if line.lstrip().startswith("forward"))
     assert head.split()[:3] == ["phase", "steps/s", "samples/s"]
-    assert row.split()[:3] == ["▸forward", "500.0", "4,000"]
+    assert row.split()[:3] == ["forward", "500.0", "4,000"]
     assert "steps/s, forward" in text
