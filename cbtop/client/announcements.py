@@ -67,12 +67,10 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
         case Training():
             record.trains = True
         case KernelBurst():
-            if len(message.kernels) > MAX_ANNOUNCED:
-                raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} kernels in a burst")
+            _check_count(record, len(message.kernels), "kernels in a burst")
             record.burst = message
         case HostTimes():
-            if len(message.bricks) > MAX_ANNOUNCED:
-                raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} bricks in the host's times")
+            _check_count(record, len(message.bricks), "bricks in the host's times")
             record.host_times = message
         case TrainingTimes():
             record.training_times[message.phase, message.model] = message
@@ -97,6 +95,11 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
         case _:
             assert_never(message)
     _check_numbers(record)
+
+
+def _check_count(record: SourceRecord, count: int, what: str) -> None:
+    if count > MAX_ANNOUNCED:
+        raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} {what}")
 
 
 def _greet(record: SourceRecord, hello: HostHello) -> None:

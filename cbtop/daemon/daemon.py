@@ -379,7 +379,7 @@ class Daemon:
     def beat(self) -> None:
         """Publish all new data and a heartbeat. The publisher's limits per second then start anew."""
         self.publish()
-        self._say(FrameKind.LIVE, [codec.encode(self._heartbeat())])
+        self._say(FrameKind.LIVE, [_heartbeat(self._read_ns, self.sources.values())])
         self._publisher.begin_second()
         _give_memory_back()
 
@@ -444,7 +444,7 @@ class Daemon:
             self.publish()
         elif source is not None and not source.is_behind and (frames := _frames_of(source, source.snapshot)):
             return frames
-        return [codec.encode(self._heartbeat())]
+        return [_heartbeat(self._read_ns, self.sources.values())]
 
     def _say(self, kind: FrameKind, frames: Sequence[bytes]) -> None:
         """Send messages to the viewers that subscribe to this kind, and add them to the history."""
@@ -458,10 +458,11 @@ class Daemon:
         for source in sources:
             yield from _frames_of(source, source.snapshot)
         yield from map(codec.encode, self._devices.latest())
-        yield codec.encode(self._heartbeat())
+        yield _heartbeat(self._read_ns, self.sources.values())
 
-    def _heartbeat(self) -> Heartbeat:
-        return Heartbeat(self._read_ns, tuple(source.state_message() for source in self.sources.values()))
+
+def _heartbeat(read_ns: int, sources: Iterable[Source]) -> bytes:
+    return codec.encode(Heartbeat(read_ns, tuple(source.state_message() for source in sources)))
 
 
 class DaemonInside:

@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import threading
 import time
@@ -44,6 +45,9 @@ COUNTER_BITS = (32, 36, 40, 48, 56, 64)  # sizes of GPUs' counters; wgpu does no
 
 
 T = TypeVar("T")
+
+
+_native = operator.attrgetter("_internal")  # the native library's handle of an object of wgpu
 
 
 class WgpuClockError(Exception):
@@ -93,7 +97,7 @@ class _Batch:
         def mapped(status: int, _text: object, _first: object, _second: object) -> None:
             # Copy here, because reading later ends the process if the host has destroyed the device in between.
             if status == lib.WGPUMapAsyncStatus_Success:
-                buffer, size = self._mapped._internal, WORD * self._count
+                buffer, size = _native(self._mapped), WORD * self._count
                 words = ffi.buffer(lib.wgpuBufferGetConstMappedRange(buffer, 0, size), size)
                 self._words = memoryview(bytes(words)).cast("Q")
                 lib.wgpuBufferUnmap(buffer)
@@ -102,6 +106,11 @@ class _Batch:
 
         self._callback = mapped
         self.clear()
+
+    def drop_marks(self) -> None:
+        """Let no mark wait for its time any longer."""
+        for mark in self.marks.values():
+            mark.batch = None
 
     def clear(self) -> None:
         """Prepare for new marks."""
@@ -119,7 +128,7 @@ class _Batch:
         _awaited.add(self)
         info = ffi.new("WGPUBufferMapCallbackInfo *")
         info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, self._callback
-        lib.wgpuBufferMapAsync(self._mapped._internal, lib.WGPUMapMode_Read, 0, WORD * self._count, info[0])
+        lib.wgpuBufferMapAsync(_native(self._mapped), lib.WGPUMapMode_Read, 0, WORD * self._count, info[0])
 
     def ticks(self) -> dict[int, int]:
         """Return the timestamp of each slot. Empty if the device was lost."""
@@ -128,6 +137,21 @@ class _Batch:
     @property
     def _count(self) -> int:
         return max(self.marks) + 1
+
+
+class _Counter:
+    """The device's counter of ticks of `tick_ns` ns each."""
+
+    def __init__(self, tick_ns: Fraction) -> None:
+        self.tick_ns = tick_ns
+        self._last = self._wrapped = 0
+
+    def ns(self, tick: int) -> int:
+        """Convert a timestamp to ns. A counter that has wrapped goes on counting."""
+        if tick < self._last and self._last - tick > self._last // 2:
+            self._wrapped += next(1 << bits for bits in COUNTER_BITS if self._last < 1 << bits)
+        self._last = tick
+        return (tick + self._wrapped) * self.tick_ns.numerator // self.tick_ns.denominator
 
 
 class _Encoding:
@@ -149,6 +173,8 @@ class WgpuClock:
     WgpuClockError without the feature, or if the timestamps are not times.
     """
 
+    stamp_cost_ns: int | None = None  # the time that a mark takes on the device is not measured
+
     def __init__(self, device: Any, now_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         if TIMESTAMPS not in device.features:
             adapter = device.adapter
@@ -161,12 +187,11 @@ class WgpuClock:
         self._device = device
         self._now_ns = now_ns
         self._in_encoders = IN_ENCODERS in device.features
-        self._tick_ns = Fraction(lib.wgpuQueueGetTimestampPeriod(device.queue._internal))  # of 1 tick
+        self.counter = _Counter(Fraction(lib.wgpuQueueGetTimestampPeriod(_native(device.queue))))
         self._process = os.getpid()
         self._turn = threading.RLock()
         self._numbers = itertools.count()
         self._time = DeviceTime()
-        self._last_tick = self._wrapped_ticks = 0
         self._looked_ns = 0
         self._round_trip_ns: int | None = None
         self._all = 0  # batches that exist
@@ -180,7 +205,7 @@ class WgpuClock:
 
     def mark(self) -> WgpuMark:
         """Enqueue a mark after the work that was submitted, and return it. Does not wait."""
-        if self._is_of_parent:
+        if os.getpid() != self._process:
             return WgpuMark(0, 0)
         mark = WgpuMark(next(self._numbers), self._now_ns())
         with self._turn:
@@ -256,7 +281,7 @@ class WgpuClock:
 
     def synchronize(self) -> None:
         """Wait until the device has reached all marks that were submitted."""
-        if self._is_of_parent:
+        if os.getpid() != self._process:
             return
         with self._turn:
             _translated(self._close_open)
@@ -276,7 +301,7 @@ class WgpuClock:
     def is_reached(self, mark: object, /) -> bool:
         """Return whether the device has reached `mark` or will never reach it. Starts reading its batch."""
         assert isinstance(mark, WgpuMark)
-        if mark.batch is None or self._is_of_parent:
+        if mark.batch is None or os.getpid() != self._process:
             return True
         with self._turn:
             if mark.batch is self._open:
@@ -294,11 +319,6 @@ class WgpuClock:
         """Return the stamp of `mark`, or None if a forked child has made it. A wgpu device has one queue, 0."""
         assert isinstance(mark, WgpuMark)
         return Stamp(mark.host_ns, mark.device_ns, 0, mark.number) if mark.host_ns else None
-
-    @property
-    def stamp_cost_ns(self) -> int | None:
-        """None, because the time that a mark takes on the device is not measured."""
-        return None
 
     @property
     def idle_lag_ns(self) -> int | None:
@@ -322,7 +342,7 @@ class WgpuClock:
 
     def look(self) -> None:
         """Enqueue a comparison of both clocks, unless this was done a second ago. Does not wait."""
-        if self._is_of_parent:
+        if os.getpid() != self._process:
             return
         with self._turn:
             if self._probe is not None or self._now_ns() - self._looked_ns < LOOK_NS:
@@ -332,11 +352,11 @@ class WgpuClock:
 
     def close(self) -> None:
         """Release everything that this clock holds on the device. Later marks have no time."""
-        if self._is_of_parent:
+        if os.getpid() != self._process:
             return
         with self._turn:
             for batch in [*self._in_flight, *([] if self._open is None else [self._open])]:
-                self._forget(batch)
+                batch.drop_marks()
             self._in_flight, self._free, self._open, self._probe = [], [], None, None
             self._all = MAX_BATCHES
 
@@ -383,10 +403,6 @@ class WgpuClock:
 
     # --- batches ----------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_of_parent(self) -> bool:
-        return os.getpid() != self._process
-
     def _new_batch(self) -> _Batch | None:
         if self._free:
             return self._free.pop()
@@ -418,7 +434,7 @@ class WgpuClock:
         with self._turn:
             if not self._in_flight:
                 return
-            lib.wgpuDevicePoll(self._device._internal, False, ffi.NULL)
+            lib.wgpuDevicePoll(_native(self._device), False, ffi.NULL)
             for batch in [batch for batch in self._in_flight if batch.read_ns]:
                 self._in_flight.remove(batch)
                 self._read(batch)
@@ -429,7 +445,7 @@ class WgpuClock:
         for slot, tick in sorted(batch.ticks().items()):
             if not tick:
                 continue
-            mark, device_ns = batch.marks[slot], self._device_ns(tick)
+            mark, device_ns = batch.marks[slot], self.counter.ns(tick)
             if is_probe:
                 self._compare(mark.host_ns, device_ns, batch.read_ns)
                 continue
@@ -437,21 +453,9 @@ class WgpuClock:
             if mark.host_ns - error_ns <= host_ns <= batch.read_ns + error_ns:
                 mark.device_ns = device_ns
 
-    def _device_ns(self, tick: int) -> int:
-        """Convert a timestamp to ns. A counter that has wrapped goes on counting."""
-        if tick < self._last_tick and self._last_tick - tick > self._last_tick // 2:
-            self._wrapped_ticks += next(1 << bits for bits in COUNTER_BITS if self._last_tick < 1 << bits)
-        self._last_tick = tick
-        ticks = tick + self._wrapped_ticks
-        return ticks * self._tick_ns.numerator // self._tick_ns.denominator
-
     def _release(self, batch: _Batch) -> None:
-        self._forget(batch)
-        batch.clear()
-        self._free.append(batch)
-
-    def _forget(self, batch: _Batch) -> None:
-        for mark in batch.marks.values():
-            mark.batch = None
+        batch.drop_marks()
         if batch is self._probe:
             self._probe = None
+        batch.clear()
+        self._free.append(batch)

@@ -272,10 +272,10 @@ def test_a_forked_child_asks_nothing_of_the_device(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("bits", [32, 36, 48])
 def test_a_counter_that_wraps_goes_on(wgpu_clock_of: WgpuClock, bits: int) -> None:
-    before = wgpu_clock_of._device_ns((1 << bits) - 1000)
-    after = wgpu_clock_of._device_ns(500)
-    assert after - before == 1500 * wgpu_clock_of._tick_ns
-    assert wgpu_clock_of._device_ns(400) < after  # marks of two batches in flight may arrive in another order
+    before = wgpu_clock_of.counter.ns((1 << bits) - 1000)
+    after = wgpu_clock_of.counter.ns(500)
+    assert after - before == 1500 * wgpu_clock_of.counter.tick_ns
+    assert wgpu_clock_of.counter.ns(400) < after  # marks of two batches in flight may arrive in another order
 
 
 def test_timestamps_that_cannot_be_times_are_lost(monkeypatch: pytest.MonkeyPatch, wgpu_clock_of: WgpuClock) -> None:
