@@ -48,8 +48,19 @@ def _facts_with_guard(analysis: FunctionAnalysis, at: int) -> frozenset[tuple[ob
     return facts | {analysis.fact_of(one.guard, is_true=not one.is_negated)} if one.guard else facts
 
 
+def _never_runs(analysis: FunctionAnalysis, at: int) -> bool:
+    """Whether the guard of an instruction is constant and false. Triton leaves such stores, with any address."""
+    one = analysis.instructions[at]
+    writer = analysis.data.only_writer(one.guard) if one.guard else None
+    if writer is None or opcode(writer.opcode).base != "mov" or writer.operands[-1] not in ("0", "1", "-1"):
+        return False
+    return (writer.operands[-1] == "0") is not one.is_negated
+
+
 def _matters(analysis: FunctionAnalysis, at: int, name: str) -> bool:
     one = analysis.instructions[at]
+    if _never_runs(analysis, at):
+        return False
     if one.guard == name or name in registers_in(address_in(one), analysis.function.registers):
         return True
     return opcode(one.opcode).base not in ("mov", "selp", "st", "prmt", "call", "shfl", "mma", "wgmma", "cvt")
