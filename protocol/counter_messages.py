@@ -38,7 +38,7 @@ class CountedBrick:
         if min(counts) < 0 or max(counts) >= MAX_QUANTITY or self.calls < 1:
             raise ValueError(f"brick {self.node}: a count is out of range: {counts}")
         if max(self.core_calls, self.cache_calls) > self.calls or self.disk_faults > self.page_faults:
-            raise ValueError(f"brick {self.node}: a part is larger than its whole: {counts}")
+            raise ValueError(f"brick {self.node}: a count is larger than its whole: {counts}")
 
 
 @dataclass(frozen=True, slots=True)
