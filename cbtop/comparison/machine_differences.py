@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from cbtop.comparison.baseline import Surroundings
 from cbtop.comparison.comparison import MAX_LOST_PERCENT
 from cbtop.comparison.runs import Run
+from cbtop.protocol.vocabulary import BY_KERNELS
 from cbtop.units import count, percent
 
 ALIKE_CLOCK = 0.03  # GPU clocks are equal up to this relative difference.
 ALIKE_PACE = 0.10  # The new run's pace may be this far outside of the baseline's range (relative).
-# If at most one step in RARELY is recorded, the steps' times do not depend on
-# how many are. That number follows the cost of recording, so it is rarely the same in two runs.
-RARELY, ALIKE_SAMPLING = 8, 0.25
+# If less than one step in RARELY is recorded, not even a p99 of steps depends on how many are. That number follows the
+# cost of recording, so it is rarely the same in two runs.
+RARELY, ALIKE_SAMPLING = 100, 0.25
 # Processor loads are equal up to this many percentage points.
 ALIKE_LOAD_POINTS = 15
 
@@ -73,6 +74,13 @@ def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, 
     """Yield (name, old value, new value) for each difference of machine or sampling that affects times."""
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
-    rarest, most_often = (of_both(then.sample_every, now.sample_every) for of_both in (max, min))
-    if most_often < RARELY and rarest > (1 + ALIKE_SAMPLING) * most_often:
+    if not _is_sampled_alike(then, now):
         yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)
+
+
+def _is_sampled_alike(then: Surroundings, now: Surroundings) -> bool:
+    """Whether the steps of two runs took about the same time for recording."""
+    rarest, most_often = (of_both(then.sample_every, now.sample_every) for of_both in (max, min))
+    if rarest <= (1 + ALIKE_SAMPLING) * most_often or most_often >= RARELY:
+        return True
+    return all(BY_KERNELS in (run.backend or "") for run in (then, now))  # recorded steps are as long as plain ones

@@ -80,7 +80,7 @@ PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE
 PLAIN_WIDTH = ONE // PLAIN_PAIRS
-WINDOW = "window"
+WINDOW = "window"  # this key stands for an open window of kernels among the running recorded steps
 MOST_APART = 4  # compare a recorded step only with a plain step that is at most this many steps earlier
 
 
@@ -422,6 +422,11 @@ class Governor:
         self._recorded_alone_ns = {name: at for name, at in last_ns.items() if now_ns - at < SHARING_NS}
         share = steady * self.allowed_share if recorded >= FLOOR else max(self.allowed_share, FLOOR_SHARE)
         return share / len(self._recorded_alone_ns)
+
+    @property
+    def lived_ns(self) -> int:
+        """The total time in ns of all measured steps."""
+        return self._lived_ns
 
     @property
     def sampled_share(self) -> float:

@@ -95,6 +95,7 @@ class KernelSteps:
         self._first_ns = self._paid_ns = 0
         self._due_ns = 0  # when the next window is due, or the measurement of the host's times
         self._idle_ns = 0  # idle time in ns since the first window
+        self._lived_ns = 0  # the time of all steps in ns when idle time was last looked for
         self._plain_ns = 0  # mean time in ns of the plain steps before the steps of the last window
         self._host_paid_ns = 0  # cost in ns of measuring the host's times since the last window
         self.times_host = False  # whether the next step that is due measures the host's times, and not the kernels
@@ -111,12 +112,13 @@ class KernelSteps:
         late_ns = now_ns - self._steps.kernels_due_ns
         if late_ns < 0 or self.has_failed:
             return False
-        if self._recording is None:
-            if self._due_ns and late_ns > IDLE_NS + 2 * self._plain_ns:
-                self._idle_ns += late_ns
-                self._due_ns += late_ns
+        if self._recording is None and self._windows:
+            idle_ns = late_ns - (self._governor.lived_ns - self._lived_ns)
+            if idle_ns > IDLE_NS:
+                self._idle_ns += idle_ns
+                self._due_ns += idle_ns
             if now_ns < self._due_ns:
-                self._steps.kernels_due_ns = min(self._due_ns, now_ns + CHECK_NS)
+                self._check_at(min(self._due_ns, now_ns + CHECK_NS))
                 return False
         return True
 
@@ -280,7 +282,11 @@ class KernelSteps:
     def _pause(self, pause_ns: int) -> None:
         now_ns = clock.perf_counter_ns()
         self._due_ns = now_ns + pause_ns
-        self._steps.kernels_due_ns = now_ns + min(pause_ns, CHECK_NS)
+        self._check_at(now_ns + min(pause_ns, CHECK_NS))
+
+    def _check_at(self, due_ns: int) -> None:
+        self._lived_ns = self._governor.lived_ns
+        self._steps.kernels_due_ns = due_ns
 
     def _count(self, recording: WindowRecording, steps: list[RecordedStep], ended_ns: int) -> None:
         """Count a window that ended at `ended_ns`, and its completed `steps`. Its cost decides when the next one is

@@ -479,6 +479,8 @@ class GpuTrainingSteps(TrainingSteps):
         if isinstance(calls, StepKernels):
             window = calls.recording
             if calls.has_failed or not window.window.is_on:
+                if window.window.is_on:  # the kernels of the next step would count as those of this one
+                    window.end_step()
                 self.count_earlier(model, name, step)
                 self.restart(0)
                 return

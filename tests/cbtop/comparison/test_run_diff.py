@@ -17,7 +17,7 @@ from cbtop.comparison.run_diff import RunDiff, diff, diff_of
 from cbtop.comparison.run_sets import together
 from cbtop.comparison.runs import MissingPart, Pace, Run, TooShort, part_of
 from cbtop.comparison.step_blocks import StepBlocks
-from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.protocol.vocabulary import BY_KERNELS, BrickCategory
 from cbtop.reports.run_diff import sentence
 from tests.cbtop.comparison.made_runs import AT, Noise, made_batch, made_run, made_table
 
@@ -559,14 +559,18 @@ def test_another_host_another_gpu_and_another_sampling_are_said() -> None:
 
 @pytest.mark.parametrize(
     ("before", "now", "is_alike"),
-    [(96, 97, True), (8, 400, True), (4, 5, True), (1, 1, True), (1, 2, False), (4, 8, False), (400, 4, False)],
+    [(96, 97, True), (100, 900, True), (4, 5, True), (1, 2, False), (8, 400, False), (4, 8, False), (400, 4, False)],
 )
-def test_runs_with_few_recorded_steps_are_compared(before: int, now: int, is_alike: bool) -> None:
-    runs = [
-        replace(run, surroundings=replace(run.surroundings, sample_every=every))
-        for run, every in ((made_run(1, STEADY, 40), before), (made_run(2, STEADY, 40), now))
-    ]
-    assert (diff(*runs).why_not == "") is is_alike
+def test_runs_whose_recording_adds_as_little_are_compared(before: int, now: int, is_alike: bool) -> None:
+    def outcome(backend: str) -> str:
+        runs = [
+            replace(run, surroundings=replace(run.surroundings, sample_every=every, backend=backend))
+            for run, every in ((made_run(1, STEADY, 40), before), (made_run(2, STEADY, 40), now))
+        ]
+        return diff(*runs).why_not
+
+    assert (outcome("torch on cpu") == "") is is_alike
+    assert outcome(f"torch on cuda; {BY_KERNELS}") == ""
 
 
 def test_notes_name_what_each_part_left_out_or_failed_and_what_work_it_is_of() -> None:

@@ -251,7 +251,6 @@ def test_time_in_which_no_step_begins_brings_no_window_closer(
     by_kernels = host.attachment.steps.kernel_steps
     assert by_kernels is not None
     now_ns = clock.perf_counter_ns()
-    monkeypatch.setattr(by_kernels, "_plain_ns", 1_000_000)
     by_kernels._pause(2_000_000_000)
     assert not by_kernels.is_due(now_ns + 300_000_000)  # a busy host looks four times a second
     assert not by_kernels.is_due(now_ns + 10_000_000_000)
@@ -263,3 +262,9 @@ def test_time_in_which_no_step_begins_brings_no_window_closer(
     begun_ns = clock.perf_counter_ns()
     assert not any([by_kernels.is_due(begun_ns + at_ns) for at_ns in steps_ns])
     assert by_kernels.is_due(begun_ns + 2_100_000_000)
+    by_kernels._pause(2_000_000_000)
+    idle_ns, begun_ns = by_kernels._idle_ns, clock.perf_counter_ns()
+    governor = host.profiler.governor
+    governor.ended("prefill", "", 5_000_000_000, governor.began(object(), "", recorded=False))
+    assert by_kernels.is_due(begun_ns + 5_100_000_000)  # a step that takes long is no idle time
+    assert by_kernels._idle_ns == idle_ns

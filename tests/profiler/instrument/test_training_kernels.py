@@ -354,6 +354,23 @@ def test_steps_before_an_evaluation_closes_their_window_are_recorded(
     assert len(host.recorded()) == before + 2
 
 
+def test_kernels_of_a_failed_step_do_not_count_for_the_next(
+    world: bursts.World, windows: list[TrainingWindow]
+) -> None:
+    host = Host(world)
+    while not windows or len(windows[-1].steps) != 2 or not windows[-1].window.is_on:
+        host.step()
+    window, before = windows[-1], len(host.recorded())
+    calls = training_here().calls
+    assert calls is not None
+    calls.failed(CuptiError("lost"))
+    host.step()
+    assert not window.window.is_on
+    assert len(host.recorded()) == before + 2
+    host.train_until_recorded(before + 6)
+    assert all(step["DownProjection backward"] == LAYERS * BACKWARD_NS for step in host.recorded())
+
+
 def test_models_that_train_in_turns_share_windows_and_pauses(
     world: bursts.World, windows: list[TrainingWindow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
