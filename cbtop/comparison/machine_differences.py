@@ -12,8 +12,8 @@ from cbtop.units import count, percent
 
 ALIKE_CLOCK = 0.03  # GPU clocks are equal up to this relative difference.
 ALIKE_PACE = 0.10  # The new run's pace may be this far outside of the baseline's range (relative).
-# If less than one step in RARELY is recorded, not even a p99 of steps depends on how many are. That number follows the
-# cost of recording, so it is rarely the same in two runs.
+# If less than one step in RARELY is recorded, not even a p99 of steps depends on how many are. That number follows
+# the cost of recording, so it is rarely the same in two runs.
 RARELY, ALIKE_SAMPLING = 100, 0.25
 # Processor loads are equal up to this many percentage points.
 ALIKE_LOAD_POINTS = 15
